@@ -1,0 +1,42 @@
+"""SPoT: Vision Transformers whose tokens can be placed anywhere in an image.
+
+The public names load on first use, so that ``import spot`` and ``spot --help`` are quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spot.models.checkpoints import load as load
+    from spot.models.spot_vit import SpotViT as SpotViT
+    from spot.models.spot_vit import adapt as adapt
+    from spot.placement.files import Placements as Placements
+    from spot.placement.oracle import search as search
+    from spot.placement.priors import PRIORS as PRIORS
+    from spot.tokens.position_embedding import KernelPositionEmbedding as KernelPositionEmbedding
+    from spot.tokens.windows import windows as windows
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "KernelPositionEmbedding": "spot.tokens.position_embedding",
+    "PRIORS": "spot.placement.priors",
+    "Placements": "spot.placement.files",
+    "SpotViT": "spot.models.spot_vit",
+    "adapt": "spot.models.spot_vit",
+    "load": "spot.models.checkpoints",
+    "search": "spot.placement.oracle",
+    "windows": "spot.tokens.windows",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'spot' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

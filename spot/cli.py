@@ -1,0 +1,57 @@
+"""The command line: a dict from verb to function.
+
+Each verb is one module in spot/commands holding a function of the verb's name; its signature
+is the options and its docstring the help (through tyro). Modules load only when their verb is
+called, so `spot --help` is immediate. To add a verb, write the function and list it in VERBS.
+"""
+
+import sys
+from importlib import import_module
+from inspect import getdoc
+
+from spot.errors import InputError, unknown
+
+VERBS: dict[str, str] = {}
+
+EXAMPLE = "example: spot demo"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one verb; bad input ends in one sentence on stderr and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return
+    if arguments[0] == "--version":
+        from spot import __version__
+
+        print(f"spot {__version__}")
+        return
+    try:
+        run(arguments[0], arguments[1:])
+    except (InputError, OSError) as error:
+        print(f"spot: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("spot: stopped; what was finished is kept", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(verb: str, arguments: list[str]) -> None:
+    """Call the verb's function with arguments parsed after its signature."""
+    if verb not in VERBS:
+        raise unknown("command", verb, VERBS, hint="see spot --help")
+    import tyro  # here, because it costs a third of a second
+
+    module = import_module(f"spot.commands.{verb.replace('-', '_')}")
+    function = getattr(module, verb.replace("-", "_"))
+    tyro.cli(function, prog=f"spot {verb}", description=getdoc(function), args=arguments)
+
+
+def overview() -> str:
+    """What `spot --help` prints."""
+    width = max((len(verb) for verb in VERBS), default=0)
+    lines = ["spot: Vision Transformers whose tokens can be placed anywhere in an image", ""]
+    lines += [f"  spot {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
+    lines += ["", "spot VERB --help shows a verb's options.", EXAMPLE]
+    return "\n".join(lines)

@@ -1,0 +1,25 @@
+"""Bad input is answered with one sentence: what was needed, what came, what to do.
+
+InputError is a ValueError, so library users catch what they expect; the command line
+turns it into that sentence on stderr and exit code 2. Anything else is a bug.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """What the caller passed cannot be used; the message says what would be."""
+
+
+def unknown(what: str, name: str, known: Iterable[str], *, hint: str = "") -> InputError:
+    """An InputError for a name that is not among the known ones, suggesting the nearest."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.6)
+    if near:
+        advice = f"did you mean {' or '.join(repr(match) for match in near)}?"
+    elif len(names) <= 20:
+        advice = f"choose one of {', '.join(names)}"
+    else:
+        advice = f"{len(names)} are known, none of them near"
+    return InputError(f"there is no {what} {name!r}; {advice}{'; ' + hint if hint else ''}")
