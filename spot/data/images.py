@@ -1,0 +1,455 @@
+"""Images from folders and timm data sets, as (image, label, key).
+
+`open_data` yields samples `(image (C, H, W), label, key)`. The key names an image wherever
+results or placements are kept per image: its path relative to the data root, with forward
+slashes, or its number in a timm data set. The label is the model's class index, or -1 where
+the data has none.
+
+Folders: one sub-folder per class, ImageNet as `val/<wnid>/` and `train/<wnid>/` or as unpacked
+from Kaggle, or a flat folder without labels. Names such as `torch/cifar10`, `hfds/…` and `wds/…`
+go to timm. What to do with a file that cannot be read is the caller's choice.
+"""
+
+import csv
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, ToTensor
+
+from spot.errors import InputError, unknown
+
+Transform = Callable[[Image.Image], Tensor]
+Sample = tuple[Tensor, int, str]
+Unreadable = Literal["stop", "skip"]
+
+EXTENSIONS = (*IMG_EXTENSIONS, ".gif", ".avif", ".jfif")
+TIMM = re.compile(r"(torch|hfds|hfids|wds|tfds)/.+")
+SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
+KAGGLE = Path("ILSVRC/Data/CLS-LOC")
+CROP_RATIO = 0.875
+LONGEST = 16  # times the short side: a longer image is cropped before it is resized
+
+
+# ----------------------------------------------------------------------------- one image
+
+
+def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
+    """The image as a person sees it, in RGB: upright, first frame, transparent parts on white.
+
+    Sixteen bits are scaled to eight, CMYK and palettes converted. Raises InputError, naming the
+    file, for what is no image, is cut short, or is too large to decode (over 179 megapixels).
+    """
+    name = source if isinstance(source, (str, Path)) else getattr(source, "name", "the image")
+    if isinstance(source, (str, Path)) and not os.path.isfile(source):
+        what = "a folder" if os.path.isdir(source) else "missing"
+        raise InputError(f"an image file was expected, but {name} is {what}")
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns from 89 megapixels and refuses from 179; the refusal is enough.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = source if isinstance(source, Image.Image) else Image.open(source)
+            image.load()
+    except Image.DecompressionBombError:
+        raise InputError(f"{name} is too large to decode; scale it below 179 megapixels first") from None
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError) as error:
+        reason = "is not an image" if "cannot identify" in str(error) else f"cannot be read: {error}"
+        raise InputError(f"{name} {reason}") from None
+    return rgb(ImageOps.exif_transpose(image), name)
+
+
+def rgb(image: Image.Image, name: object) -> Image.Image:
+    """Convert any of Pillow's modes to RGB without clipping or showing hidden colours."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.float64)
+        top = 65535.0 if image.mode.startswith("I;16") or values.max() > 255 else 255.0
+        if image.mode == "F" and values.max() <= 1:
+            top = 1.0
+        if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= top):
+            low, high = values.min(), values.max()
+            raise InputError(f"{name} has pixels from {low:g} to {high:g}; save it with 8 or 16 bits first")
+        image = Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+# ----------------------------------------------------------------------------- transform
+
+
+def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int] | None = None) -> Compose:
+    """The paper's evaluation transform: bicubic, centre crop of 0.875, the model's own mean and std.
+
+    At the model's 224 × 224 the short side becomes 256. `data_config` is what timm's
+    resolve_model_data_config returns (SpotViT.data_config); `size` (H, W) replaces the model's.
+    """
+    from timm.data import create_transform
+    from timm.data.transforms import ResizeKeepRatio
+
+    height, width = (size, size) if isinstance(size, int) else size or data_config["input_size"][-2:]
+    mean, std = data_config["mean"], data_config["std"]
+    if height == width:
+        steps = create_transform(
+            height,
+            interpolation="bicubic",
+            crop_pct=CROP_RATIO,
+            crop_mode="center",
+            mean=mean,
+            std=std,
+        ).transforms
+    else:  # timm would resize with bilinear interpolation here, whatever it is asked for
+        scaled = (int(height / CROP_RATIO), int(width / CROP_RATIO))
+        resize = ResizeKeepRatio(scaled, interpolation=InterpolationMode.BICUBIC.value)
+        steps = [resize, CenterCrop((height, width)), ToTensor(), Normalize(mean, std)]
+    return Compose([narrow, *steps])
+
+
+def narrow(image: Image.Image) -> Image.Image:
+    """Cut an image to 16 times its short side: 20,000 × 1 would be resized to five million × 256."""
+    side = LONGEST * min(image.size)
+    if max(image.size) <= side:
+        return image
+    width, height = (min(length, side) for length in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+# ----------------------------------------------------------------------------- classes
+
+
+def class_folders(model: Any) -> list[str] | int:
+    """Folder names a model's classes go by, in order (ImageNet's wnids), or the number of classes."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    config = pretrained_config(model)
+    if config.get("label_names"):
+        return list(config["label_names"])
+    subset = infer_imagenet_subset(model)
+    return list(ImageNetInfo(subset).label_names()) if subset else int(model.num_classes)
+
+
+def class_names(model: Any) -> list[str] | None:
+    """What a person calls the model's classes, in order; None where the model does not say."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    config = pretrained_config(model)
+    descriptions = config.get("label_descriptions") or {}
+    if config.get("label_names"):
+        return [descriptions.get(name, name) for name in config["label_names"]]
+    subset = infer_imagenet_subset(model)
+    return list(ImageNetInfo(subset).label_descriptions()) if subset else None
+
+
+def pretrained_config(model: Any) -> dict[str, Any]:
+    """timm's description of the weights, of a timm model or of one that holds a timm model."""
+    return getattr(getattr(model, "vit", model), "pretrained_cfg", None) or {}
+
+
+def class_indices(folders: Sequence[str], classes: Sequence[str] | int | None) -> dict[str, int]:
+    """Class folder → class index. Folders named by number (ImageNet-V2) are taken as the index."""
+    if classes is None:
+        return {name: index for index, name in enumerate(folders)}
+    count = classes if isinstance(classes, int) else len(classes)
+    if all(name.isdecimal() and int(name) < count for name in folders):
+        return {name: int(name) for name in folders}
+    if isinstance(classes, int):
+        if len(folders) != count:
+            raise InputError(f"the model has {count} unnamed classes, the data {len(folders)} class folders")
+        return {name: index for index, name in enumerate(folders)}
+    indices = {name: index for index, name in enumerate(classes)}
+    for name in folders:
+        if name not in indices:
+            raise unknown("class", name, classes, hint="class folders carry the model's own class names")
+    return {name: indices[name] for name in folders}
+
+
+# ----------------------------------------------------------------------------- data sets
+
+
+class Unread(NamedTuple):
+    """What stands in the place of an image that could not be read."""
+
+    key: str
+    reason: str
+
+
+class Images(Dataset[Sample | Unread]):
+    """Images by number; an unreadable one raises InputError or, with "skip", is an `Unread`.
+
+    source: anything with source[i] = (path, file or PIL image; label).
+    skipped: keys of unreadable images met so far; complete when a `loader` has been read to its end.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        keys: Sequence[str],
+        classes: list[str],
+        *,
+        transform: Transform,
+        unreadable: Unreadable = "stop",
+    ) -> None:
+        if unreadable not in ("stop", "skip"):
+            raise unknown("way with unreadable images", unreadable, ("stop", "skip"))
+        self.source, self.keys, self.classes = source, keys, classes
+        self.order: Sequence[int] = range(len(keys))
+        self.transform, self.unreadable = transform, unreadable
+        self.skipped: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> Sample | Unread:
+        sample = self.read(index)
+        if isinstance(sample, Unread):
+            self.leave_out(sample)
+        return sample
+
+    def read(self, index: int) -> Sample | Unread:
+        """The sample, or why there is none."""
+        source, label = self.source[self.order[index]]
+        try:
+            image = open_image(source)
+        except InputError as error:
+            return Unread(self.keys[index], str(error))
+        return self.transform(image), -1 if label is None else int(label), self.keys[index]
+
+    def thin(self, limit: int) -> None:
+        """Keep at most `limit` images, evenly spread over the data and so over its classes."""
+        count = len(self)
+        if limit < count:
+            kept = [index * count // limit for index in range(limit)]
+            self.order = [self.order[index] for index in kept]
+            self.keys = [self.keys[index] for index in kept]
+
+    def leave_out(self, unread: Unread) -> None:
+        """Note an unreadable image, or stop at it."""
+        if self.unreadable == "stop":
+            raise InputError(f"{unread.reason} ({unread.key}); skip unreadable images to go on without it")
+        if unread.key not in self.skipped:
+            self.skipped.append(unread.key)
+
+
+class Stream(IterableDataset[Sample]):
+    """Images in order of arrival (timm's wds/, tfds/ and hfids/), keyed by their place in the stream."""
+
+    def __init__(self, dataset: Any, classes: list[str], *, transform: Transform) -> None:
+        self.dataset, self.classes, self.transform = dataset, classes, transform
+        self.skipped: list[str] = []  # timm decodes streams itself: what it cannot read stops the run
+
+    def __iter__(self) -> Iterator[Sample]:
+        for index, (image, label) in enumerate(self.dataset):
+            yield self.transform(open_image(image)), -1 if label is None else int(label), number(index)
+
+
+def number(index: int) -> str:
+    """The key of a sample without a name: eight digits, so that keys sort as numbers do."""
+    return f"{index:08d}"
+
+
+def open_data(
+    path_or_name: str | Path,
+    *,
+    transform: Transform,
+    split: str = "val",
+    unreadable: Unreadable = "stop",
+    classes: Sequence[str] | int | None = None,
+    limit: int | None = None,
+    root: str | Path | None = None,
+) -> Images | Stream:
+    """Open an image folder or a timm data set by name.
+
+    split: "val", "train" or "test", where the data has more than one.
+    classes: the model's class folders (`class_folders(model)`): labels are then the model's
+        indices, also when only some of the classes are there. None: sorted folders, from 0.
+    limit: at most so many images, evenly spread over the data and so over its classes.
+    root: where a timm data set keeps its files.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"at least one image is needed, got a limit of {limit}")
+    if TIMM.fullmatch(str(path_or_name)) and not Path(path_or_name).is_dir():
+        data = timm_data(str(path_or_name), split, root, transform=transform, unreadable=unreadable)
+    else:
+        data = image_folder(Path(path_or_name), split, classes, transform=transform, unreadable=unreadable)
+    if limit is not None:
+        if isinstance(data, Stream):
+            raise InputError(f"{path_or_name} is a stream, of which {limit} images cannot be picked")
+        data.thin(limit)
+    return data
+
+
+def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **options: Any) -> Images:
+    """The images of a folder and its sub-folders; keys are relative to the folder that was named."""
+    if not root.is_dir():
+        what = "a file" if root.exists() else "missing"
+        raise InputError(f"a folder of images was expected, but {root} is {what}")
+    top = split_folder(root, split)
+    folders = subfolders(top)
+    if folders:
+        indices = class_indices(folders, classes)
+        samples = make_dataset(top, indices, is_valid_file=is_image, allow_empty=True)
+    else:
+        answers = root / f"LOC_{split}_solution.csv"
+        wnids = kaggle_answers(answers) if answers.is_file() else {}
+        indices = class_indices(sorted(set(wnids.values())), classes) if wnids else {}
+        files = sorted(str(path) for path in top.iterdir() if path.is_file() and is_image(str(path)))
+        samples = [(file, indices.get(wnids.get(Path(file).stem, ""), -1)) for file in files]
+    if not samples:
+        raise InputError(f"there is no image in {top}; images end in {', '.join(EXTENSIONS)}")
+    keys = [Path(file).relative_to(root).as_posix() for file, _ in samples]
+    known = list(indices) if classes is None or isinstance(classes, int) else list(classes)
+    return Images(samples, keys, known, **options)
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Names of the visible sub-folders, sorted as code points, as torchvision and timm sort them."""
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+
+
+def is_image(path: str) -> bool:
+    """Whether the name is an image's; hidden files, such as the ._ files of macOS, are none."""
+    return path.lower().endswith(EXTENSIONS) and not os.path.basename(path).startswith(".")
+
+
+def split_folder(root: Path, split: str) -> Path:
+    """The folder of a split: root/val and the like if root is divided so, otherwise root itself.
+
+    A folder counts as a split only if it holds folders, so that a class may be called `train`.
+    """
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    if (root / KAGGLE / split).is_dir():
+        return root / KAGGLE / split
+    names = (name for group in SPLITS.values() for name in group)
+    found = [name for name in names if (root / name).is_dir() and subfolders(root / name)]
+    for name in SPLITS[split]:
+        if name in found:
+            return root / name
+    if found:
+        raise InputError(f"{root} holds {', '.join(found)}, but no {split}; name the split you want")
+    return root
+
+
+def kaggle_answers(path: Path) -> dict[str, str]:
+    """Image name → wnid, from the file Kaggle gives beside its flat folder of validation images."""
+    with path.open(newline="") as file:
+        return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
+
+
+def timm_data(name: str, split: str, root: str | Path | None, **options: Any) -> Images | Stream:
+    """A data set timm knows by name; see timm.data.create_dataset for the names."""
+    from timm.data import create_dataset
+
+    kind = name.split("/")[0]
+    if kind == "torch" and root is None:
+        raise InputError(f"{name} needs a folder for its files; give the data root too")
+    try:
+        data = create_dataset(
+            name,
+            root=None if root is None else str(root),
+            split={"val": "validation"}.get(split, split),
+            download=kind != "wds" and name not in ("torch/folder", "torch/image_folder"),
+        )
+    except ImportError as error:
+        raise InputError(f"{name} needs another package: {error}") from None
+    except (AssertionError, RuntimeError, ValueError, OSError) as error:
+        raise InputError(f"timm could not open {name}: {error}") from None
+    source = getattr(data, "reader", data)  # the reader itself: timm's wrapper replaces unreadable images
+    indices = getattr(source, "class_to_idx", None) or {}
+    classes = [str(label) for label in sorted(indices, key=lambda label: indices[label])]
+    if isinstance(data, IterableDataset):
+        return Stream(data, classes, transform=options["transform"])
+    return Images(source, [number(index) for index in range(len(source))], classes, **options)
+
+
+# ----------------------------------------------------------------------------- batches
+
+
+class Batch(NamedTuple):
+    """images (B, C, H, W), labels (B,) int64, and B keys."""
+
+    images: Tensor
+    labels: Tensor
+    keys: list[str]
+
+
+class Loader:
+    """Batches of a data set in order, without padding, for one process of several.
+
+    Process p of P gets the samples p, p + P, p + 2P, …, so that each is seen exactly once. Batches
+    are smaller where unreadable images were left out. `waited` is how many seconds the consumer
+    stood still for data during the last pass, and `seconds` how long that pass took altogether.
+    """
+
+    def __init__(
+        self, dataset: Images | Stream, batch_size: int, workers: int, process: int, processes: int
+    ) -> None:
+        if isinstance(dataset, Stream) and processes > 1:
+            raise InputError("a stream is read by one process; use a folder or hfds/ for many")
+        self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
+        self.batches: DataLoader[Any] = DataLoader(
+            dataset if isinstance(dataset, Stream) else Reads(dataset),
+            batch_size=batch_size,
+            sampler=None if isinstance(dataset, Stream) else range(process, len(dataset), processes),
+            num_workers=min(workers, 1)
+            if isinstance(dataset, Stream)
+            else workers,  # more would number a stream anew
+            collate_fn=collate,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.waited, self.seconds = 0.0, 0.0
+        start = asked = time.perf_counter()
+        for batch, unread in self.batches:
+            self.waited += time.perf_counter() - asked
+            for image in unread:
+                cast(Images, self.dataset).leave_out(image)  # a stream yields no Unread
+            if batch is not None:
+                yield batch
+            asked = time.perf_counter()
+            self.seconds = asked - start
+
+
+class Reads(Dataset[Sample | Unread]):
+    """The samples as read: an error raised in a worker process would come with its whole traceback."""
+
+    def __init__(self, dataset: Images) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Sample | Unread:
+        return self.dataset.read(index)
+
+
+def collate(samples: Sequence[Sample | Unread]) -> tuple[Batch | None, list[Unread]]:
+    """The readable samples as one batch (None if there is none), and the others."""
+    unread = [sample for sample in samples if isinstance(sample, Unread)]
+    read = [sample for sample in samples if not isinstance(sample, Unread)]
+    if not read:
+        return None, unread
+    images, labels, keys = zip(*read, strict=True)
+    return Batch(torch.stack(images), torch.tensor(labels), list(keys)), unread
+
+
+def loader(
+    dataset: Images | Stream, batch_size: int = 64, workers: int = 0, *, process: int = 0, processes: int = 1
+) -> Loader:
+    """Batches in the data's own order, which tell how long they were waited for; see Loader."""
+    if batch_size < 1:
+        raise InputError(f"a batch needs at least one image, got a batch size of {batch_size}")
+    return Loader(dataset, batch_size, workers, process, processes)
