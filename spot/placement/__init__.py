@@ -1,1 +1,1 @@
-
+"""Image → positions: spatial priors, saliency, oracle search, and placements on disk."""

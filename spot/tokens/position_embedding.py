@@ -1,0 +1,143 @@
+"""Embedding of continuous positions (paper, "kernelized positional embedding", after SPiT).
+
+The embedding of a position is a linear map of Gaussian kernels at the cells of a grid of centres.
+A pretrained ViT's table fixes that map: the kernels at the table's own positions form a matrix K,
+and K⁻¹ · table reproduces the table there. Because the Gaussian separates into y and x, so does
+K⁻¹, and the whole map is two small matrices and the table itself:
+
+    embedding(y, x) = (k(y) Ky⁻¹ ⊗ k(x) Kx⁻¹) · table + bias
+
+So the parameter stays the pretrained table, exact at its own positions and smooth between them,
+and training it moves the embedding everywhere. Rotary backbones need no kernels: their angles are
+a formula of position, evaluated here at continuous ones.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spot.errors import InputError
+
+
+class GaussianKernels(nn.Module):
+    """Weights of a grid's cells at continuous positions: one at a cell's own position, zero at the others'.
+
+    sigma is in grid cells. At 0.8 the kernels overlap enough that what lies between cells is
+    smooth, and little enough that K is well conditioned (11 along each axis of a 14 × 14 grid).
+    """
+
+    def __init__(self, grid_size: Sequence[int], sigma: float = 0.8) -> None:
+        super().__init__()
+        self.grid_size = (int(grid_size[0]), int(grid_size[1]))
+        self.sigma = float(sigma)
+        if min(self.grid_size) < 1 or not self.sigma > 0:
+            raise InputError(f"a grid of kernels needs cells and sigma > 0, got {self.grid_size} and {sigma}")
+        for axis, cells in zip("yx", self.grid_size, strict=True):
+            centres = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells
+            inverse = torch.linalg.inv(self._kernels(centres, centres, cells))
+            self.register_buffer(f"centres_{axis}", centres.float(), persistent=False)
+            self.register_buffer(f"inverse_{axis}", inverse.float(), persistent=False)
+
+    def _kernels(self, positions: Tensor, centres: Tensor, cells: int) -> Tensor:
+        distance = (positions[..., None] - centres) * (cells / self.sigma)
+        return torch.exp(-0.5 * distance.square())
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions (..., 2), (y, x) fractions → weights (..., rows × columns), cells in row order."""
+        weights = []
+        for axis, cells in enumerate(self.grid_size):
+            centres = (self.centres_y, self.centres_x)[axis]
+            inverse = (self.inverse_y, self.inverse_x)[axis]
+            weights.append(self._kernels(positions[..., axis].float(), centres, cells) @ inverse)
+        # Kernels fade beyond the outermost centres. What is missing from one goes to all cells alike,
+        # which is a bias in the linear map: an edge token drifts to the table's mean, not to zero.
+        missing = 1 - weights[0].sum(-1) * weights[1].sum(-1)
+        cell = weights[0][..., :, None] * weights[1][..., None, :]
+        return cell.flatten(-2) + missing[..., None] / math.prod(self.grid_size)
+
+    def extra_repr(self) -> str:
+        return f"grid_size={self.grid_size}, sigma={self.sigma}"
+
+
+class KernelPositionEmbedding(nn.Module):
+    """Kernelized embedding of positions (..., N, 2) → (..., N, D), with a table of its own."""
+
+    def __init__(self, grid_size: Sequence[int], embed_dim: int, sigma: float = 0.8) -> None:
+        super().__init__()
+        self.kernels = GaussianKernels(grid_size, sigma)
+        self.table = nn.Parameter(torch.empty(math.prod(self.kernels.grid_size), embed_dim))
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return self.kernels(positions).to(self.table.dtype) @ self.table
+
+    @torch.no_grad()
+    def fit(self, table: Tensor, grid_size: Sequence[int] | None = None) -> "KernelPositionEmbedding":
+        """Make the embedding of a table's own positions the table's vectors, and return self.
+
+        table is (rows × columns, D) in row order. With as many centres as the table has cells, or
+        more, the fit is exact; with fewer it is the least-squares one.
+        """
+        grid_size = self.kernels.grid_size if grid_size is None else (int(grid_size[0]), int(grid_size[1]))
+        if tuple(table.shape) != (math.prod(grid_size), self.table.shape[1]):
+            raise InputError(
+                f"a table for a {grid_size[0]} × {grid_size[1]} grid must have shape "
+                f"{(math.prod(grid_size), self.table.shape[1])}, got {tuple(table.shape)}"
+            )
+        if grid_size == self.kernels.grid_size:
+            self.table.copy_(table)
+        else:
+            weights = self.kernels(grid_positions(grid_size).to(self.table.device)).double()
+            self.table.copy_(torch.linalg.lstsq(weights.cpu(), table.double().cpu(), driver="gelsd").solution)
+        return self
+
+
+def grid_positions(grid_size: Sequence[int]) -> Tensor:
+    """The centres of a grid's cells in row order: (rows × columns, 2), (y, x) fractions."""
+    rows, columns = ((torch.arange(cells) + 0.5) / cells for cells in grid_size)
+    return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
+
+
+def rotary_embedding(rope: nn.Module, positions: Tensor, cells: Sequence[float]) -> Tensor:
+    """What a timm rotary module gives at continuous positions (B, N, 2), in the layout its blocks take.
+
+    cells is the image's size in patches, (H / K, W / K). Cell j of timm's grid is position
+    (j + 0.5) / cells, so its integer coordinates become `position * cells - 0.5`.
+    Returns (B, 1, N, 2 · head_dim), or (depth, B, heads, N, 2 · head_dim) for mixed frequencies.
+    """
+    size = torch.tensor(cells, dtype=positions.dtype, device=positions.device)
+    coordinates = positions * size - 0.5
+    kind = type(rope).__name__
+    if kind == "RotaryEmbeddingDinoV3":
+        # timm counts from the cell's edge and normalises to [-1, 1]; always (y, x).
+        whole = {"max": size.max(), "min": size.min(), "separate": size}[rope.normalize_coords]
+        angles = 2 * ((coordinates + 0.5 + rope.grid_offset) / whole) - 1
+        angles = 2 * math.pi * angles[..., None] / rope.periods
+        return _sin_cos(angles.flatten(-2), half=rope.rotate_half)[:, None]
+    if rope.grid_indexing == "xy":
+        coordinates, size = coordinates.flip(-1), size.flip(-1)
+    if kind == "RotaryEmbeddingMixed":
+        first, second = (part[None, :, None, :, None] for part in coordinates.unbind(-1))
+        frequencies = rope.freqs.float()[:, :, None, :, None]  # (2, depth, 1, heads, 1, head_dim / 2)
+        return _sin_cos(first * frequencies[0] + second * frequencies[1], half=False).to(rope.freqs.dtype)
+    if kind == "RotaryEmbeddingCat":
+        coordinates = 2 * coordinates / (size - 1) - 1 if rope.in_pixels else coordinates + rope.grid_offset
+        if rope.ref_feat_shape is not None:
+            reference = tuple(rope.ref_feat_shape)
+            if rope.grid_indexing == "xy":
+                reference = reference[::-1]
+            coordinates = coordinates / size * torch.tensor(reference, dtype=size.dtype, device=size.device)
+        bands = rope._compute_bands(device=positions.device, dtype=torch.float32)
+        return _sin_cos((coordinates[..., None] * bands).flatten(-2), half=rope.rotate_half)[:, None]
+    raise InputError(f"rotary embedding {kind} has no continuous form here; use one of cat, dinov3, mixed")
+
+
+ROTARY = ("RotaryEmbeddingCat", "RotaryEmbeddingDinoV3", "RotaryEmbeddingMixed")
+
+
+def _sin_cos(angles: Tensor, *, half: bool) -> Tensor:
+    """Angles (..., head_dim / 2) → sines then cosines (..., 2 · head_dim), each angle twice."""
+    angles = torch.cat([angles, angles], -1) if half else angles.repeat_interleave(2, -1)
+    return torch.cat([angles.sin(), angles.cos()], -1)

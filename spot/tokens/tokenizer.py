@@ -1,0 +1,40 @@
+"""Windows, projection and position embedding together: images and positions → tokens.
+
+The tokenizer owns no weights. It reads a timm ViT's own patch projection and position table, so
+the ViT stays a plain timm model whose patches are the tokens at its grid positions.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spot.tokens.position_embedding import GaussianKernels
+from spot.tokens.windows import windows
+
+
+class Tokenizer(nn.Module):
+    """Tokens of a timm ViT at continuous positions."""
+
+    def __init__(self, grid_size: tuple[int, int], sigma: float = 0.8) -> None:
+        super().__init__()
+        self.kernels = GaussianKernels(grid_size, sigma)
+
+    def forward(
+        self,
+        images: Tensor,
+        positions: Tensor,
+        patch_embed: nn.Module,
+        table: Tensor | None,
+        scale: float | Tensor | None = None,
+    ) -> Tensor:
+        """Images (B, C, H, W) and positions (B, N, 2) → tokens (B, N, D).
+
+        patch_embed is timm's, used as a linear map of the window; table (rows × columns, D) holds
+        the position embedding of its grid, or is None where the ViT has none.
+        """
+        projection = patch_embed.proj
+        pixels = windows(images, positions, projection.kernel_size[0], scale).flatten(2)
+        tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
+        tokens = patch_embed.norm(tokens)
+        if table is not None:
+            tokens = tokens + self.kernels(positions).to(table.dtype) @ table
+        return tokens

@@ -1,0 +1,160 @@
+"""Bilinear windows at continuous positions (paper, "Subpixel Placement of Tokens").
+
+A window is K × K samples one pixel apart, centred on its position. Positions are (y, x) as a
+fraction of image height and width: 0 is the upper or left edge, 1 the lower or right edge, and
+the centre of pixel i is (i + 0.5) / H. Outside the image the border is repeated.
+
+All samples of a window share one fractional offset. A window is therefore an integer crop of
+(K + 1)² pixels followed by two one-dimensional interpolations, which is cheaper than a general
+grid sampler and exact where the offset is zero: on the ViT's own grid windows are its patches.
+"""
+
+import torch
+from torch import Tensor
+
+from spot.errors import InputError
+
+
+def windows(images: Tensor, positions: Tensor, size: int, scale: float | Tensor | None = None) -> Tensor:
+    """Read a K × K window of every image (B, C, H, W) at every position (B, N, 2) → (B, N, C, K, K).
+
+    Differentiable in images, positions and scale. The result has the images' dtype.
+
+    Args:
+        images: floating point (B, C, H, W).
+        positions: float32 (or float64) (B, N, 2), (y, x) as a fraction of height and width.
+        size: K, the number of samples along each side; on the image one sample is one pixel.
+        scale: samples stand this many pixels apart, so that the window spans `scale * size`
+            pixels. One number, or a tensor that broadcasts to (B, N). Samples are bilinear and
+            not low-passed: above 2 or so, fine detail aliases.
+    """
+    check(images, positions, size)
+    height, width = images.shape[-2:]
+    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
+    if scale is not None:
+        return _scaled_windows(images, positions, size, scale)
+    top, fraction_y = _split(positions[..., 0] * height - size / 2, height, size)
+    left, fraction_x = _split(positions[..., 1] * width - size / 2, width, size)
+    steps = torch.arange(size + 1, device=images.device)
+    crops = _crop(images, top[..., None] + steps, left[..., None] + steps)
+    return _Lerp.apply(crops, fraction_y, fraction_x)
+
+
+def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
+    """Refuse shapes, dtypes and devices that windows cannot be read from."""
+    if images.ndim != 4:
+        raise InputError(
+            f"images must have shape (B, C, H, W), got {tuple(images.shape)}; for one image use images[None]"
+        )
+    if 0 in images.shape[1:]:
+        raise InputError(f"images must have at least one pixel, got shape {tuple(images.shape)}")
+    if not images.is_floating_point():
+        raise InputError(
+            f"images must be floating point, got {images.dtype}; normalise them as the model expects"
+        )
+    if positions.ndim != 3 or positions.shape[-1] != 2:
+        advice = "; for the authors' placements use positions[:, :, 0, 0]" if positions.ndim == 5 else ""
+        advice = "; add a batch dimension with positions.expand(B, -1, -1)" if positions.ndim == 2 else advice
+        raise InputError(f"positions must have shape (B, N, 2), got {tuple(positions.shape)}{advice}")
+    if len(positions) != len(images):
+        raise InputError(
+            f"positions are for {len(positions)} images, but there are {len(images)}; pass one each"
+        )
+    if positions.dtype not in (torch.float32, torch.float64):
+        raise InputError(
+            f"positions must be float32, got {positions.dtype}; coarser types cannot tell subpixels apart"
+        )
+    if positions.device != images.device:
+        raise InputError(
+            f"positions are on {positions.device}, images on {images.device}; move one to the other"
+        )
+    if size < 1:
+        raise InputError(f"size must be at least 1 sample, got {size}")
+
+
+def _split(start: Tensor, length: int, size: int) -> tuple[Tensor, Tensor]:
+    """The integer pixel a window starts at, and how far beyond it, for starts in pixels."""
+    # A start within rounding error of a pixel is that pixel: (j + 0.5) / 14 * 224 is not always
+    # an integer in float32, and the grid must give patches bit for bit. The gradient passes by.
+    pixel = start.detach().round()
+    close = (start.detach() - pixel).abs() < 8 * torch.finfo(start.dtype).eps * length
+    start = torch.where(close, pixel + (start - start.detach()), start)
+    start = start.clamp(-size - 1, length)  # further out every sample is the same border pixel
+    whole = start.detach().floor()
+    return whole.long(), start - whole
+
+
+def _crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Pixels at rows (B, N, R) × columns (B, N, S) of (B, C, H, W), border repeated → (B, N, C, R, S)."""
+    channels, height, width = images.shape[1:]
+    count, shape = rows.shape[1], (rows.shape[-1], columns.shape[-1])
+    index = rows.clamp(0, height - 1)[..., :, None] * width + columns.clamp(0, width - 1)[..., None, :]
+    index = index.flatten(2)[:, :, None].expand(-1, -1, channels, -1)
+    return images.flatten(2)[:, None].expand(-1, count, -1, -1).gather(3, index).unflatten(3, shape)
+
+
+class _Lerp(torch.autograd.Function):
+    """Crops (B, N, C, K+1, K+1) shifted by fractions (B, N) of a pixel → (B, N, C, K, K).
+
+    Autograd would do this too, at twice the time: every gradient here is a combination of the
+    four inner products of the incoming gradient with the crop's four shifted views.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(crops: Tensor, fraction_y: Tensor, fraction_x: Tensor) -> Tensor:
+        wide = crops.to(fraction_y.dtype)  # interpolate bfloat16 images in float32
+        y, x = fraction_y[..., None, None, None], fraction_x[..., None, None, None]
+        rows = torch.lerp(wide[..., :-1], wide[..., 1:], x)
+        return torch.lerp(rows[..., :-1, :], rows[..., 1:, :], y).to(crops.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        crops, fraction_y, fraction_x = ctx.saved_tensors
+        gradient = gradient.to(fraction_y.dtype)
+        wide = crops.to(fraction_y.dtype)
+        for_crops = for_y = for_x = None
+        size = gradient.shape[-1]
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            # One product at a time: four at once would be four window tensors of memory.
+            a, b, c, d = (
+                (gradient * wide[..., top : top + size, left : left + size]).flatten(2).sum(2)
+                for top in (0, 1)
+                for left in (0, 1)
+            )
+            for_y = torch.lerp(c - a, d - b, fraction_x)
+            for_x = torch.lerp(b - a, d - c, fraction_y)
+        if ctx.needs_input_grad[0]:
+            y, x = fraction_y[..., None, None, None], fraction_x[..., None, None, None]
+            pad = torch.nn.functional.pad
+            rows = pad(gradient * (1 - y), (0, 0, 0, 1)) + pad(gradient * y, (0, 0, 1, 0))
+            for_crops = (pad(rows * (1 - x), (0, 1)) + pad(rows * x, (1, 0))).to(crops.dtype)
+        return for_crops, for_y, for_x
+
+
+def _scaled_windows(images: Tensor, positions: Tensor, size: int, scale: float | Tensor) -> Tensor:
+    """Windows whose samples stand `scale` pixels apart: each sample has an offset of its own."""
+    if not isinstance(scale, Tensor):
+        scale = torch.tensor(scale, dtype=positions.dtype, device=positions.device)
+    if scale.ndim > 2:
+        raise InputError(
+            f"scale must be a number or broadcast to (B, N) = {tuple(positions.shape[:2])}, "
+            f"got shape {tuple(scale.shape)}"
+        )
+    scale = scale.expand(positions.shape[:2])
+    offsets = torch.arange(size, device=positions.device, dtype=positions.dtype) - (size - 1) / 2
+    pixels, fractions = [], []
+    for axis, length in enumerate(images.shape[-2:]):
+        start = positions[..., axis, None] * length - 0.5 + offsets * scale[..., None]
+        whole, fraction = _split(start, length, size)
+        pixels.append(torch.cat([whole, whole + 1], -1))
+        fractions.append(fraction)
+    corners = _crop(images, *pixels).to(positions.dtype)
+    y, x = fractions[0][..., None, :, None], fractions[1][..., None, None, :]
+    rows = torch.lerp(corners[..., :size], corners[..., size:], x)
+    return torch.lerp(rows[..., :size, :], rows[..., size:, :], y).to(images.dtype)
