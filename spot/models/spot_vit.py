@@ -57,13 +57,9 @@ def adapt(
     """
     if isinstance(model, nn.Module):
         if kwargs or pretrained:
-            raise InputError(
-                "pretrained and timm options go with a model's name; this model is already built"
-            )
+            raise InputError("pretrained and timm options go with a model's name; this model is already built")
         return SpotViT(model, tokens=tokens, prior=prior)
-    return SpotViT(
-        create_timm(model, pretrained=pretrained, **kwargs), tokens=tokens, prior=prior, options=kwargs
-    )
+    return SpotViT(create_timm(model, pretrained=pretrained, **kwargs), tokens=tokens, prior=prior, options=kwargs)
 
 
 def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -77,7 +73,14 @@ def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Mod
         raise InputError(f"timm cannot build {name!r} with {kwargs or 'no options'}: {error}") from error
 
 
-class SpotViT(nn.Module, PyTorchModelHubMixin):
+class SpotViT(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="spot-vit",
+    license="apache-2.0",
+    pipeline_tag="image-classification",
+    tags=["vision-transformer", "token-placement", "timm"],
+):
     """A timm ViT and where its tokens go. Build one with spot.adapt or spot.load."""
 
     def __init__(
@@ -189,9 +192,7 @@ class SpotViT(nn.Module, PyTorchModelHubMixin):
 
     # From images to predictions
 
-    def forward(
-        self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None
-    ) -> Tensor:
+    def forward(self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None) -> Tensor:
         """Images (B, C, H, W), and positions (B, N, 2) or the model's own → logits (B, classes)."""
         return self.forward_head(self.forward_features(images, positions, generator))
 
@@ -283,9 +284,7 @@ class SpotViT(nn.Module, PyTorchModelHubMixin):
         if positions is None:
             return self.place(images, generator)
         if not torch.compiler.is_compiling() and not _finite(positions):
-            raise InputError(
-                "positions must be finite, got NaN or infinity; fractions of height and width are needed"
-            )
+            raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")
         return positions
 
     # To and from disk: the format is checkpoints.py's business
@@ -318,9 +317,7 @@ def refuse_unfit(vit: nn.Module) -> None:
     elif any(getattr(block, "window_size", 0) for block in blocks) or "Swin" in type(vit).__name__:
         reason = "its attention runs in windows of the grid, which off-grid tokens do not form"
     elif not isinstance(vit, (VisionTransformer, Eva)):
-        reason = (
-            "it is neither a timm VisionTransformer nor an Eva, whose blocks take any set of tokens"
-        )
+        reason = "it is neither a timm VisionTransformer nor an Eva, whose blocks take any set of tokens"
     elif not isinstance(stem, PatchEmbed) or type(stem.proj) is not nn.Conv2d:
         reason = f"its convolutional stem ({type(stem).__name__}) looks beyond the window of a token"
     elif stem.patch_size[0] != stem.patch_size[1]:

@@ -147,9 +147,7 @@ def check_tokens(tokens: int) -> None:
 
 def _check_generator(generator: Generator | None) -> None:
     if generator is not None and generator.device.type != "cpu":
-        raise InputError(
-            f"generator must be on the CPU, got {generator.device}; use torch.Generator().manual_seed(n)"
-        )
+        raise InputError(f"generator must be on the CPU, got {generator.device}; use torch.Generator().manual_seed(n)")
 
 
 def _random(images: Tensor, tokens: int, numbers: int, *, generator: Generator | None) -> Tensor:
@@ -199,9 +197,7 @@ def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Gener
     total = density.sum(1)
     if not bool((total > 0).all()) or not bool(total.isfinite().all()):
         bad = int((~((total > 0) & total.isfinite())).nonzero()[0, 0])
-        raise InputError(
-            f"the saliency map of image {bad} leaves no pixel to draw from; use another prior for it"
-        )
+        raise InputError(f"the saliency map of image {bad} leaves no pixel to draw from; use another prior for it")
     draws = _random(images, tokens, 3, generator=generator)
     cumulative = density.cumsum(1)
     pixel = torch.searchsorted(cumulative, draws[..., 0].double() * cumulative[:, -1:], right=True)

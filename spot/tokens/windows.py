@@ -49,25 +49,17 @@ def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
     if 0 in images.shape[1:]:
         raise InputError(f"images must have at least one pixel, got shape {tuple(images.shape)}")
     if not images.is_floating_point():
-        raise InputError(
-            f"images must be floating point, got {images.dtype}; normalise them as the model expects"
-        )
+        raise InputError(f"images must be floating point, got {images.dtype}; normalise them as the model expects")
     if positions.ndim != 3 or positions.shape[-1] != 2:
         advice = "; for the authors' placements use positions[:, :, 0, 0]" if positions.ndim == 5 else ""
         advice = "; add a batch dimension with positions.expand(B, -1, -1)" if positions.ndim == 2 else advice
         raise InputError(f"positions must have shape (B, N, 2), got {tuple(positions.shape)}{advice}")
     if len(positions) != len(images):
-        raise InputError(
-            f"positions are for {len(positions)} images, but there are {len(images)}; pass one each"
-        )
+        raise InputError(f"positions are for {len(positions)} images, but there are {len(images)}; pass one each")
     if positions.dtype not in (torch.float32, torch.float64):
-        raise InputError(
-            f"positions must be float32, got {positions.dtype}; coarser types cannot tell subpixels apart"
-        )
+        raise InputError(f"positions must be float32, got {positions.dtype}; coarser types cannot tell subpixels apart")
     if positions.device != images.device:
-        raise InputError(
-            f"positions are on {positions.device}, images on {images.device}; move one to the other"
-        )
+        raise InputError(f"positions are on {positions.device}, images on {images.device}; move one to the other")
     if size < 1:
         raise InputError(f"size must be at least 1 sample, got {size}")
 

@@ -1,0 +1,342 @@
+"""Models on disk: the one place that knows file formats and other people's parameter names.
+
+A SpotViT is kept as safetensors (timm's parameter names behind `vit.`) whose header holds the
+configuration as JSON; a folder has the same configuration beside it in config.json, which is what
+the hub shows. Pickles are only ever opened with weights_only=True.
+"""
+
+import hashlib
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from spot.atomic import whole
+from spot.errors import InputError, unknown
+from spot.models.spot_vit import SpotViT, adapt, create_timm, refuse_unfit
+from spot.placement.priors import Prior
+from spot.tokens.authors import AuthorsTokenizer
+
+CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
+FORMAT = 1
+
+
+def load(
+    name: str | Path,
+    *,
+    weights: str | Path | None = None,
+    tokens: int | None = None,
+    prior: str | Prior | None = None,
+    **options: Any,
+) -> SpotViT:
+    """Load a model by what it is called or where it is.
+
+    Args:
+        name: a built-in model, a folder or file that SPoT saved, a hub id, a timm name (its pretrained
+            ViT, adapted), or the authors' published .pth file.
+        weights: a file with the timm model's weights, instead of downloading them.
+        tokens, prior: where to place tokens, instead of as the model was saved.
+        options: for a timm name, what timm.create_model takes.
+    """
+    model = _load(str(name), weights, options)
+    if tokens is not None:
+        model.tokens = tokens
+    if prior is not None:
+        model.prior = prior
+    return model.eval()
+
+
+def _load(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
+    path = Path(name)
+    if name in built_in():
+        return load_file(built_in()[name])
+    if path.is_dir():
+        return load_folder(path)
+    if path.is_file():
+        if weights is not None:
+            raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
+        return load_file(path) if path.suffix == ".safetensors" else load_authors(path)
+    if path.suffix in (".safetensors", ".pth", ".pt", ".bin"):
+        raise InputError(f"there is no file {path}")
+    architecture = name.removeprefix("timm/").split(".")[0]
+    if timm.is_model(architecture) or ":" in name:
+        return load_timm(name.removeprefix("timm/"), weights, options)
+    if name.count("/") == 1:
+        return load_pretrained(name)
+    raise unknown(
+        "model",
+        name,
+        [*built_in(), *timm.list_models(module="vision_transformer"), *timm.list_models("eva02*")],
+    )
+
+
+def built_in() -> dict[str, Path]:
+    """The models that come with the package: name → file."""
+    folder = Path(str(files("spot") / "assets"))
+    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))} if folder.is_dir() else {}
+
+
+def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
+    """A pretrained timm ViT, adapted; its weights from timm, or from a file."""
+    with torch.device("meta"):
+        refuse_unfit(create_timm(name, **options))  # before anything is downloaded
+    if weights is None:
+        try:
+            return adapt(name, pretrained=True, **options)
+        except (OSError, HfHubHTTPError) as error:
+            raise InputError(f"cannot download {name}: {error}; pass weights=FILE if you have them") from error
+    read_state(weights)  # refuses what is not weights, before timm opens it
+    # timm loads the file itself, so that it resizes a position table or drops a head as it always does.
+    overlay = {"file": str(weights), "custom_load": False}
+    vit = create_timm(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
+    return SpotViT(vit, options=options)
+
+
+# SPoT's own format
+
+
+def save_folder(model: SpotViT, folder: str | Path) -> None:
+    """Write a model as a folder with model.safetensors and config.json; each file whole or not at all."""
+    config = describe(model)
+    save_file_whole(model, Path(folder) / WEIGHTS, config=config)
+    with whole(Path(folder) / CONFIG) as temporary:
+        temporary.write_text(json.dumps({KEY: config}, indent=2) + "\n")
+
+
+def save_file_whole(
+    model: SpotViT,
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model as one safetensors file, in another dtype if asked."""
+    config = describe(model) if config is None else config
+    state = {
+        name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous().cpu()
+        for name, tensor in model.state_dict().items()
+    }
+    with whole(path) as temporary:
+        save_file(state, temporary, metadata={KEY: json.dumps(config), "format": "pt"})
+
+
+def describe(model: SpotViT) -> dict[str, Any]:
+    """What is needed to build the model again: JSON values only. Refuses a ViT that timm cannot rebuild."""
+    if not isinstance(model.prior, str):
+        raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
+    vit = model.vit
+    options = dict(model.options)
+    options.pop("pretrained_cfg_overlay", None)
+    options |= {"img_size": list(model.img_size), "num_classes": model.num_classes}
+    if vit.global_pool != "map":
+        options["global_pool"] = vit.global_pool
+    data = {key: model.data_config[key] for key in ("mean", "std", "interpolation", "crop_pct", "input_size")}
+    config = {
+        "format": FORMAT,
+        "model": model.name,
+        "options": options,
+        "data": data,
+        "tokens": model.tokens,
+        "prior": model.prior,
+        "sigma": model.sigma,
+        "tokenizer": "authors" if isinstance(model.tokenizer, AuthorsTokenizer) else "standard",
+    }
+    config = json.loads(json.dumps(config))
+    with torch.device("meta"):
+        again = build(config)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if shapes != {name: tensor.shape for name, tensor in again.state_dict().items()}:
+        raise InputError(
+            f"timm cannot rebuild this ViT from its name {model.name!r}; build it with "
+            "spot.adapt(name, **options) so that its options are known"
+        )
+    return config
+
+
+def build(config: Mapping[str, Any]) -> SpotViT:
+    """A model with a saved configuration and fresh weights."""
+    if config.get("format") != FORMAT:
+        raise InputError(f"this model was saved in format {config.get('format')!r}; this version reads {FORMAT}")
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in config["options"].items()}
+    overlay = {key: tuple(value) if isinstance(value, list) else value for key, value in config["data"].items()}
+    vit = create_timm(config["model"], pretrained_cfg_overlay=overlay, **options)
+    tokenizer = None
+    if config["tokenizer"] == "authors":
+        tokenizer = AuthorsTokenizer(vit.patch_embed.patch_size[0], vit.embed_dim)
+    return SpotViT(
+        vit,
+        tokens=config["tokens"],
+        prior=config["prior"],
+        sigma=config["sigma"],
+        options=options,
+        tokenizer=tokenizer,
+    )
+
+
+def load_folder(folder: Path, **overrides: Any) -> SpotViT:
+    """A model from a folder that save_pretrained wrote."""
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} holds no {name}, so it is not a saved SPoT model")
+    return load_file(folder / WEIGHTS, **overrides)
+
+
+def load_file(path: Path, **overrides: Any) -> SpotViT:
+    """A model from one safetensors file that SPoT wrote."""
+    state, metadata = _read_safetensors(path)
+    if KEY not in metadata:
+        raise InputError(
+            f"{path} has no SPoT configuration; if it holds a timm model's weights, "
+            f"use spot.load('timm name', weights={str(path)!r})"
+        )
+    try:
+        config = {
+            **json.loads(metadata[KEY]),
+            **{key: value for key, value in overrides.items() if value is not None},
+        }
+        model = build(config)
+    except (KeyError, json.JSONDecodeError) as error:
+        raise InputError(f"the configuration in {path} is damaged ({error!r}); save the model again") from error
+    _fill(model, {name: tensor.float() for name, tensor in state.items()}, path)
+    return model.eval()
+
+
+def load_pretrained(model_id: str, *, tokens: int | None = None, prior: str | None = None, **options: Any) -> SpotViT:
+    """What SpotViT.from_pretrained does: a folder, or a model on the hub."""
+    if Path(model_id).is_dir():
+        return load_folder(Path(model_id), tokens=tokens, prior=prior)
+    hub = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+    try:
+        file = hf_hub_download(model_id, WEIGHTS, **{key: options[key] for key in hub if key in options})
+    except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise InputError(f"cannot get {model_id} from the hub: {error}") from error
+    return load_file(Path(file), tokens=tokens, prior=prior)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short hash of a model's weights, by name and value: which model made a result."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def read_state(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file or of a pickle that holds nothing but weights."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)[0]
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{path} is a pickle that holds more than weights, which could run code; refused") from error
+    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is not a readable checkpoint; it may be cut short: {error}") from error
+    for wrapper in ("model", "state_dict", "model_state_dict"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"{path} does not hold a model's weights by name")
+    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is not a readable safetensors file; it may be cut short: {error}") from error
+
+
+def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Load a state that must fit exactly, naming the first thing that does not."""
+    own = model.state_dict()
+    for name in sorted(own.keys() | state.keys()):
+        if name not in state:
+            raise InputError(f"{path} is of another architecture: it lacks {name}")
+        if name not in own:
+            raise InputError(f"{path} is of another architecture: it has {name}, which the model does not")
+        if own[name].shape != state[name].shape:
+            raise InputError(
+                f"{path} is of another architecture: {name} has shape {tuple(state[name].shape)}, "
+                f"the model needs {tuple(own[name].shape)}"
+            )
+    model.load_state_dict(state)
+
+
+# The authors' checkpoints: facts are in the design notes, the geometry in spot/tokens/authors.py
+
+AUTHORS_NAMES = {
+    "att.": "attn.",
+    "ls1.lambda_": "ls1.gamma",
+    "ls2.lambda_": "ls2.gamma",
+    "mlp.L1": "mlp.fc1",
+    "mlp.L2": "mlp.fc2",
+    "embedder.cls_token": "cls_token",
+}
+
+
+def load_authors(path: str | Path) -> SpotViT:
+    """A model from the authors' published .pth, class-token or mean-pooled, of any depth and width."""
+    state = read_state(path)
+    if "embedder.emb.weight" not in state:
+        raise InputError(
+            f"{path} is not one of the SPoT authors' checkpoints (it lacks embedder.emb.weight); "
+            "for a timm model's weights use spot.load('timm name', weights=…)"
+        )
+    weight = state.pop("embedder.emb.weight")
+    width, inputs = weight.shape
+    side = math.isqrt(inputs // 4)
+    if 4 * side * side != inputs:
+        raise InputError(f"embedder.emb.weight of {path} takes {inputs} values, not 4 channels of a square window")
+    depth = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("blocks.")), default=-1)
+    if "blocks.0.mlp.L1.weight" not in state or "head.weight" not in state:
+        raise InputError(f"{path} lacks blocks or a head; it may be cut short")
+    options = {
+        "patch_size": side,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": max(1, width // 64),  # all ViTs of this family have heads of 64
+        "mlp_ratio": state["blocks.0.mlp.L1.weight"].shape[0] / width,
+        "num_classes": state["head.weight"].shape[0],
+        "init_values": 1e-5,
+        "pos_embed": "none",
+        "global_pool": "avg" if "fc_norm.weight" in state else "token",
+    }
+    vit = create_timm("vit_base_patch16_224", **options, pretrained_cfg_overlay=IMAGENET)
+    tokenizer = AuthorsTokenizer(side, width)
+    renamed = {
+        "vit.patch_embed.proj.weight": weight[:, : 3 * side**2].unflatten(1, (3, side, side)),
+        "vit.patch_embed.proj.bias": state.pop("embedder.emb.bias"),
+        "tokenizer.position.weight": weight[:, 3 * side**2 :],
+        "tokenizer.n_sigma": state.pop("tokenizer._n_sigma", tokenizer.n_sigma.detach()).reshape(()),
+    }
+    for name, tensor in state.items():
+        for theirs, ours in AUTHORS_NAMES.items():
+            name = name.replace(theirs, ours)
+        renamed[f"vit.{name}"] = tensor
+    model = SpotViT(vit, tokenizer=tokenizer, options=options)
+    _fill(model, renamed, Path(path))
+    return model.eval()
+
+
+IMAGENET = {
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "crop_pct": 0.875,
+    "interpolation": "bicubic",
+}

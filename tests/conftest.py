@@ -1,0 +1,55 @@
+"""Fixtures for the whole suite. Tests that need ../shared skip where it is absent."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import spot
+
+VIT_TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+DEIT_TINY = "deit_tiny_patch16_224.fb_in1k"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-models", action="store_true", help="also test the large timm models")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    path = Path(__file__).parents[2] / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip("the shared data is not here")
+    return path
+
+
+def real(shared_data: Path, name: str) -> spot.SpotViT:
+    return spot.load(name, weights=shared_data / "weights" / f"{name}.safetensors")
+
+
+@pytest.fixture(scope="session")
+def vit_tiny(shared_data) -> spot.SpotViT:
+    """Real ViT-Ti/16, adapted and not trained further. Set tokens and prior back if you change them."""
+    return real(shared_data, VIT_TINY)
+
+
+@pytest.fixture(scope="session")
+def deit_tiny(shared_data) -> spot.SpotViT:
+    return real(shared_data, DEIT_TINY)
+
+
+def make_nano(seed: int = 0, **options) -> spot.SpotViT:
+    """A tiny random ViT: 32 × 32 images, patch 8, width 32, depth 2, 10 classes."""
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = spot.adapt("vit_tiny_patch16_224", **{**shape, **options})
+        with torch.no_grad():
+            for parameter in model.parameters():  # so that zero-initialised ones count
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.eval()
+
+
+@pytest.fixture
+def nano() -> spot.SpotViT:
+    return make_nano()
