@@ -185,8 +185,8 @@ class Unread(NamedTuple):
     reason: str
 
 
-class Images(Dataset[Sample | Unread]):
-    """Images by number; an unreadable one raises InputError or, with "skip", is an `Unread`.
+class Images(Dataset[Sample | None]):
+    """Images by number; an unreadable one raises InputError or, with "skip", is None.
 
     source: anything with source[i] = (path, file or PIL image; label).
     skipped: keys of unreadable images met so far; complete when a `loader` has been read to its end.
@@ -211,10 +211,11 @@ class Images(Dataset[Sample | Unread]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, index: int) -> Sample | Unread:
+    def __getitem__(self, index: int) -> Sample | None:
         sample = self.read(index)
         if isinstance(sample, Unread):
             self.leave_out(sample)
+            return None
         return sample
 
     def read(self, index: int) -> Sample | Unread:
@@ -391,21 +392,19 @@ class Loader:
     Process p of P gets the samples p, p + P, p + 2P, …, so that each is seen exactly once. Batches
     are smaller where unreadable images were left out. `waited` is how many seconds the consumer
     stood still for data during the last pass, and `seconds` how long that pass took altogether.
+    `samples` is how many there are for this process, where the data knows.
     """
 
-    def __init__(
-        self, dataset: Images | Stream, batch_size: int, workers: int, process: int, processes: int
-    ) -> None:
+    def __init__(self, dataset: Images | Stream, batch_size: int, workers: int, process: int, processes: int) -> None:
         if isinstance(dataset, Stream) and processes > 1:
             raise InputError("a stream is read by one process; use a folder or hfds/ for many")
         self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
+        self.samples = None if isinstance(dataset, Stream) else len(range(process, len(dataset), processes))
         self.batches: DataLoader[Any] = DataLoader(
             dataset if isinstance(dataset, Stream) else Reads(dataset),
             batch_size=batch_size,
             sampler=None if isinstance(dataset, Stream) else range(process, len(dataset), processes),
-            num_workers=min(workers, 1)
-            if isinstance(dataset, Stream)
-            else workers,  # more would number a stream anew
+            num_workers=min(workers, 1) if isinstance(dataset, Stream) else workers,  # more would number a stream anew
             collate_fn=collate,
             pin_memory=torch.cuda.is_available(),
         )

@@ -1,0 +1,353 @@
+"""The numbers are those of the plainest possible loop, whatever the batch, process or company."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import spot
+from spot.data.images import Batch, evaluation_transform, loader, open_data
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting, evaluate, judge, wilson
+from spot.models.elastic import ElasticViT
+from spot.models.patch_dropout import PatchDropout
+from spot.models.plain import PlainViT
+from spot.placement.files import Placements, generator_for
+from spot.placement.priors import PRIORS
+
+IMAGES = 23  # odd on purpose: the last batch and the processes' shares are uneven
+
+
+def write_images(root: Path, count: int = IMAGES) -> Path:
+    """Noise in ten class folders."""
+    numbers = np.random.default_rng(0)
+    for index in range(count):
+        path = root / str(index % 10) / f"{index:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numbers.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_images(tmp_path / "images")
+
+
+@pytest.fixture
+def data(folder, nano):
+    return open_data(folder, transform=evaluation_transform(nano.data_config), classes=10)
+
+
+# One image's verdict and its interval ---------------------------------------------------------
+
+
+def batch(labels: list[int]) -> Batch:
+    return Batch(torch.empty(len(labels), 0), torch.tensor(labels), [f"image {label}" for label in labels])
+
+
+def test_the_rank_is_how_many_classes_came_before_the_label():
+    logits = torch.tensor([[0.1, 0.9, 0.5, 0.2], [0.1, 0.9, 0.5, 0.2], [0.1, 0.9, 0.5, 0.2]])
+    verdict = judge(logits, batch([1, 2, 0]))
+    assert verdict[:, 0].tolist() == [1, 1, 1]
+    assert verdict[:, 1].tolist() == [0, 1, 3]
+
+
+def test_the_loss_is_minus_the_log_of_the_labels_probability():
+    verdict = judge(torch.tensor([[0.0, 0.0, 0.0, 0.0], [np.log(3.0), 0.0, -1e4, -1e4]]), batch([2, 0]))
+    torch.testing.assert_close(verdict[:, 2], torch.tensor([np.log(4), -np.log(0.75)]))
+
+
+def test_equal_logits_give_the_lower_class_and_no_more_credit():
+    assert judge(torch.zeros(1, 6), batch([0]))[0, 1] == 0
+    assert judge(torch.zeros(1, 6), batch([5]))[0, 1] == 5
+
+
+def test_a_model_that_answers_nan_is_wrong():
+    assert judge(torch.full((1, 6), torch.nan), batch([0]))[0, 1] == 6
+    assert judge(torch.tensor([[1.0, torch.nan, 0.0]]), batch([0]))[0, 1] == 1
+
+
+def test_images_without_a_label_or_with_an_impossible_one_are_named():
+    with pytest.raises(InputError, match="image -1 has no label"):
+        judge(torch.zeros(1, 6), batch([-1]))
+    with pytest.raises(InputError, match="image 6 has label 6, but the model has 6 classes"):
+        judge(torch.zeros(1, 6), batch([6]))
+
+
+@pytest.mark.parametrize(
+    "right, count, low, high",  # Newcombe (1998), table I, method 3, and Brown, Cai & DasGupta (2001)
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_the_interval_is_wilsons(right, count, low, high):
+    assert wilson(right / count, count) == pytest.approx((low, high), abs=5e-5)
+
+
+# Against the plainest loop ---------------------------------------------------------------------
+
+
+@torch.no_grad()
+def one_by_one(model, data, prior: str, tokens: int, seed: int) -> list[int]:
+    """Predicted classes in the order of keys, an image at a time."""
+    found = {}
+    for image, _, key in data:
+        positions = PRIORS[prior](image[None], tokens, generator_for(seed, key))
+        found[key] = int(model(image[None], positions).argmax())
+    return [found[key] for key in sorted(found)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_predictions_are_those_of_one_image_at_a_time(nano, data, batch_size):
+    cases = [("isotropic", 4, 0), ("uniform", 4, 0), ("uniform", 4, 1), ("sobol", 9, 7)]
+    found = evaluate(nano, loader(data, batch_size), [Setting(*case) for case in cases])
+    assert found.keys == sorted(data.keys)
+    assert found.tokens == [4, 4, 4, 9]
+    for predictions, case in zip(found.predictions, cases, strict=True):
+        assert predictions.tolist() == one_by_one(nano, data, *case)
+    assert found.predictions[1].tolist() != found.predictions[2].tolist()  # the seed does something
+
+
+def test_a_row_is_what_its_images_say(nano, data):
+    found = evaluate(nano, loader(data, 8), [Setting("isotropic", 4)])
+    right = sum(
+        int(p == key.split("/")[0]) for p, key in zip(map(str, found.predictions[0].tolist()), found.keys, strict=True)
+    )
+    (row,) = found.rows()
+    assert (row["placement"], row["tokens"], row["images"]) == ("isotropic", 4, IMAGES)
+    assert row["top1"] == pytest.approx(100 * right / IMAGES)
+    assert row["low"] <= row["top1"] <= row["high"]
+    assert row["top5"] >= row["top1"]
+    assert row["std"] is None
+
+
+def test_seeds_are_pooled_into_a_mean_and_a_deviation(nano, data):
+    found = evaluate(nano, loader(data, 8), [Setting("uniform", 4, seed) for seed in range(3)])
+    each = [100 * np.mean((found.ranks[index] == 0).numpy()) for index in range(3)]
+    (row,) = found.rows()
+    assert row["top1"] == pytest.approx(np.mean(each))
+    assert row["std"] == pytest.approx(np.std(each, ddof=1))
+    assert (row["seeds"], row["images"]) == (3, IMAGES)
+
+
+def test_every_image_is_decoded_once_for_all_settings(nano, folder):
+    seen = []
+    transform = evaluation_transform(nano.data_config)
+
+    def counted(image):
+        seen.append(image)
+        return transform(image)
+
+    data = open_data(folder, transform=counted, classes=10)
+    evaluate(nano, loader(data, 8), [Setting(prior, tokens) for prior in PRIORS for tokens in (1, 4)])
+    assert len(seen) == IMAGES
+
+
+# What a setting can be ------------------------------------------------------------------------------
+
+
+def test_without_a_setting_of_its_own_the_models_budget_counts(nano, data):
+    nano.tokens = 7
+    found = evaluate(nano, loader(data, 8), [Setting("center")])
+    assert found.tokens == [7]
+    assert (nano.tokens, nano.prior) == (7, "isotropic")  # left as it was
+
+
+def test_placements_are_found_by_key_and_not_by_order(nano, data):
+    keys = list(reversed(data.keys))
+    positions = torch.rand(len(keys), 5, 2, generator=torch.Generator().manual_seed(3))
+    found = evaluate(nano, loader(data, 8), [Setting(Placements(keys, positions))])
+    by_key = dict(zip(keys, positions, strict=True))
+    with torch.no_grad():
+        expected = {key: int(nano(image[None], by_key[key][None]).argmax()) for image, _, key in data}
+    assert found.predictions[0].tolist() == [expected[key] for key in found.keys]
+    assert found.tokens == [5]
+
+
+def test_an_image_without_a_placement_is_named(nano, data):
+    placements = Placements(data.keys[1:], torch.rand(len(data) - 1, 5, 2))
+    with pytest.raises(InputError, match=r"no placement for image '0/00\.png'"):
+        evaluate(nano, loader(data, 8), [Setting(placements)])
+
+
+def test_other_models_answer_the_same_call(nano, data):
+    settings = [
+        Setting(PlainViT(nano), name="timm"),
+        Setting("isotropic", 16),
+        Setting(PatchDropout(nano, 16)),
+        Setting(PatchDropout(nano, 5), seed=1),
+    ]
+    found = evaluate(nano, loader(data, 8), settings)
+    with torch.no_grad():
+        expected = {key: int(nano.vit(image[None]).argmax()) for image, _, key in data}
+    dense = [expected[key] for key in found.keys]
+    assert [predictions.tolist() for predictions in found.predictions[:3]] == [dense] * 3
+    assert [row["placement"] for row in found.rows()] == ["timm", "isotropic", "PatchDropout", "PatchDropout"]
+    assert [row["tokens"] for row in found.rows()] == [16, 16, 16, 5]
+
+
+@pytest.mark.parametrize("baseline", [PatchDropout, ElasticViT])
+def test_random_baselines_do_not_depend_on_the_batch_either(nano, data, baseline):
+    results = [evaluate(nano, loader(data, size), [Setting(baseline(nano, 5))]).predictions for size in (1, 4, 23)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_salient_placements_draw_from_maps_found_by_key(nano, data):
+    calls = []
+
+    def corner(images, keys):
+        calls.append(list(keys))
+        maps = torch.zeros(len(images), *images.shape[-2:])
+        maps[:, :4, :4] = 1
+        return maps
+
+    found = evaluate(nano, loader(data, 8), [Setting("salient", 4), Setting("salient", 9)], saliency=corner)
+    assert [row["placement"] for row in found.rows()] == ["salient", "salient"]
+    assert [key for keys in calls for key in keys] == list(data.keys)  # once per batch, not per setting
+
+
+def test_salient_placements_without_maps_are_refused(nano, data):
+    with pytest.raises(InputError, match="salien"):
+        evaluate(nano, loader(data, 8), [Setting("salient", 4)])
+
+
+def test_a_budget_that_contradicts_the_placements_is_refused(nano, data):
+    with pytest.raises(InputError, match="have 5 tokens, not 6"):
+        evaluate(nano, loader(data), [Setting(Placements(["a"], torch.rand(1, 5, 2)), 6)])
+    with pytest.raises(InputError, match="has 5 tokens, not 6"):
+        evaluate(nano, loader(data), [Setting(PatchDropout(nano, 5), 6)])
+    with pytest.raises(InputError, match="at least 1"):
+        evaluate(nano, loader(data), [Setting("isotropic", 0)])
+
+
+def test_an_unknown_prior_is_refused_before_any_image_is_read(nano, data):
+    with pytest.raises(InputError, match="'isotropic'"):
+        evaluate(nano, loader(data), [Setting("isotropc", 4)])
+
+
+def test_features_are_what_the_classifier_reads(nano, data):
+    found = evaluate(nano, loader(data, 8), [Setting("isotropic", 4)], features=True)
+    index = sorted(data.keys).index(data.keys[0])
+    image = data[0][0][None]
+    with torch.no_grad():
+        expected = nano.forward_head(nano.forward_features(image, PRIORS["isotropic"](image, 4, None)), pre_logits=True)
+    torch.testing.assert_close(found.features[0][index], expected[0])
+    assert evaluate(nano, loader(data, 8), [Setting("isotropic", 4)]).features == []
+
+
+def test_a_model_in_training_is_left_in_training(nano, data):
+    nano.train()
+    nano.vit.norm.eval()
+    evaluate(nano, loader(data), [Setting("isotropic", 4), Setting(PatchDropout(nano, 4))])
+    assert nano.training
+    assert nano.vit.blocks.training
+    assert not nano.vit.norm.training
+
+
+def test_unreadable_images_are_left_out_of_the_count(nano, folder):
+    (folder / "3" / "99.png").write_text("not an image")
+    options = {"transform": evaluation_transform(nano.data_config), "classes": 10}
+    found = evaluate(nano, loader(open_data(folder, unreadable="skip", **options), 4), [Setting("isotropic", 4)])
+    assert found.skipped == ["3/99.png"]
+    assert found.rows()[0]["images"] == IMAGES
+    with pytest.raises(InputError, match=r"3/99\.png"):
+        evaluate(nano, loader(open_data(folder, **options), 4), [Setting("isotropic", 4)])
+
+
+def test_nothing_readable_is_nothing_to_measure(nano, tmp_path):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "a.png").write_text("not an image")
+    data = open_data(tmp_path, transform=evaluation_transform(nano.data_config), unreadable="skip")
+    with pytest.raises(InputError, match="no image could be read"):
+        evaluate(nano, loader(data), [Setting("isotropic", 4)])
+
+
+# Many processes --------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, sys
+sys.path[:0] = [{tests!r}]
+from accelerate import PartialState
+from conftest import make_nano
+from spot.data.images import evaluation_transform, loader, open_data
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting, evaluate
+
+state = PartialState(cpu=True)
+model = make_nano()
+
+def run(unreadable):
+    transform = evaluation_transform(model.data_config)
+    data = open_data({folder!r}, transform=transform, classes=10, unreadable=unreadable)
+    batches = loader(data, 4, process=state.process_index, processes=state.num_processes)
+    return evaluate(model, batches, [Setting("uniform", 4, seed) for seed in (0, 1)], features=True)
+
+found = run("skip")
+try:
+    run("stop")  # the unreadable image is met by one process only
+except InputError as error:
+    problem = str(error)
+print("RESULT", json.dumps({{
+    "processes": state.num_processes, "rows": found.rows(), "keys": found.keys, "skipped": found.skipped,
+    "predictions": found.predictions.tolist(), "features": [len(part) for part in found.features],
+    "problem": problem,
+}}))
+"""
+
+
+def in_processes(count: int, program: str) -> list[tuple[str, str]]:
+    """What each of the processes, joined by gloo, printed to stdout and stderr."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = []
+    for rank in range(count):
+        where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        where |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        environment = os.environ | {name: str(value) for name, value in where.items()}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        running.append(subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes))
+    return [process.communicate(timeout=180) for process in running]
+
+
+def test_two_processes_give_the_numbers_of_one_and_share_an_error(nano, folder):
+    (folder / "3" / "99.png").write_text("not an image")
+    options = {"transform": evaluation_transform(nano.data_config), "classes": 10, "unreadable": "skip"}
+    settings = [Setting("uniform", 4, seed) for seed in (0, 1)]
+    alone = evaluate(nano, loader(open_data(folder, **options), 4), settings)
+    program = PROGRAM.format(tests=str(Path(__file__).parents[1]), folder=str(folder))
+    for stdout, stderr in in_processes(2, program):
+        assert "RESULT" in stdout, stderr
+        found = json.loads(stdout.split("RESULT")[1])
+        assert found["processes"] == 2
+        assert found["keys"] == alone.keys  # 23 of them, none twice
+        assert found["predictions"] == alone.predictions.tolist()
+        assert found["skipped"] == ["3/99.png"]
+        assert found["features"] == [IMAGES, IMAGES]
+        assert "3/99.png is not an image" in found["problem"]
+        for here, there in zip(alone.rows(), found["rows"], strict=True):
+            assert there["loss"] == pytest.approx(here["loss"], abs=1e-6)
+            assert {**there, "loss": 0} == {**here, "loss": 0}
+
+
+# The real model ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "deit_tiny"])
+def test_a_real_model_is_right_where_timm_is_right(name, shared_data, request):
+    model: spot.SpotViT = request.getfixturevalue(name)
+    from spot.data.images import class_folders
+
+    transform = evaluation_transform(model.data_config)
+    data = open_data(shared_data / "imagenet-val-2k", transform=transform, classes=class_folders(model), limit=16)
+    found = evaluate(model, loader(data, 16), [Setting("isotropic", 196)])
+    with torch.no_grad():
+        expected = {key: int(model.vit(image[None]).argmax()) for image, _, key in data}
+    assert found.predictions[0].tolist() == [expected[key] for key in found.keys]
+    assert found.rows()[0]["top1"] > 50
