@@ -1,0 +1,85 @@
+"""What a prediction costs: multiply-adds (MACs) by torch's own counter, and the paper's sampling formula.
+
+torch counts matrix products, convolutions and attention, two FLOPs to a MAC. Element-wise work is
+not counted; the one such step that SPoT adds, reading windows, has the paper's formula.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from spot.errors import InputError
+from spot.models.tome import ToMe, merging_macs
+
+
+def flops(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
+    """FLOPs of one image's prediction, counted while it runs.
+
+    Args:
+        model: a SpotViT or a baseline; it runs in evaluation mode and is left as it was.
+        shape: (C, H, W) of the image, by default what the model was built for.
+        tokens: place this many tokens at random instead of as the model would.
+    """
+    images = torch.zeros(1, *(_shape(model) if shape is None else shape), **_like(model))
+    given: tuple[Tensor, ...] = ()
+    if tokens is not None:
+        given = (torch.rand(1, tokens, 2, device=images.device),)
+    training = model.training
+    # The plain kernel shows its products to every version of the counter, fused ones only to newer.
+    # Gradients stay on: the counter's module tracker fails on views of parameters without them.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.eval()
+        try:
+            model(images, *given)
+        finally:
+            model.train(training)
+    return counter.get_total_flops()
+
+
+def macs(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
+    """Multiply-adds of one image's prediction: half its FLOPs. See `flops`."""
+    return flops(model, shape, tokens) // 2
+
+
+def sampling_flops(tokens: int, size: int = 16, channels: int = 3) -> int:
+    """FLOPs to read T windows of K × K bilinear samples: T · K² · (7C + 8) (paper, computational overhead)."""
+    return tokens * size**2 * (7 * channels + 8)
+
+
+def budget(model: Any) -> list[dict[str, Any]]:
+    """Where an image's tokens and MACs go: a row for the tokenizer and head, for each block, and in all.
+
+    For a ToMe this is the one report of placing and merging: what was placed, what each block got,
+    merged and passed on. Tokens are without prefix tokens.
+    """
+    holder: Any = getattr(model, "model", model)
+    blocks, prefix = holder.vit.blocks, holder.num_prefix_tokens
+    schedule = model.schedule() if isinstance(model, ToMe) else [0] * len(blocks)
+    tokens = placed = model.starting_tokens if isinstance(model, ToMe) else model.tokens
+    total = macs(model)
+    each = merging_macs(blocks, placed, prefix, schedule)
+    rows = [_row("tokenizer and head", placed, 0, total - sum(each))]
+    for number, (merged, cost) in enumerate(zip(schedule, each, strict=True)):
+        rows.append(_row(f"block {number}", tokens, merged, cost))
+        tokens -= merged
+    return [*rows, _row("all", placed, sum(schedule), total)]
+
+
+def _row(stage: str, tokens: int, merged: int, cost: int) -> dict[str, Any]:
+    return {"stage": stage, "tokens": tokens, "merged": merged, "left": tokens - merged, "MACs": cost}
+
+
+def _shape(model: nn.Module) -> tuple[int, ...]:
+    """(C, H, W) of the images a model or the model it holds was built for."""
+    holder: Any = getattr(model, "model", model)
+    if not hasattr(holder, "img_size"):
+        raise InputError(f"{type(model).__name__} does not say its image size; pass shape=(C, H, W)")
+    return (holder.vit.patch_embed.proj.in_channels, *holder.img_size)
+
+
+def _like(model: nn.Module) -> dict[str, Any]:
+    parameter = next(model.parameters())
+    return {"device": parameter.device, "dtype": parameter.dtype}

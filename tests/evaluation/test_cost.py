@@ -1,0 +1,74 @@
+"""MACs against the paper's and published figures, and against sums done by hand."""
+
+import pytest
+import torch
+from conftest import make_nano
+
+import spot
+from spot.errors import InputError
+from spot.evaluation.cost import budget, flops, macs, sampling_flops
+from spot.models.elastic import ElasticViT
+from spot.models.patch_dropout import PatchDropout
+from spot.models.plain import PlainViT
+from spot.models.tome import ToMe
+
+
+def test_the_paper_s_sampling_overhead():
+    assert sampling_flops(25, 16, 3) == 185_600
+
+
+def test_vit_b16_has_its_published_multiply_adds():
+    model = spot.adapt("vit_base_patch16_224")
+    assert macs(PlainViT(model)) / 1e9 == pytest.approx(17.6, abs=0.05)  # DeiT's and timm's tables
+    # The overhead of placing all 196 tokens off the grid: below 0.2 % of it.
+    assert macs(PlainViT(model)) < macs(model) < 1.002 * macs(PlainViT(model))
+
+
+def test_every_product_of_a_small_vit_by_hand():
+    model = make_nano()  # width 32, MLP 128, 10 classes, 2 blocks; 192 pixels in a patch; 4 × 4 kernels
+    tokens = 5
+    embed = tokens * (192 * 32 + 4 * 4 + 4 * 4 + 16 * 32)  # window, kernels along y and x, position
+    block = (1 + tokens) * (3 * 32 * 32 + 32 * 32 + 2 * 32 * 128) + 2 * (1 + tokens) ** 2 * 32
+    assert macs(model, tokens=tokens) == embed + 2 * block + 32 * 10
+    assert flops(model, tokens=tokens) == 2 * macs(model, tokens=tokens)
+
+
+def test_every_model_counts_its_own_budget():
+    model = make_nano()
+    model.tokens = 5
+    for other in (PatchDropout(model, 5), ElasticViT(model, 5)):
+        assert macs(other) == macs(model)
+    assert macs(ToMe(model, r=0, own_placement=True)) == macs(model)
+    assert macs(ToMe(model, r=2, own_placement=True)) < macs(model)
+
+
+def test_counting_follows_the_image_and_leaves_the_model_as_it_was():
+    model = make_nano().train()
+    assert macs(PatchDropout(model, 16), shape=(3, 64, 64)) == macs(PatchDropout(model, 16))
+    assert model.training
+    assert macs(ToMe(model, r=0), shape=(3, 64, 64)) > 4 * macs(ToMe(model, r=0))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_budget_of_placing_and_merging_adds_up():
+    model = make_nano(depth=3)
+    model.tokens, model.prior = 12, "uniform"
+    tome = ToMe(model, tokens=4, own_placement=True)
+    first, *blocks, last = budget(tome)
+    assert [row["tokens"] for row in blocks] == [12, 9, 6]
+    assert [row["left"] for row in blocks] == [9, 6, 4]
+    assert (last["tokens"], last["merged"], last["left"], last["MACs"]) == (12, 8, 4, macs(tome))
+    assert first["MACs"] == 12 * (192 * 32 + 32 + 16 * 32) + 320
+    assert first["MACs"] + sum(row["MACs"] for row in blocks) == last["MACs"]
+
+
+def test_the_budget_of_a_constant_number_of_tokens():
+    model = make_nano()
+    model.tokens = 7
+    assert [row["tokens"] for row in budget(model)] == [7, 7, 7, 7]
+    assert budget(PlainViT(model))[-1]["tokens"] == 16
+
+
+def test_a_model_that_does_not_say_its_image_size_needs_a_shape():
+    with pytest.raises(InputError, match="pass shape"):
+        macs(torch.nn.Linear(3, 3))

@@ -1,0 +1,341 @@
+"""ToMe against a slow reference: a token of size s is s equal tokens, in timm's own blocks, merged by loops."""
+
+import copy
+import math
+
+import pytest
+import torch
+from conftest import make_nano
+from torch.utils.flop_counter import FlopCounterMode
+
+import spot
+from spot.errors import InputError
+from spot.models.tome import ToMe, as_given, decreasing, evenly, match, to_reach
+from spot.tokens.position_embedding import rotary_embedding
+
+SMALL = {"img_size": 48, "depth": 3}  # 36 patches of 8 pixels
+KINDS = {
+    "plain": SMALL,
+    "layer scale and registers": {**SMALL, "init_values": 0.3, "reg_tokens": 4},
+    "queries and keys normed": {**SMALL, "qk_norm": True},
+    "mean pooling": {**SMALL, "global_pool": "avg"},
+    "mean pooling with the class token": {**SMALL, "global_pool": "avg", "pool_include_prefix": True},
+    "attention pooling": {**SMALL, "global_pool": "map", "class_token": False},
+    "stochastic depth": {**SMALL, "drop_path_rate": 0.5},
+}
+ROTARY = {
+    "eva02": "eva02_tiny_patch14_224",
+    "rope": "vit_small_patch16_rope_224",
+    "mixed rope": "vit_small_patch16_rope_mixed_224",
+    "dinov3": "vit_small_patch16_dinov3",
+}
+
+
+def build(kind: str) -> spot.SpotViT:
+    if kind in KINDS:
+        return make_nano(**KINDS[kind])
+    shape = {"img_size": 48, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 10}
+    torch.manual_seed(0)
+    model = spot.adapt(ROTARY[kind], **shape).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def pictures(model: spot.SpotViT, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, 3, *model.img_size, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def slow_tome(model, image, positions, schedule):
+    """One image (C, H, W): logits and, for every final token, the set of input tokens in it."""
+    vit, prefix = model.vit, model.num_prefix_tokens
+    x, _ = model.embed(image[None], positions[None])
+    members = [{i} for i in range(len(positions))]
+    cells = [length / model.patch_size for length in image.shape[-2:]]
+    for depth, (block, r) in enumerate(zip(vit.blocks, schedule, strict=True)):
+        # Every token as often as it counts, and timm's attention knows nothing of sizes.
+        first, repeated = list(range(prefix)), list(range(prefix))
+        for number, group in enumerate(members):
+            first.append(len(repeated))
+            repeated += [prefix + number] * len(group)
+        given = {}
+        if getattr(vit, "rope", None) is not None:
+            means = torch.stack([positions[sorted(group)].mean(0) for group in members])
+            places = means[[number - prefix for number in repeated[prefix:]]]
+            rope = rotary_embedding(vit.rope, places[None], cells)
+            given["rope"] = rope[depth] if vit.rope_mixed else rope
+        kept = []
+        hook = block.attn.k_norm.register_forward_hook(lambda module, args, keys, kept=kept: kept.append(keys))
+        y = block.attn(block.norm1(x)[:, repeated], **given)[:, first]
+        hook.remove()
+        x = x + (block.ls1(y) if hasattr(block, "ls1") else y if block.gamma_1 is None else y * block.gamma_1)
+        keys = kept[0][0].mean(0)[first][prefix:]
+        pairs = []
+        for a in range(0, len(members), 2):
+            cosines = {b: float(torch.cosine_similarity(keys[a], keys[b], dim=0)) for b in range(1, len(members), 2)}
+            best = max(cosines, key=cosines.get)
+            pairs.append((cosines[best], a, best))
+        pairs.sort(reverse=True)
+        into = {a: b for _, a, b in pairs[:r]}
+        vectors = {number: x[0, prefix + number] for number in range(len(members))}
+        order = [a for a in range(0, len(members), 2) if a not in into] + list(range(1, len(members), 2))
+        groups, means = [], []
+        for number in order:
+            together = [number, *(a for a, b in into.items() if b == number)]
+            count = sum(len(members[each]) for each in together)
+            means.append(sum(vectors[each] * len(members[each]) for each in together) / count)
+            groups.append(set().union(*(members[each] for each in together)))
+        members = groups
+        x = torch.cat([x[:, :prefix], torch.stack(means)[None]], 1)
+        y = block.mlp(block.norm2(x))
+        x = x + (block.ls2(y) if hasattr(block, "ls2") else y if block.gamma_2 is None else y * block.gamma_2)
+    x = vit.norm(x)
+    repeated = list(range(prefix)) + [prefix + number for number, group in enumerate(members) for _ in group]
+    return model.forward_head(x[:, repeated])[0], members
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *ROTARY])
+def test_merging_is_attention_over_repeated_tokens(kind):
+    model = build(kind).double()
+    images = pictures(model).double()
+    positions = model.place(images).double()
+    schedule = [5, 7, 4]
+    tome = ToMe(model, r=schedule)
+    logits, merged = tome(images, positions), tome.merge(images, positions)
+    assert merged.features.shape[1] == model.num_prefix_tokens + 36 - 16
+    for number, image in enumerate(images):
+        expected, members = slow_tome(model, image, positions[number], schedule)
+        torch.testing.assert_close(logits[number], expected, rtol=1e-6, atol=1e-7)
+        sources = merged.sources[number].tolist()
+        found = [{i for i, token in enumerate(sources) if token == m} for m in range(len(members))]
+        assert found == members
+        assert merged.sizes[number].tolist() == [len(group) for group in members]
+        means = torch.stack([positions[number, sorted(group)].mean(0) for group in members])
+        torch.testing.assert_close(merged.positions[number], means)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_tiny_patch16_224", {}),
+        ("deit3_small_patch16_224", {}),
+        ("deit_tiny_distilled_patch16_224", {}),
+        ("vit_small_patch14_reg4_dinov2", {"img_size": 112, "num_classes": 10}),
+        ("vit_base_patch16_siglip_224", {"num_classes": 10}),
+        ("vit_medium_patch16_rope_reg1_gap_256", {}),
+        ("eva02_tiny_patch14_224", {"num_classes": 10}),
+        ("vit_small_patch16_rope_mixed_224", {}),
+        ("vit_small_patch16_dinov3", {"img_size": 112, "num_classes": 10}),
+    ],
+)
+def test_with_nothing_merged_it_is_the_timm_model(name, options):
+    torch.manual_seed(0)
+    model = spot.adapt(name, depth=2, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # LayerScale, biases and registers must not be invisible
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+        images = pictures(model)
+        expected = model.vit(images)
+        torch.testing.assert_close(ToMe(model, r=0)(images), expected, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(ToMe(model, r=20)(images), expected, atol=1e-3)
+
+
+def test_attention_without_the_fused_kernel_gives_the_same():
+    model = make_nano(**SMALL)
+    images, tome = pictures(model), ToMe(model, r=6)
+    expected = tome(images)
+    for block in model.vit.blocks:
+        block.attn.fused_attn = not block.attn.fused_attn
+    torch.testing.assert_close(tome(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_tokens_merge_without_any_change():
+    """Where tokens differ in nothing, their mean is themselves and counting them by size is exact."""
+    model = make_nano(**SMALL)
+    images = torch.full((1, 3, 48, 48), 0.3)
+    positions = torch.full((1, 36, 2), 0.5)
+    torch.testing.assert_close(ToMe(model, tokens=5)(images, positions), model(images, positions), rtol=1e-4, atol=1e-5)
+
+
+def test_the_most_alike_pairs_merge():
+    angles = torch.tensor([0.0, 10.0, 90.0, 95.0, 180.0, 270.0]) * math.pi / 180
+    keys = torch.stack([angles.cos(), angles.sin()], -1)[None]
+    # Tokens 0, 2, 4 look for a partner among 1, 3, 5: 2 → 3 (5°), 0 → 1 (10°), 4 → 3 (85°).
+    assert match(keys, 1).tolist() == [[0, 2, 3, 3, 1, 4]]
+    assert match(keys, 2).tolist() == [[1, 1, 2, 2, 0, 3]]
+    assert match(keys, 3).tolist() == [[0, 0, 1, 1, 1, 2]]
+    assert match(3 * keys, 2).tolist() == match(keys, 2).tolist()  # the angle counts, not the length
+
+
+def test_values_of_merged_tokens_go_back_to_all_their_sources():
+    model = make_nano(**SMALL)
+    merged = ToMe(model, tokens=9).merge(pictures(model))
+    numbers = torch.arange(9.0).expand(2, 9)
+    torch.testing.assert_close(merged.spread(numbers), merged.sources.float())
+    assert merged.spread(merged.features[:, model.num_prefix_tokens :]).shape == (2, 36, 32)
+
+
+def test_placing_then_merging_has_one_budget():
+    model = make_nano(**SMALL)
+    model.tokens, model.prior = 20, "uniform"
+    tome = ToMe(model, tokens=8, own_placement=True)
+    assert (tome.starting_tokens, tome.tokens, sum(tome.schedule())) == (20, 8, 12)
+    seed = torch.Generator().manual_seed(3)
+    merged = tome.merge(pictures(model), generator=seed)
+    placed = model.place(pictures(model), torch.Generator().manual_seed(3))
+    assert merged.sources.shape == (2, 20)
+    assert merged.sizes.sum(1).tolist() == [20, 20]
+    centroid = (merged.positions * merged.sizes[..., None]).sum(1) / 20
+    torch.testing.assert_close(centroid, placed.mean(1))
+
+
+def test_gradients_reach_parameters_and_positions():
+    model = make_nano(**SMALL).double()
+    positions = model.place(pictures(model).double()).double().requires_grad_()
+    ToMe(model, r=4)(pictures(model).double(), positions).square().sum().backward()
+    assert positions.grad.abs().sum() > 0
+    assert all(parameter.grad is not None for parameter in model.vit.blocks.parameters())
+
+
+def test_it_compiles_without_a_graph_break():
+    model = make_nano(**SMALL)
+    tome, images = ToMe(model, r=5), pictures(model)
+    compiled = torch.compile(tome, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(images), tome(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "queries and keys normed", "eva02"])
+def test_bfloat16_stays_close(kind):
+    model = build(kind)
+    images = pictures(model)
+    expected = ToMe(model, r=4)(images, model.grid().expand(2, -1, -1))
+    with torch.autocast("cpu", torch.bfloat16):
+        close = ToMe(model, r=4)(images, model.grid().expand(2, -1, -1))
+    assert (close - expected).abs().mean() < 0.2 * expected.std()
+    half = copy.deepcopy(model).bfloat16()
+    close = ToMe(half, r=4)(images.bfloat16(), model.grid().expand(2, -1, -1))
+    assert close.dtype == torch.bfloat16
+    assert (close - expected).abs().mean() < 0.2 * expected.std()
+
+
+def test_the_wrapper_owns_no_parameters():
+    model = make_nano()
+    tome = ToMe(model, r=1)
+    assert {id(p) for p in tome.parameters()} == {id(p) for p in model.parameters()}
+
+
+# ----------------------------------------------------------------------------- how much is merged
+
+
+def test_the_paper_s_r_16_on_196_tokens_merges_half_of_the_last_20():
+    assert as_given(16, 196, 12) == [16] * 11 + [10]
+
+
+def test_a_decreasing_schedule_falls_linearly_and_has_the_same_sum():
+    assert decreasing(2, 5) == [4, 3, 2, 1, 0]
+    assert decreasing(7, 1) == [7]
+    for r in range(1, 9):
+        assert sum(decreasing(r, 12)) == 12 * r
+        assert decreasing(r, 12) == sorted(decreasing(r, 12), reverse=True)
+
+
+def test_merges_are_spread_evenly_and_at_most_half():
+    assert evenly(8, 100, 3) == [3, 3, 2]
+    assert evenly(60, 20, 3) == [10, 5, 2]
+
+
+@pytest.mark.parametrize("target", range(1, 197))
+def test_every_token_count_can_be_reached_exactly(target):
+    schedule, left = to_reach(target, 196, 12), 196
+    for r in schedule:
+        assert 0 <= r <= left // 2
+        left -= r
+    assert left == target
+
+
+def test_tokens_can_be_set():
+    tome = ToMe(make_nano(**SMALL), r=0)
+    assert tome.tokens == 36
+    tome.tokens = 10
+    assert tome.tokens == 10
+    assert tome.merge(pictures(tome.model)).sizes.shape == (2, 10)
+
+
+@pytest.mark.parametrize("kind", ["plain", "layer scale and registers", "eva02"])
+def test_multiply_adds_are_those_torch_counts(kind):
+    model = build(kind)
+    images = pictures(model, 1)
+    positions = model.grid()[None]
+
+    def counted(call):
+        with FlopCounterMode(display=False) as counter:
+            call()
+        return counter.get_total_flops() // 2
+
+    tome = ToMe(model, r=[5, 0, 9])
+    embedding = counted(lambda: model.embed(images, positions))
+    head = counted(lambda: model.forward_head(model.encode(*model.embed(images, positions)))) - counted(
+        lambda: model.encode(*model.embed(images, positions))
+    )
+    assert sum(tome.macs()) == counted(lambda: tome(images, positions)) - embedding - head
+
+
+def test_a_speed_up_is_just_reached():
+    model = spot.adapt("vit_tiny_patch16_224", depth=6)
+    dense = sum(ToMe(model, r=0).macs())
+    for speedup in (1.0, 1.5, 2.0, 3.0):
+        tome = ToMe(model, speedup=speedup)
+        assert dense / sum(tome.macs()) >= speedup
+        lighter = evenly(max(0, sum(tome.schedule()) - 1), 196, 6)
+        assert speedup == 1.0 or dense / sum(ToMe(model, r=lighter).macs()) < speedup
+
+
+def test_matching_costs_no_more_than_a_constant_budget_where_it_can():
+    model = spot.adapt("vit_tiny_patch16_224")
+    for tokens in (49, 100, 150):
+        merging = sum(ToMe.matching(model, tokens).macs())
+        constant = sum(ToMe(model, r=0).macs(tokens))
+        assert 0.97 * constant < merging <= constant
+    assert ToMe.matching(model, 1).schedule()[:3] == [98, 49, 24]  # out of reach: half in every block
+
+
+# ----------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("goal", "message"),
+    [
+        ({"r": 19}, "19 is too large for block 0: of its 36 tokens it can merge 18"),
+        ({"r": [10, 10, 10]}, "10 is too large for block 2: of its 16 tokens it can merge 8"),
+        ({"r": -1}, "at least 0"),
+        ({"r": 1.5}, "whole number"),
+        ({"r": [1, 2]}, "or 3 of them"),
+        ({"tokens": 0}, "1 to 36"),
+        ({"tokens": 37}, "1 to 36"),
+        ({"tokens": 3}, "3 blocks that merge at most half leave 5 of 36"),
+        ({"speedup": 0.5}, "at least 1"),
+        ({"speedup": 100}, "times faster, not 100"),
+        ({}, "exactly one"),
+        ({"r": 1, "tokens": 5}, "exactly one"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(goal, message):
+    with pytest.raises(InputError, match=message):
+        ToMe(make_nano(**SMALL), **goal)
+
+
+def test_a_refused_token_count_leaves_the_model_as_it_was():
+    tome = ToMe(make_nano(**SMALL), tokens=12)
+    with pytest.raises(InputError):
+        tome.tokens = 40
+    assert tome.tokens == 12
+
+
+def test_blocks_without_a_place_to_merge_are_refused():
+    from timm.models.vision_transformer import ParallelScalingBlock
+
+    with pytest.raises(InputError, match="ParallelScalingBlock"):
+        ToMe(make_nano(block_fn=ParallelScalingBlock), r=1)
