@@ -11,7 +11,9 @@ from inspect import getdoc
 
 from spot.errors import InputError, unknown
 
-VERBS: dict[str, str] = {}
+VERBS: dict[str, str] = {
+    "data": "describe the built-in data set and show its classes",
+}
 
 EXAMPLE = "example: spot demo"
 

@@ -1,0 +1,79 @@
+"""`spot data`: look at the built-in data set."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from spot.data.difficulty import Difficulty
+
+
+def data(
+    name: tyro.conf.Positional[Literal["scenes"]],
+    /,
+    *,
+    show: bool = False,
+    masks: bool = False,
+    out: Path = Path("scenes.png"),
+    examples: int = 3,
+    split: str = "train",
+    seed: int = 0,
+    json: Path | None = None,
+    difficulty: Annotated[Difficulty, tyro.conf.arg(name="")] = Difficulty(),  # noqa: B008 (frozen)
+) -> None:
+    """Describe the built-in data set, and show examples of its 32 classes.
+
+    Scenes are drawn on demand, the same on every machine; each factor below is an option, here
+    and in spot.data.scenes.Scenes.
+
+    example: spot data scenes --show --distractors 0 8
+
+    Args:
+        name: The data set.
+        show: Save a contact sheet: every outline (rows) with every texture (columns).
+        masks: Darken everything but the object on that sheet, by its exact mask.
+        out: Where the contact sheet goes.
+        examples: How many scenes of each class are on it.
+        split: train, validation or test.
+        seed: Another seed, another data set of the same kind.
+        json: Also write the description to this file.
+        difficulty: The factors.
+    """
+    from time import process_time
+
+    from spot import report
+    from spot.data.scenes import CLASSES, SPLITS, Scenes
+    from spot.data.shapes import OUTLINES, TEXTURES
+    from spot.errors import InputError
+
+    if examples < 1:
+        raise InputError(f"a contact sheet needs at least one example of each class, got {examples}")
+    length = max(len(CLASSES) * examples, 256)
+    scenes = Scenes(split, length, difficulty=difficulty, seed=seed)
+    start = process_time()
+    batch = scenes.draw(range(length))
+    rate = round(length / (process_time() - start))
+    covered = batch.masks.mean().item()
+    side = difficulty.image_size
+    rows = [
+        {"what": "image", "value": f"{side} × {side} RGB"},
+        {"what": "classes", "value": f"{len(CLASSES)} = {len(OUTLINES)} outlines × {len(TEXTURES)} textures"},
+        {"what": "outlines", "value": ", ".join(OUTLINES)},
+        {"what": "textures", "value": ", ".join(TEXTURES)},
+        {"what": "splits", "value": ", ".join(f"{name} {length:,}" for name, length in SPLITS.items())},
+        {"what": "covered by the object", "value": f"{covered:.1%} of the image"},
+        {"what": "drawn by one core", "value": f"{rate:,} images/s"},
+    ]
+    report.show(rows, "Scenes")
+    if json is not None:
+        report.save_json(json, rows, {"split": split, "seed": seed, "difficulty": asdict(difficulty)})
+    if show:
+        from spot.plots.contact_sheet import contact_sheet
+
+        images = batch.images
+        if masks:
+            images = images * (0.15 + 0.85 * batch.masks[:, None])
+        sheet = images[: len(CLASSES) * examples].unflatten(0, (examples, len(OUTLINES), len(TEXTURES)))
+        contact_sheet(sheet.permute(1, 2, 0, 3, 4, 5), list(OUTLINES), list(TEXTURES), out)
+        report.console.print(f"The contact sheet is in {out}.")

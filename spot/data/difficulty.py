@@ -1,0 +1,55 @@
+"""How a scene is drawn, factor by factor: what a study of misalignment, clutter or size varies."""
+
+from dataclasses import dataclass
+
+from spot.errors import InputError
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """What is drawn, factor by factor. A pair is a range, drawn uniformly from low to high.
+
+    Lengths are fractions of the image side unless they say pixels.
+    """
+
+    image_size: int = 64
+    """Side of the image, in pixels."""
+    radius: tuple[float, float] = (0.16, 0.24)
+    """Size of the object: the radius of the disc with the same area, whatever the outline."""
+    rotation: float = 180.0
+    """Objects are turned by up to this many degrees, either way; 180 is every direction."""
+    center_bias: float = 0.7
+    """0: the object may be anywhere in the frame; 1: bell-shaped around the middle."""
+    grid_offset: tuple[float, float] | None = None
+    """Where in its cell of the patch grid the object's centre lies, (y, x) as a fraction of the
+    cell: (0.5, 0.5) is a patch centre, (0, 0) a patch corner. None: anywhere."""
+    grid: int = 8
+    """Cell of that patch grid, in pixels."""
+    distractors: tuple[int, int] = (0, 3)
+    """How many small objects, of any outline and texture, lie behind the object."""
+    distractor_radius: tuple[float, float] = (0.04, 0.06)
+    """Size of a distractor, as `radius`."""
+    contrast: float = 0.6
+    """How much darker the background is: 0 as bright as the object on average, 1 black."""
+    texture_contrast: float = 0.6
+    """How much a texture changes the object's brightness, dark to light, relative to its mean."""
+    texture_period: float = 5.0
+    """Distance from stripe to stripe, dot to dot, check to check of the same shade, in pixels."""
+    noise: float = 0.04
+    """Standard deviation of the sensor noise, relative to the full range of brightness."""
+
+    def __post_init__(self) -> None:
+        for name in ("radius", "distractors", "distractor_radius"):
+            low, high = getattr(self, name)
+            if not 0 <= low <= high:
+                raise InputError(f"{name} must be a range with 0 <= low <= high, got ({low}, {high})")
+        if not 0 < self.radius[1] <= 0.5:
+            raise InputError(f"an object's radius must be above 0 and at most 0.5, got {self.radius[1]}")
+        if self.distractor_radius[1] > 0.5:
+            raise InputError(f"a distractor's radius must be at most 0.5, got {self.distractor_radius[1]}")
+        for name in ("center_bias", "contrast", "texture_contrast", "noise"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        for name, least in {"image_size": 8, "grid": 1, "texture_period": 1, "rotation": 0}.items():
+            if not getattr(self, name) >= least:
+                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")

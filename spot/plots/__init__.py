@@ -1,0 +1,1 @@
+"""Figures: one file per kind. Each takes tensors and tables, never models."""

@@ -1,0 +1,336 @@
+import hashlib
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from time import process_time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchvision.transforms import Normalize
+
+from spot.data.counter_random import keys
+from spot.data.difficulty import Difficulty
+from spot.data.scenes import CLASSES, SPLITS, Scenes, background, cosine, draw, sine
+from spot.errors import InputError
+
+CLEAN = Difficulty(noise=0, distractors=(0, 0))
+SMALL = Difficulty(noise=0, distractors=(0, 0), image_size=16)  # positions are the same at any size
+
+
+def same(first, second) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, torch.Tensor))
+
+
+# ------------------------------------------------------------------------- the same everywhere
+
+
+def test_the_scenes_of_this_release_are_these_bytes():
+    # Whoever changes this line changes the data set: shipped weights and results no longer belong to it.
+    images = draw(range(64), seed=2).images.mul(255).round().byte().numpy()
+    assert (
+        hashlib.sha256(images.tobytes()).hexdigest()
+        == "c0551481ee10315b527134bf8bd55506df910ae35af1e6442cb3c4aebf9a5f0b"
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=40), st.integers(0, 2**31), st.data())
+def test_a_scene_does_not_depend_on_what_is_drawn_with_it(indices, seed, data):
+    together = draw(indices, seed)
+    place = data.draw(st.integers(0, len(indices) - 1))
+    alone = draw([indices[place]], seed)
+    assert torch.equal(together.images[place], alone.images[0])
+    assert torch.equal(together.masks[place], alone.masks[0])
+    assert torch.equal(together.centers[place], alone.centers[0])
+
+
+def test_another_process_and_other_threads_draw_the_same_scenes():
+    code = (
+        "import sys; from spot.data.scenes import draw; "
+        "sys.stdout.buffer.write(draw(range(100, 140)).images.numpy().tobytes())"
+    )
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    with ThreadPoolExecutor(4) as pool:
+        here = list(pool.map(lambda i: draw([i]).images, range(100, 140)))
+    assert torch.cat(here).numpy().tobytes() == there
+
+
+def test_seeds_and_splits_share_no_scene():
+    found = {
+        scene.numpy().tobytes()
+        for split in SPLITS
+        for seed in (0, 1, 2)
+        for scene in Scenes(split, 64, seed=seed).draw(range(64)).images
+    }
+    assert len(found) == len(SPLITS) * 3 * 64
+
+
+@pytest.mark.parametrize("degrees", [-180.0, -90.0, -1.0, 0.0, 30.0, 90.0, 179.9, 400.0])
+def test_our_own_sine_and_cosine_are_sine_and_cosine(degrees):
+    assert sine(np.array([degrees]))[0] == pytest.approx(np.sin(np.radians(degrees)), abs=1e-9)
+    assert cosine(np.array([degrees]))[0] == pytest.approx(np.cos(np.radians(degrees)), abs=1e-9)
+
+
+# ------------------------------------------------------------------------- what is in a scene
+
+
+def test_a_batch_is_what_it_says():
+    batch = draw(range(40))
+    assert batch.images.shape == (40, 3, 64, 64)
+    assert batch.masks.shape == (40, 64, 64)
+    assert batch.centers.shape == (40, 2)
+    assert batch.images.dtype == batch.masks.dtype == batch.centers.dtype == torch.float32
+    for values in batch.images, batch.masks, batch.centers:
+        assert values.min() >= 0
+        assert values.max() <= 1
+    assert batch.labels.tolist() == [*range(32), *range(8)]
+
+
+def test_class_names_are_texture_and_outline():
+    assert len(set(CLASSES)) == 32
+    assert CLASSES[:5] == ("plain disc", "stripes disc", "dots disc", "checks disc", "plain ring")
+    assert CLASSES[-1] == "checks crescent"
+
+
+def test_the_mask_has_the_objects_area_and_its_centroid_is_the_center():
+    # Fully inside the frame: radius 0.15 and bell-shaped around the middle.
+    batch = draw(range(256), difficulty=replace(CLEAN, radius=(0.15, 0.15), center_bias=1.0))
+    whole = batch.masks[:, [0, -1]].sum((1, 2)) + batch.masks[:, :, [0, -1]].sum((1, 2)) == 0
+    assert whole.float().mean() > 0.9
+    masks, centers = batch.masks[whole], batch.centers[whole]
+    area = masks.sum((1, 2)) / 64**2
+    torch.testing.assert_close(area, torch.full_like(area, torch.pi * 0.15**2), rtol=0.02, atol=0)
+    pixel = (torch.arange(64) + 0.5) / 64
+    y = (masks.sum(2) * pixel).sum(1) / masks.sum((1, 2))
+    x = (masks.sum(1) * pixel).sum(1) / masks.sum((1, 2))
+    torch.testing.assert_close(torch.stack([y, x], 1), centers, atol=0.1 / 64, rtol=0)
+
+
+def test_outside_the_mask_nothing_depends_on_the_object():
+    one = draw(range(64), difficulty=replace(CLEAN, texture_contrast=0.3))
+    other = draw(range(64), difficulty=replace(CLEAN, texture_contrast=0.9))
+    changed = (one.images != other.images).any(1)
+    assert not changed[one.masks == 0].any()
+    textured = one.labels % 4 != 0
+    assert changed[textured][one.masks[textured] == 1].float().mean() > 0.9
+    assert not changed[~textured].any()  # "plain" has no texture to change
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 9), st.floats(0, 1))
+def test_inside_the_mask_nothing_depends_on_the_background(index, distractors, contrast):
+    other = replace(CLEAN, distractors=(distractors, distractors), contrast=contrast)
+    one, two = draw([index], difficulty=CLEAN), draw([index], difficulty=other)
+    assert torch.equal(one.masks, two.masks)
+    covered = (one.masks == 1).expand(3, -1, -1)[None]
+    assert torch.equal(one.images[covered], two.images[covered])
+
+
+def test_an_opaque_object_on_black_is_seen_exactly_where_the_mask_is():
+    batch = draw(range(32), difficulty=replace(CLEAN, contrast=1.0, texture_contrast=0.0))
+    light = batch.images.amax(1) / batch.images.amax((1, 2, 3))[:, None, None]  # the strongest channel
+    torch.testing.assert_close(light, batch.masks, atol=1.5 / 255 / 0.6, rtol=0)
+
+
+def test_distractors_come_in_the_number_asked_for():
+    bare = draw(range(64), difficulty=replace(CLEAN, contrast=1.0))
+    counts = []
+    for scene in draw(range(64), difficulty=replace(CLEAN, contrast=1.0, distractors=(1, 1))).images - bare.images:
+        counts.append(int((scene.abs().amax(0) > 0.1).sum()))
+    areas = torch.tensor(counts, dtype=torch.float32)
+    assert (areas > 0).float().mean() > 0.7  # some are hidden behind the object or cut by the frame
+    assert areas.max() < torch.pi * (0.06 * 64) ** 2 * 2
+    assert same(draw([3], difficulty=replace(CLEAN, distractors=(0, 0))), draw([3], difficulty=CLEAN))
+
+
+def test_noise_has_the_standard_deviation_asked_for():
+    plain = Difficulty(distractors=(0, 0), noise=0.0, contrast=0.5)
+    noisy = draw(range(64), difficulty=replace(plain, noise=0.05))
+    clean = draw(range(64), difficulty=plain)
+    middle = (clean.images > 0.25) & (clean.images < 0.75)  # where nothing is clipped
+    difference = (noisy.images - clean.images)[middle]
+    assert difference.std().item() == pytest.approx(0.05, rel=0.02)
+    assert difference.mean().item() == pytest.approx(0, abs=1e-3)
+    assert torch.equal(noisy.masks, clean.masks)
+
+
+def test_the_background_is_darker_than_the_object():
+    batch = draw(range(256))
+    brightness = batch.images.amax(1)
+    objects = (brightness * batch.masks).sum((1, 2)) / batch.masks.sum((1, 2))
+    behind = (brightness * (1 - batch.masks)).sum((1, 2)) / (1 - batch.masks).sum((1, 2))
+    assert (objects > behind + 0.1).all()
+
+
+def test_the_background_has_a_spectrum_of_one_over_frequency():
+    field = background(keys(0, range(400)), replace(CLEAN, contrast=0.5)).max(1)
+    window = np.hanning(64)[:, None] * np.hanning(64)  # the frame's edges are not part of the scene
+    amplitude = np.sqrt((abs(np.fft.fft2((field - field.mean((1, 2), keepdims=True)) * window)) ** 2).mean(0))
+    frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.fftfreq(64)) * 64
+    rings = np.array([amplitude[(frequency >= f - 0.5) & (frequency < f + 0.5)].mean() for f in range(3, 17)])
+    slope = np.polyfit(np.log(np.arange(3, 17)), np.log(rings), 1)[0]
+    assert -1.35 < slope < -0.75
+
+
+# ------------------------------------------------------------------------- what says nothing
+
+
+def probe(features: torch.Tensor, labels: torch.Tensor) -> float:
+    """Accuracy of a linear classifier, least squares on the first half, on the second half."""
+    features = torch.cat([features, torch.ones(len(features), 1)], 1).double()
+    half = len(labels) // 2
+    targets = torch.nn.functional.one_hot(labels).double()
+    weights = torch.linalg.lstsq(features[:half], targets[:half]).solution
+    return ((features[half:] @ weights).argmax(1) == labels[half:]).double().mean().item()
+
+
+@pytest.fixture(scope="module")
+def many():
+    return draw(range(32 * 128))
+
+
+def test_color_place_and_amount_of_light_do_not_give_the_class_away(many):
+    objects = (many.images * many.masks[:, None]).sum((2, 3)) / many.masks.sum((1, 2))[:, None]
+    hue = objects - objects.mean(1, keepdim=True)
+    deviation = (1 / 32 * 31 / 32 / 2048) ** 0.5  # of the accuracy of guessing
+    for features in (hue, many.images.mean((2, 3)), many.centers):
+        polynomial = torch.cat([features, features**2, features[:, :1] * features[:, 1:2]], 1)
+        assert probe(polynomial, many.labels) < 1 / 32 + 4 * deviation
+
+
+def test_the_probe_would_notice_a_hue_that_tells(many):
+    told = many.images.mean((2, 3)) + torch.nn.functional.one_hot(many.labels % 3)
+    assert probe(told, many.labels) > 2.5 / 32
+
+
+# ------------------------------------------------------------------------- where the object is
+
+
+def test_without_center_bias_the_object_is_equally_likely_anywhere():
+    centers = draw(range(4000), difficulty=replace(SMALL, radius=(0.2, 0.2), center_bias=0.0)).centers.double()
+    ranks = ((centers - 0.2) / 0.6).sort(0).values  # uniform on [0, 1] if the claim holds
+    steps = torch.linspace(0, 1, 4000, dtype=torch.float64)[:, None]
+    assert (ranks - steps).abs().max() < 1.95 / 4000**0.5  # Kolmogorov and Smirnov, 0.1 %
+
+
+def test_center_bias_draws_the_object_to_the_middle():
+    spreads = [
+        draw(range(2000), difficulty=replace(SMALL, radius=(0.2, 0.2), center_bias=bias)).centers.std().item()
+        for bias in (0.0, 0.5, 1.0)
+    ]
+    # One uniform number on ±0.3 at first; at last the mean of three, so sqrt(3) times less.
+    assert spreads[0] == pytest.approx(0.3 / 3**0.5, rel=0.03)
+    assert spreads[2] == pytest.approx(0.3 / 3, rel=0.03)
+    assert spreads[0] > spreads[1] > spreads[2]
+
+
+def test_objects_are_not_aligned_with_the_patch_grid():
+    cells = draw(range(4096), difficulty=SMALL).centers.double() * 8
+    ranks = (cells - cells.floor()).sort(0).values
+    assert (ranks - torch.linspace(0, 1, 4096, dtype=torch.float64)[:, None]).abs().max() < 1.95 / 4096**0.5
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)), st.sampled_from([4, 8, 16]))
+def test_grid_offset_puts_every_center_at_that_place_in_its_patch(offset, grid):
+    centers = draw(range(32), difficulty=replace(CLEAN, grid_offset=offset, grid=grid)).centers.double()
+    cells = centers * 64 / grid - torch.tensor(offset, dtype=torch.float64)
+    torch.testing.assert_close(cells, cells.round(), atol=1e-5, rtol=0)
+
+
+def test_grid_offset_moves_an_object_by_less_than_a_patch():
+    free = draw(range(64), difficulty=CLEAN).centers
+    held = draw(range(64), difficulty=replace(CLEAN, grid_offset=(0.5, 0.5))).centers
+    assert (free - held).abs().max() <= 4 / 64 + 1e-6
+
+
+# ------------------------------------------------------------------------- as a data set
+
+
+def test_items_are_image_label_and_key_as_with_photographs():
+    scenes = Scenes("test")
+    image, label, key = scenes[17]
+    assert torch.equal(image, scenes.draw(range(16, 20)).images[1])
+    assert (label, key) == (17, "test/00000017")
+    assert len(scenes) == SPLITS["test"]
+    assert scenes.classes[label] == "stripes cross"
+
+
+def test_a_data_loader_with_workers_and_the_batches_agree():
+    scenes = Scenes("validation", 50)
+    loaded = list(DataLoader(scenes, batch_size=32, num_workers=1))
+    batches = list(scenes.batches(32))
+    assert [len(batch.labels) for batch in batches] == [32, 18]
+    for (images, labels, names), batch in zip(loaded, batches, strict=True):
+        assert torch.equal(images, batch.images)
+        assert torch.equal(labels, batch.labels)
+        assert list(names) == batch.keys
+
+
+def test_batches_can_start_later_as_a_resumed_run_does():
+    scenes = Scenes("train", 100)
+    assert same(next(scenes.batches(10, start=30)), scenes.draw(range(30, 40)))
+
+
+def test_a_transform_normalizes_whole_batches():
+    plain, normal = Scenes("test", 8), Scenes("test", 8, transform=Normalize([0.5] * 3, [0.5] * 3))
+    torch.testing.assert_close(normal[3][0], plain[3][0] * 2 - 1)
+    torch.testing.assert_close(next(normal.batches(8)).images, next(plain.batches(8)).images * 2 - 1)
+
+
+@pytest.mark.parametrize("size", [8, 33, 64, 100])
+def test_any_image_size_can_be_drawn(size):
+    batch = draw(range(33), difficulty=Difficulty(image_size=size))
+    assert batch.images.shape == (33, 3, size, size)
+    assert batch.masks.mean().item() == pytest.approx(np.pi * np.mean(np.array([0.16, 0.2, 0.24]) ** 2), rel=0.15)
+
+
+def test_one_core_draws_750_scenes_a_second():
+    # The promise is 1,500 on two cores; processor time, so that a busy machine does not fail it.
+    scenes, seconds = Scenes("train"), []
+    for start in (0, 256, 512, 768):
+        began = process_time()
+        scenes.draw(range(start, start + 256))
+        seconds.append(process_time() - began)
+    assert 256 / min(seconds) > 750
+
+
+# ------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        ({"radius": (0.3, 0.2)}, "radius must be a range"),
+        ({"radius": (0.3, 0.6)}, "at most 0.5"),
+        ({"radius": (0.0, 0.0)}, "above 0"),
+        ({"distractors": (-1, 2)}, "distractors must be a range"),
+        ({"distractor_radius": (0.1, 0.7)}, "at most 0.5"),
+        ({"noise": -0.1}, "noise must be between 0 and 1"),
+        ({"noise": float("nan")}, "noise must be between 0 and 1"),
+        ({"center_bias": 1.5}, "center_bias must be between"),
+        ({"image_size": 0}, "image_size must be at least 8"),
+        ({"texture_period": 0.5}, "texture_period must be at least 1"),
+    ],
+)
+def test_a_difficulty_that_cannot_be_drawn_is_refused(wrong, told):
+    with pytest.raises(InputError, match=told):
+        Difficulty(**wrong)
+
+
+def test_wrong_splits_lengths_and_batch_sizes_are_refused():
+    with pytest.raises(InputError, match="did you mean 'validation'"):
+        Scenes("validate")
+    with pytest.raises(InputError, match="at least one scene"):
+        Scenes("test", 0)
+    with pytest.raises(InputError, match="at least one scene"):
+        next(Scenes("test", 5).batches(0))
+    with pytest.raises(IndexError, match="0 to 4, got 5"):
+        Scenes("test", 5)[5]
+    with pytest.raises(IndexError, match="0 to 4, got -1"):
+        Scenes("test", 5)[-1]
