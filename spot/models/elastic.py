@@ -117,7 +117,7 @@ class ElasticViT(nn.Module):
         positions: Tensor | ElasticWindows | None = None,
         generator: Generator | None = None,
     ) -> Tensor:
-        """Features (B, P + N, D) of random windows, of given ones, or of windows of scale 1 at given positions."""
+        """Features (B, P + N, D) of random windows, of given ones, or of windows of scale 1 at positions."""
         if isinstance(positions, Tensor):
             return self.model.forward_features(images, positions)
         windows = self.place(images, generator) if positions is None else positions
@@ -126,5 +126,10 @@ class ElasticViT(nn.Module):
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         return self.model.forward_head(features, pre_logits)
 
-    def forward(self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None) -> Tensor:
+    def forward(
+        self,
+        images: Tensor,
+        positions: Tensor | ElasticWindows | None = None,
+        generator: Generator | None = None,
+    ) -> Tensor:
         return self.forward_head(self.forward_features(images, positions, generator))

@@ -83,9 +83,12 @@ def test_an_image_s_windows_do_not_depend_on_the_batch():
         assert torch.equal(together, torch.cat(apart))
 
 
-def test_the_caller_may_place_windows_of_scale_one():
+def test_the_caller_may_give_windows_or_positions_of_scale_one():
     model, positions = make_nano(), torch.rand(3, 4, 2)
-    torch.testing.assert_close(ElasticViT(model)(pictures(), positions), model(pictures(), positions))
+    elastic = ElasticViT(model)
+    torch.testing.assert_close(elastic(pictures(), positions), model(pictures(), positions))
+    windows = elastic.place(pictures(), seed())
+    torch.testing.assert_close(elastic(pictures(), windows), elastic(pictures(), generator=seed()))
 
 
 def test_what_elastic_windows_cannot_do_is_refused():
