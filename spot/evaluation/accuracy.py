@@ -12,7 +12,7 @@ or the process it lands in, so that one process or many give the same numbers.
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +25,10 @@ from torch.nn import functional as F
 from spot import report
 from spot.data.images import Batch, Loader
 from spot.errors import InputError
-from spot.placement.dataset_search import KeyedSaliency, place
 from spot.placement.files import Placements, generator_for
 from spot.placement.priors import SALIENT_PRIORS, Prior
+
+Maps = Callable[[Tensor, Sequence[str]], Tensor]  # images, keys → saliency (B, H, W)
 
 CONFIDENCE = 1.959964  # standard deviations: 95 %
 
@@ -118,9 +119,11 @@ def evaluate(
     batches: Loader,
     settings: Sequence[Setting],
     *,
-    saliency: KeyedSaliency | None = None,
+    saliency: Maps | None = None,
     features: bool = False,
+    accuracy: bool = True,
     shown: bool = True,
+    title: str = "evaluating",
 ) -> Evaluation:
     """Measure settings on all images that `batches` brings, in this process and in all others.
 
@@ -129,15 +132,16 @@ def evaluate(
         batches: as `spot.data.images.loader` makes them; of several processes each has its share.
         saliency: maps (B, H, W) for images and keys, for the salient and background priors.
         features: also keep pooled features, for kNN.
-        shown: a progress bar on a terminal.
+        accuracy: False if labels are not the model's classes; then ranks are -1 and losses NaN.
+        shown: a progress bar on a terminal, called `title`.
     """
     readers = [Reader(model, setting) for setting in settings]
     share = Share([[] for _ in settings])
     try:
-        for batch, outputs in outcomes(readers, batches, saliency, features=features, shown=shown):
+        for batch, outputs in outcomes(readers, batches, saliency, features=features, title=title if shown else ""):
             share.keys += batch.keys
             share.labels.append(batch.labels)
-            share.verdicts.append(torch.stack([judge(logits, batch) for logits, _ in outputs]))
+            share.verdicts.append(torch.stack([judge(logits, batch, accuracy=accuracy) for logits, _ in outputs]))
             for kept, (_, pooled) in zip(share.features, outputs, strict=True):
                 kept += [] if pooled is None else [pooled]
     except InputError as error:
@@ -164,9 +168,12 @@ def evaluate(
     )
 
 
-def judge(logits: Tensor, batch: Batch) -> Tensor:
+def judge(logits: Tensor, batch: Batch, *, accuracy: bool = True) -> Tensor:
     """Prediction, rank of the label and cross-entropy of each image: (B, 3) float64."""
     classes, labels = logits.shape[1], batch.labels
+    predictions = logits.argmax(1).double()
+    if not accuracy:
+        return torch.stack([predictions, predictions * 0 - 1, predictions * torch.nan], 1)
     for label, key in zip(labels.tolist(), batch.keys, strict=True):
         if not 0 <= label < classes:
             what = f"label {label}, but the model has {classes} classes" if label >= 0 else "no label"
@@ -176,7 +183,7 @@ def judge(logits: Tensor, batch: Batch) -> Tensor:
     # A tie goes to the lower class, as in argmax; written so that NaN logits count as wrong.
     ahead = ~(logits <= own) | ((logits == own) & (torch.arange(classes) < labels[:, None]))
     loss = F.cross_entropy(logits, labels, reduction="none")
-    return torch.stack([logits.argmax(1).double(), ahead.sum(1).double(), loss], 1)
+    return torch.stack([predictions, ahead.sum(1).double(), loss], 1)
 
 
 class Reader:
@@ -206,19 +213,24 @@ class Reader:
         self.vit = getattr(self.model, "model", self.model).vit
         self.device = next(self.vit.parameters()).device
 
-    def __call__(self, images: Tensor, keys: Sequence[str], saliency: KeyedSaliency | None = None) -> Tensor:
+    def __call__(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
         """Logits (B, classes) of images (B, C, H, W)."""
         if self.placements is not None:
             return self.model(images, self.placements.positions_for(keys).to(images.device))
-        if self.prior is not None:
-            chosen = place(self.model, images, keys, seed=self.seed, prior=self.prior, saliency=saliency)
-            return self.model(images, chosen)
-        if not hasattr(self.model, "place"):
+        if self.prior is None and not hasattr(self.model, "place"):
             return self.model(images)  # a plain ViT
-        each = [
-            self.model.place(image, generator_for(self.seed, key))
-            for image, key in zip(images.split(1), keys, strict=True)
-        ]
+        singles = images.split(1)
+        generators = [generator_for(self.seed, key) for key in keys]
+        if self.prior is None:
+            each = [self.model.place(*pair) for pair in zip(singles, generators, strict=True)]
+        elif saliency is None:
+            raise InputError(f"the {self.prior} prior reads saliency maps; say where they come from")
+        else:
+            draw, maps = SALIENT_PRIORS[self.prior], saliency(images, keys).split(1)
+            each = [
+                draw(known)(image, self.tokens, generator)
+                for known, image, generator in zip(maps, singles, generators, strict=True)
+            ]
         if isinstance(each[0], Tensor):
             return self.model(images, torch.cat(each))
         # More than positions, such as ElasticViT's windows: a named tuple of tensors.
@@ -229,14 +241,14 @@ class Reader:
 def outcomes(
     readers: Sequence[Reader],
     batches: Loader,
-    saliency: KeyedSaliency | None = None,
+    saliency: Maps | None = None,
     *,
     features: bool = False,
-    shown: bool = True,
+    title: str = "",
 ) -> Iterator[tuple[Batch, list[tuple[Tensor, Tensor | None]]]]:
     """For every batch the logits (B, classes) and pooled features (B, D) of every reader, on the CPU."""
-    with evaluating([reader.model for reader in readers]), report.progress(shown=shown) as bar:
-        task = bar.add_task("evaluating", total=batches.samples)
+    with evaluating([reader.model for reader in readers]), report.progress(shown=bool(title)) as bar:
+        task = bar.add_task(title, total=batches.samples)
         for batch in batches:
             images = batch.images.to(readers[0].device, non_blocking=True) if readers else batch.images
             known = once(saliency, images, batch.keys)
@@ -273,7 +285,7 @@ def pooled(vit: Any) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def once(saliency: KeyedSaliency | None, images: Tensor, keys: Sequence[str]) -> KeyedSaliency | None:
+def once(saliency: Maps | None, images: Tensor, keys: Sequence[str]) -> Maps | None:
     """Saliency that looks at a batch once, however many settings draw from it."""
     if saliency is None:
         return None

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import spot
 from spot.data.images import Batch, evaluation_transform, loader, open_data
@@ -25,19 +24,9 @@ from spot.placement.priors import PRIORS
 IMAGES = 23  # odd on purpose: the last batch and the processes' shares are uneven
 
 
-def write_images(root: Path, count: int = IMAGES) -> Path:
-    """Noise in ten class folders."""
-    numbers = np.random.default_rng(0)
-    for index in range(count):
-        path = root / str(index % 10) / f"{index:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(numbers.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
-    return root
-
-
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    return write_images(tmp_path / "images")
+def folder(tmp_path, write_images) -> Path:
+    return write_images(tmp_path / "images", IMAGES)
 
 
 @pytest.fixture

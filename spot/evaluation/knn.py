@@ -1,0 +1,216 @@
+"""How good features are without a classifier: k nearest neighbours, as DINO votes (Caron et al., 2021).
+
+A bank holds the features of labelled images, scaled to length 1. An image's k most similar entries
+vote for their class with weight exp(similarity / temperature). Features are what enters the
+classifier, timm's forward_head(…, pre_logits=True).
+
+The bank is compared in chunks, read from its file as they are needed, so that 1.28 million × 768
+numbers need not fit into memory, and on one process. A bank file is safetensors:
+
+    features   float32 (M, D), each of length 1
+    labels     int64 (M,)
+    metadata   "format", "version" and "about" (JSON: weights, placement, tokens, seed, data, classes)
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from spot.atomic import whole
+from spot.data.images import Images, loader
+from spot.errors import InputError
+from spot.evaluation.accuracy import Evaluation, Maps, Reader, Setting, evaluate
+from spot.placement.files import Placements, fingerprint
+
+FORMAT, VERSION = "spot-knn-bank", "1"
+K, TEMPERATURE = 20, 0.07
+CHUNK = 65_536  # entries of the bank at a time: 200 MB of features at D = 768
+ROWS = 256  # images at a time: 64 MB of similarities to a chunk
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Features of labelled images. `features` is a tensor (M, D), or a safetensors slice of that shape."""
+
+    features: Any
+    labels: Tensor
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Evaluation, index: int, **about: Any) -> "Bank":
+        """The bank of one setting of an evaluation that kept features."""
+        if bool((found.labels < 0).any()):
+            raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
+        about = {"placement": found.settings[index].label, "tokens": found.tokens[index], **about}
+        about["seed"] = found.settings[index].seed
+        return cls(F.normalize(found.features[index], dim=1), found.labels, about)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, D)."""
+        rows, width = self.features.shape if isinstance(self.features, Tensor) else self.features.get_shape()
+        return rows, width
+
+    def chunks(self, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features and labels, `size` entries at a time."""
+        for start in range(0, self.shape[0], size):
+            yield self.features[start : start + size], self.labels[start : start + size]
+
+    def refuse_other(self, what: str, width: int, **about: Any) -> None:
+        """Refuse features that this bank's cannot be compared with, naming what differs."""
+        if width != self.shape[1]:
+            raise InputError(f"{what} has features of width {self.shape[1]}, the model of width {width}")
+        for name, value in about.items():
+            if self.about.get(name, value) != value:
+                raise InputError(f"{what} was made with other {name}; build it again with this model")
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, whole or not at all."""
+        header = {"format": FORMAT, "version": VERSION, "about": json.dumps(dict(self.about), sort_keys=True)}
+        with whole(path) as temporary:
+            save_file({"features": self.features.contiguous(), "labels": self.labels}, temporary, metadata=header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Bank":
+        """Open a bank's file; features are read from it as they are needed."""
+        if not Path(path).is_file():
+            raise InputError(
+                f"a kNN bank was expected, but {path} is {'a folder' if Path(path).exists() else 'missing'}"
+            )
+        try:
+            file = safe_open(path, framework="pt")
+            header = file.metadata() or {}
+        except (SafetensorError, ValueError) as error:
+            raise InputError(f"{path} is not a kNN bank, or is damaged: {error}") from None
+        if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
+            raise InputError(f"{path} is a safetensors file, but no kNN bank of version {VERSION}")
+        return cls(file.get_slice("features"), file.get_tensor("labels"), json.loads(header["about"]))
+
+
+def classify(
+    features: Tensor, bank: Bank, *, k: int = K, temperature: float = TEMPERATURE, chunk: int = CHUNK
+) -> Tensor:
+    """Classes by votes, best first: features (Q, D) → (Q, up to 5) int64."""
+    count, width = bank.shape
+    if not 1 <= k <= count:
+        raise InputError(f"the bank holds {count} images, so k is from 1 to {count}, got {k}")
+    if temperature <= 0:
+        raise InputError(f"the temperature of the vote must be above 0, got {temperature}")
+    if features.shape[1] != width:
+        raise InputError(f"the bank has features of width {width}, got {tuple(features.shape)}")
+    classes = int(bank.labels.max()) + 1
+    answers = []
+    for similarity, labels in nearest(features, bank, k, chunk):
+        # Only ratios of votes matter; less the largest, no temperature makes them overflow.
+        weight = ((similarity - similarity[:, :1]) / temperature).exp()
+        votes = weight.new_zeros(len(weight), classes).scatter_add(1, labels, weight)
+        answers.append(votes.topk(min(5, classes)).indices)
+    return torch.cat(answers)
+
+
+def nearest(features: Tensor, bank: Bank, k: int, chunk: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
+    """Similarities and labels (Q, k) of the bank's entries most similar to features (Q, D), ROWS at a time."""
+    queries = F.normalize(features, dim=1).split(ROWS)
+    best = [(rows[:, :0], rows[:, :0].long()) for rows in queries]
+    for entries, labels in bank.chunks(chunk):  # outside, because it is read from the disk
+        entries = entries.to(features).T
+        for index, rows in enumerate(queries):
+            similarity, places = (rows @ entries).topk(min(k, entries.shape[1]))
+            similarity = torch.cat([best[index][0], similarity], 1)
+            found = torch.cat([best[index][1], labels.to(places.device)[places]], 1)
+            similarity, places = similarity.topk(min(k, similarity.shape[1]))
+            best[index] = similarity, found.gather(1, places)
+    yield from best
+
+
+def knn_rows(
+    found: Evaluation,
+    banks: Sequence[Bank],
+    *,
+    k: int = K,
+    temperature: float = TEMPERATURE,
+    device: torch.device | str = "cpu",
+) -> list[dict[str, Any]]:
+    """kNN accuracy in percent for each row of `found.rows()`: mean and standard deviation over seeds.
+
+    banks: one for each setting. device: where similarities are computed.
+    """
+    right = []
+    for features, bank in zip(found.features, banks, strict=True):
+        answers = classify(features.to(device), bank, k=k, temperature=temperature).cpu() == found.labels[:, None]
+        right.append(torch.stack([answers[:, 0], answers.any(1)]).double().mean(1) * 100)
+    table = []
+    for members in found.groups():
+        top1, top5 = torch.stack([right[index] for index in members], 1)
+        std = top1.std().item() if len(members) > 1 else None
+        table.append({"knn": top1.mean().item(), "knn_std": std, "knn_top5": top5.mean().item()})
+    return table
+
+
+def build_banks(
+    model: Any,
+    data: Images,
+    settings: Sequence[Setting],
+    cache: str | Path,
+    *,
+    batch_size: int = 64,
+    workers: int = 0,
+    saliency: Maps | None = None,
+    memory: float = 8e9,
+    shown: bool = True,
+) -> list[Bank]:
+    """A bank for each setting, read from the folder `cache` or made and kept there.
+
+    An entry of the cache is found again only by the same weights, placement and image files.
+    Images are decoded once for as many settings as fit into `memory` bytes of features.
+    """
+    for setting in settings:
+        if isinstance(setting.placement, Placements):
+            raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
+    state = PartialState()
+    names = {"data": listing(data), "weights": fingerprint(model), "classes": data.classes}
+    paths = [Path(cache) / _name(setting, Reader(model, setting).tokens, names) for setting in settings]
+    missing = [index for index, path in enumerate(paths) if not path.is_file()]
+    at_once = max(1, int(memory / (4 * len(data) * model.embed_dim)))
+    for start in range(0, len(missing), at_once):
+        chosen = missing[start : start + at_once]
+        batches = loader(data, batch_size, workers, process=state.process_index, processes=state.num_processes)
+        some = [settings[index] for index in chosen]
+        found = evaluate(
+            model, batches, some, saliency=saliency, features=True, accuracy=False, shown=shown, title="bank"
+        )
+        for place, index in enumerate(chosen):
+            if state.is_main_process:
+                Bank.of(found, place, **names).save(paths[index])
+        state.wait_for_everyone()
+    return [Bank.load(path) for path in paths]
+
+
+def listing(data: Images) -> str:
+    """A fingerprint of images: it changes when a file is added, removed, renamed or rewritten."""
+    digest = hashlib.sha256()
+    for key, index in zip(data.keys, data.order, strict=True):
+        digest.update(f"{key}\n".encode())
+        if isinstance(data.source, list):  # files; a timm data set is known by its samples' numbers only
+            path, label = data.source[index]
+            state = Path(path).stat()
+            digest.update(f"{label} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _name(setting: Setting, tokens: int, names: Mapping[str, Any]) -> str:
+    """A file name that a person can tell apart, and a program too."""
+    about = json.dumps([setting.label, tokens, setting.seed, names], sort_keys=True)
+    digest = hashlib.sha256(about.encode()).hexdigest()[:12]
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', setting.label)}-{tokens}-{setting.seed}-{digest}.safetensors"
