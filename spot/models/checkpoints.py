@@ -168,7 +168,9 @@ def build(config: Mapping[str, Any]) -> SpotViT:
     """A model with a saved configuration and fresh weights."""
     if config.get("format") != FORMAT:
         raise InputError(f"this model was saved in format {config.get('format')!r}; this version reads {FORMAT}")
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in config["options"].items()}
+    options: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in config["options"].items()
+    }
     overlay = {key: tuple(value) if isinstance(value, list) else value for key, value in config["data"].items()}
     vit = create_timm(config["model"], pretrained_cfg_overlay=overlay, **options)
     tokenizer = None
@@ -306,7 +308,7 @@ def load_authors(path: str | Path) -> SpotViT:
     depth = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("blocks.")), default=-1)
     if "blocks.0.mlp.L1.weight" not in state or "head.weight" not in state:
         raise InputError(f"{path} lacks blocks or a head; it may be cut short")
-    options = {
+    options: dict[str, Any] = {
         "patch_size": side,
         "embed_dim": width,
         "depth": depth,

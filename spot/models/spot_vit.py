@@ -30,6 +30,8 @@ from spot.placement.priors import PRIORS, Prior, center, check_tokens, resolve_p
 from spot.tokens.position_embedding import ROTARY, grid_positions, rotary_embedding
 from spot.tokens.tokenizer import Tokenizer
 
+TimmViT = Any  # a timm VisionTransformer or Eva; timm's modules are not typed
+
 
 class Features(NamedTuple):
     """What the blocks say of an image: one vector per token, and where each token stood."""
@@ -57,12 +59,12 @@ def adapt(
     """
     if isinstance(model, nn.Module):
         if kwargs or pretrained:
-            raise InputError("pretrained and timm options go with a model's name; this model is already built")
+            raise InputError("pretrained and timm options go with a model's name, not with a built model")
         return SpotViT(model, tokens=tokens, prior=prior)
     return SpotViT(create_timm(model, pretrained=pretrained, **kwargs), tokens=tokens, prior=prior, options=kwargs)
 
 
-def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmViT:
     """timm.create_model, with a sentence where the name or an option is not timm's."""
     architecture = name.split("/")[-1].split(".")[0] if ":" not in name else ""
     if architecture and not timm.is_model(architecture):
@@ -85,7 +87,7 @@ class SpotViT(
 
     def __init__(
         self,
-        vit: nn.Module,
+        vit: TimmViT,
         *,
         tokens: int | None = None,
         prior: str | Prior = "isotropic",
@@ -308,7 +310,7 @@ def _finite(positions: Tensor) -> bool:
         return True
 
 
-def refuse_unfit(vit: nn.Module) -> None:
+def refuse_unfit(vit: TimmViT) -> None:
     """Refuse a model whose tokens cannot be placed freely, naming the reason."""
     stem, blocks = getattr(vit, "patch_embed", None), getattr(vit, "blocks", None) or []
     attention = [getattr(block, "attn", None) for block in blocks]

@@ -10,6 +10,8 @@ With positions (y, x) in [0, 1] and images H × W:
   divided by its maximum over the whole batch: an image's tokens depend a little on its neighbours.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,7 +34,7 @@ class AuthorsTokenizer(nn.Module):
         self,
         images: Tensor,
         positions: Tensor,
-        patch_embed: nn.Module,
+        patch_embed: Any,
         table: Tensor | None = None,
         scale: float | Tensor | None = None,
     ) -> Tensor:

@@ -14,6 +14,7 @@ a formula of position, evaluated here at continuous ones.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,11 @@ class GaussianKernels(nn.Module):
     smooth, and little enough that K is well conditioned (11 along each axis of a 14 × 14 grid).
     """
 
+    centres_y: Tensor
+    centres_x: Tensor
+    inverse_y: Tensor
+    inverse_x: Tensor
+
     def __init__(self, grid_size: Sequence[int], sigma: float = 0.8) -> None:
         super().__init__()
         self.grid_size = (int(grid_size[0]), int(grid_size[1]))
@@ -35,10 +41,20 @@ class GaussianKernels(nn.Module):
         if min(self.grid_size) < 1 or not self.sigma > 0:
             raise InputError(f"a grid of kernels needs cells and sigma > 0, got {self.grid_size} and {sigma}")
         for axis, cells in zip("yx", self.grid_size, strict=True):
-            centres = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells
-            inverse = torch.linalg.inv(self._kernels(centres, centres, cells))
-            self.register_buffer(f"centres_{axis}", centres.float(), persistent=False)
-            self.register_buffer(f"inverse_{axis}", inverse.float(), persistent=False)
+            centres = (torch.arange(cells) + 0.5) / cells
+            # The inverse of the kernels as float32 computes them: their rounding cancels on the grid.
+            inverse = torch.linalg.inv(self._kernels(centres, centres, cells).double()).float()
+            self.register_buffer(f"centres_{axis}", centres, persistent=False)
+            self.register_buffer(f"inverse_{axis}", inverse, persistent=False)
+
+    def _apply(self, fn, recurse: bool = True):
+        """Go to the model's device, but not to its bfloat16 or float16: those round positions to pixels."""
+        exact = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.element_size() < 4:
+                self._buffers[name] = exact[name].to(buffer.device)  # type: ignore[union-attr]
+        return self
 
     def _kernels(self, positions: Tensor, centres: Tensor, cells: int) -> Tensor:
         distance = (positions[..., None] - centres) * (cells / self.sigma)
@@ -100,16 +116,18 @@ def grid_positions(grid_size: Sequence[int]) -> Tensor:
     return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
 
 
-def rotary_embedding(rope: nn.Module, positions: Tensor, cells: Sequence[float]) -> Tensor:
+def rotary_embedding(rope: Any, positions: Tensor, cells: Sequence[float]) -> Tensor:
     """What a timm rotary module gives at continuous positions (B, N, 2), in the layout its blocks take.
 
     cells is the image's size in patches, (H / K, W / K). Cell j of timm's grid is position
     (j + 0.5) / cells, so its integer coordinates become `position * cells - 0.5`.
     Returns (B, 1, N, 2 · head_dim), or (depth, B, heads, N, 2 · head_dim) for mixed frequencies.
     """
+    kind = type(rope).__name__
+    if kind not in ROTARY:
+        raise InputError(f"rotary embedding {kind} has no continuous form here; use one of {', '.join(ROTARY)}")
     size = torch.tensor(cells, dtype=positions.dtype, device=positions.device)
     coordinates = positions * size - 0.5
-    kind = type(rope).__name__
     if kind == "RotaryEmbeddingDinoV3":
         # timm counts from the cell's edge and normalises to [-1, 1]; always (y, x).
         whole = {"max": size.max(), "min": size.min(), "separate": size}[rope.normalize_coords]
@@ -122,16 +140,12 @@ def rotary_embedding(rope: nn.Module, positions: Tensor, cells: Sequence[float])
         first, second = (part[None, :, None, :, None] for part in coordinates.unbind(-1))
         frequencies = rope.freqs.float()[:, :, None, :, None]  # (2, depth, 1, heads, 1, head_dim / 2)
         return _sin_cos(first * frequencies[0] + second * frequencies[1], half=False).to(rope.freqs.dtype)
-    if kind == "RotaryEmbeddingCat":
-        coordinates = 2 * coordinates / (size - 1) - 1 if rope.in_pixels else coordinates + rope.grid_offset
-        if rope.ref_feat_shape is not None:
-            reference = tuple(rope.ref_feat_shape)
-            if rope.grid_indexing == "xy":
-                reference = reference[::-1]
-            coordinates = coordinates / size * torch.tensor(reference, dtype=size.dtype, device=size.device)
-        bands = rope._compute_bands(device=positions.device, dtype=torch.float32)
-        return _sin_cos((coordinates[..., None] * bands).flatten(-2), half=rope.rotate_half)[:, None]
-    raise InputError(f"rotary embedding {kind} has no continuous form here; use one of cat, dinov3, mixed")
+    coordinates = 2 * coordinates / (size - 1) - 1 if rope.in_pixels else coordinates + rope.grid_offset
+    if rope.ref_feat_shape is not None:
+        reference = tuple(rope.ref_feat_shape)[:: -1 if rope.grid_indexing == "xy" else 1]
+        coordinates = coordinates / size * torch.tensor(reference, dtype=size.dtype, device=size.device)
+    bands = rope._compute_bands(device=positions.device, dtype=torch.float32)
+    return _sin_cos((coordinates[..., None] * bands).flatten(-2), half=rope.rotate_half)[:, None]
 
 
 ROTARY = ("RotaryEmbeddingCat", "RotaryEmbeddingDinoV3", "RotaryEmbeddingMixed")

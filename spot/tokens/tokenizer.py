@@ -4,6 +4,8 @@ The tokenizer owns no weights. It reads a timm ViT's own patch projection and po
 the ViT stays a plain timm model whose patches are the tokens at its grid positions.
 """
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ class Tokenizer(nn.Module):
         self,
         images: Tensor,
         positions: Tensor,
-        patch_embed: nn.Module,
+        patch_embed: Any,
         table: Tensor | None,
         scale: float | Tensor | None = None,
     ) -> Tensor:

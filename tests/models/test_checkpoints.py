@@ -1,0 +1,263 @@
+"""Models on disk: what is saved comes back, and what cannot be read is named."""
+
+import json
+import math
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import spot
+from spot.errors import InputError
+from spot.models.checkpoints import fingerprint, load_authors, save_file_whole
+from tests.conftest import VIT_TINY, make_nano
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+POSITIONS = torch.rand(2, 5, 2, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"init_values": 0.1, "reg_tokens": 2, "no_embed_class": True},
+        {"global_pool": "avg"},
+        {"class_token": False, "global_pool": "map"},
+    ],
+)
+def test_save_and_load_round_trips_exactly(options, tmp_path):
+    model = make_nano(**options)
+    model.tokens, model.prior = 7, "sobol"
+    model.save_pretrained(tmp_path / "model")
+    for again in (spot.SpotViT.from_pretrained(tmp_path / "model"), spot.load(tmp_path / "model")):
+        assert (again.tokens, again.prior, again.name, again.data_config) == (7, "sobol", model.name, model.data_config)
+        assert torch.equal(again(IMAGES, POSITIONS), model(IMAGES, POSITIONS))
+    assert spot.load(tmp_path / "model", tokens=3, prior="center").tokens == 3
+    assert spot.SpotViT.from_pretrained(tmp_path / "model", tokens=4).tokens == 4
+
+
+def test_a_model_built_by_the_caller_is_saved_if_timm_can_rebuild_it(tmp_path):
+    import timm
+
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=(32, 48), depth=12, num_classes=5)
+    spot.adapt(vit).save_pretrained(tmp_path)
+    assert spot.load(tmp_path).img_size == (32, 48)
+    with pytest.raises(InputError, match="timm cannot rebuild"):
+        spot.adapt(timm.create_model("vit_tiny_patch16_224", depth=3)).save_pretrained(tmp_path / "other")
+
+
+def test_weights_are_safetensors_under_timms_names(nano, tmp_path):
+    nano.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    assert set(state) == {f"vit.{name}" for name in nano.vit.state_dict()}
+    config = json.loads((tmp_path / "config.json").read_text())["spot_vit"]
+    assert config["options"]["embed_dim"] == 32
+
+
+def test_a_single_file_can_be_half_precision(nano, tmp_path):
+    save_file_whole(nano, tmp_path / "nano.safetensors", dtype=torch.float16)
+    again = spot.load(tmp_path / "nano.safetensors")
+    assert next(again.parameters()).dtype == torch.float32
+    torch.testing.assert_close(again(IMAGES, POSITIONS), nano(IMAGES, POSITIONS), atol=0.02, rtol=0.02)
+
+
+def test_timm_weights_from_a_file_are_the_timm_model(shared_data):
+    file = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    model = spot.load(VIT_TINY, weights=file, tokens=25, prior="center")
+    state = load_file(file)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.vit.state_dict().items())
+    assert (model.tokens, model.prior, model.name) == (25, "center", VIT_TINY)
+    assert model.data_config["mean"] == (0.5, 0.5, 0.5)
+
+
+def test_a_fingerprint_is_of_names_and_values(nano):
+    assert fingerprint(nano) == fingerprint(make_nano()) != fingerprint(make_nano(seed=1))
+    with torch.no_grad():
+        nano.vit.head.bias[0] += 1e-6
+    assert fingerprint(nano) != fingerprint(make_nano())
+
+
+# The authors' checkpoints, against a slow reference written from the description of their geometry
+
+
+def authors_state(width=64, depth=2, side=4, classes=6, pooled=False):
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator) * 0.2
+
+    state = {
+        "embedder.emb.weight": random(width, 4 * side**2),
+        "embedder.emb.bias": random(width),
+        "embedder.cls_token": random(1, 1, width),
+        "tokenizer._n_sigma": torch.tensor(0.3),
+        "head.weight": random(classes, width),
+        "head.bias": random(classes),
+    }
+    for i in range(depth):
+        state |= {
+            f"blocks.{i}.att.qkv.weight": random(3 * width, width),
+            f"blocks.{i}.att.qkv.bias": random(3 * width),
+            f"blocks.{i}.att.proj.weight": random(width, width),
+            f"blocks.{i}.att.proj.bias": random(width),
+            f"blocks.{i}.mlp.L1.weight": random(2 * width, width),
+            f"blocks.{i}.mlp.L1.bias": random(2 * width),
+            f"blocks.{i}.mlp.L2.weight": random(width, 2 * width),
+            f"blocks.{i}.mlp.L2.bias": random(width),
+            f"blocks.{i}.ls1.lambda_": random(width),
+            f"blocks.{i}.ls2.lambda_": random(width),
+        }
+        for norm in ("norm1", "norm2"):
+            state |= {f"blocks.{i}.{norm}.weight": 1 + random(width), f"blocks.{i}.{norm}.bias": random(width)}
+    last = "fc_norm" if pooled else "norm"
+    return state | {f"{last}.weight": 1 + random(width), f"{last}.bias": random(width)}
+
+
+def authors_tokens(state, images, positions, side):
+    """Loops over tokens and samples; pixel i is at coordinate i."""
+    batch, _, height, width = images.shape
+    reach = side / (height + width)
+    steps = [-reach + 2 * reach * j / (side - 1) for j in range(side)]
+    cells = [j / (side - 1) for j in range(side)]
+    sigma = math.log1p(math.exp(float(state["tokenizer._n_sigma"]))) * reach
+    features = torch.zeros(batch, positions.shape[1], 4, side, side)
+    for b in range(batch):
+        for n, (mu_y, mu_x) in enumerate(positions[b].tolist()):
+            for i in range(side):
+                for j in range(side):
+                    y, x = (mu_y + steps[i]) * height, (mu_x + steps[j]) * width
+                    y0, y1 = (min(max(math.floor(y) + k, 0), height - 1) for k in (0, 1))
+                    x0, x1 = (min(max(math.floor(x) + k, 0), width - 1) for k in (0, 1))
+                    features[b, n, :3, i, j] = (
+                        images[b, :, y0, x0] * (y1 - y) * (x1 - x)
+                        + images[b, :, y0, x1] * (y1 - y) * (x - x0)
+                        + images[b, :, y1, x0] * (y - y0) * (x1 - x)
+                        + images[b, :, y1, x1] * (y - y0) * (x - x0)
+                    )
+                    square = (cells[i] - mu_y) ** 2 + (cells[j] - mu_x) ** 2
+                    features[b, n, 3, i, j] = math.exp(-square / (2 * sigma**2))
+    features[:, :, 3] /= features[:, :, 3].max()
+    return features.flatten(2) @ state["embedder.emb.weight"].T + state["embedder.emb.bias"]
+
+
+def authors_logits(state, images, positions, side, heads, pooled):
+    def linear(x, name):
+        return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        spread = (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        return centred / spread * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    x = authors_tokens(state, images, positions, side)
+    x = torch.cat([state["embedder.cls_token"].expand(len(x), -1, -1), x], 1)
+    depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
+    for i in range(depth):
+        q, k, v = linear(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.att.qkv").chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (q, k, v))
+        attention = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
+        mixed = linear((attention @ v).transpose(1, 2).flatten(2), f"blocks.{i}.att.proj")
+        x = x + state[f"blocks.{i}.ls1.lambda_"] * mixed
+        hidden = linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.L1")
+        hidden = 0.5 * hidden * (1 + torch.erf(hidden / math.sqrt(2)))
+        x = x + state[f"blocks.{i}.ls2.lambda_"] * linear(hidden, f"blocks.{i}.mlp.L2")
+    return linear(norm(x[:, 1:].mean(1), "fc_norm") if pooled else norm(x, "norm")[:, 0], "head")
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("width, depth, side, wrapped", [(64, 2, 4, False), (128, 3, 5, True)])
+@torch.no_grad()
+def test_the_authors_checkpoints_give_the_authors_logits(pooled, width, depth, side, wrapped, tmp_path):
+    state = authors_state(width, depth, side, pooled=pooled)
+    torch.save({"model": state} if wrapped else state, tmp_path / "theirs.pth")
+    model = spot.load(tmp_path / "theirs.pth")
+    images = torch.randn(2, 3, 20, 24)
+    positions = torch.rand(2, 4, 2)
+    positions[0, 0] = torch.tensor([0.0, 1.0])  # half outside
+    expected = authors_logits(state, images, positions, side, width // 64, pooled)
+    torch.testing.assert_close(model(images, positions), expected, atol=1e-4, rtol=1e-4)
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(spot.load(tmp_path / "again")(images, positions), model(images, positions))
+
+
+def test_gradients_reach_positions_in_the_authors_geometry(tmp_path):
+    torch.save(authors_state(), tmp_path / "theirs.pth")
+    positions = torch.rand(1, 3, 2, requires_grad=True)
+    load_authors(tmp_path / "theirs.pth")(torch.randn(1, 3, 20, 20), positions).square().sum().backward()
+    assert positions.grad.abs().min() > 0
+
+
+# Bad input
+
+
+class Dangerous:
+    def __reduce__(self):
+        return (print, ("this must never run",))
+
+
+def test_a_pickle_that_is_not_weights_is_refused_without_running(tmp_path, capsys):
+    (tmp_path / "bad.pth").write_bytes(pickle.dumps({"weight": Dangerous()}))
+    torch.save({"weight": Dangerous()}, tmp_path / "worse.pth")
+    for name in ("bad.pth", "worse.pth"):
+        with pytest.raises(InputError, match=r"refused|not a readable"):
+            spot.load(tmp_path / name)
+    assert capsys.readouterr().out == ""
+
+
+def test_truncated_and_foreign_files_are_named(nano, tmp_path):
+    nano.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="cut short"):
+        spot.load(tmp_path / "model")
+    save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(InputError, match="weights="):
+        spot.load(tmp_path / "foreign.safetensors")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "foreign.pth")
+    with pytest.raises(InputError, match=r"embedder\.emb\.weight"):
+        spot.load(tmp_path / "foreign.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(InputError, match="weights by name"):
+        spot.load(tmp_path / "list.pth")
+    (tmp_path / "half.pth").write_bytes(b"PK\x03\x04 not a zip")
+    with pytest.raises(InputError, match=r"not a readable|refused"):
+        spot.load(tmp_path / "half.pth")
+
+
+def test_weights_of_another_architecture_are_refused(nano, tmp_path):
+    nano.save_pretrained(tmp_path)
+    state, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    state["vit.head.weight"] = torch.zeros(3, 32)
+    save_file(state, tmp_path / "model.safetensors", metadata={"spot_vit": json.dumps(config["spot_vit"])})
+    with pytest.raises(InputError, match=r"vit\.head\.weight has shape \(3, 32\), the model needs \(10, 32\)"):
+        spot.load(tmp_path)
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match="timm cannot build"):
+        spot.load("vit_tiny_patch16_224", weights=tmp_path / "a.safetensors")
+
+
+def test_missing_files_and_unknown_names_are_named(nano, tmp_path):
+    with pytest.raises(InputError, match="no file"):
+        spot.load(tmp_path / "nothing.safetensors")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"holds no config\.json"):
+        spot.load(tmp_path / "empty")
+    with pytest.raises(InputError, match="did you mean 'vit_tiny_patch16_224'"):
+        spot.load("vit_tinny_patch16_224")
+    with pytest.raises(InputError, match="no file"):
+        spot.load("vit_tiny_patch16_224", weights=tmp_path / "nothing.safetensors")
+    nano.prior = lambda images, tokens, generator: None
+    with pytest.raises(InputError, match="function cannot be saved"):
+        nano.save_pretrained(tmp_path / "x")
+
+
+def test_what_is_not_reachable_says_so(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="cannot get nobody/nothing from the hub"):
+        spot.load("nobody/nothing")
+    with pytest.raises(InputError, match=r"cannot download vit_tiny_patch16_224.*weights=FILE"):
+        spot.load("vit_tiny_patch16_224.augreg_in21k")

@@ -1,0 +1,237 @@
+"""SpotViT: a timm ViT that reads tokens anywhere, and is that ViT on its grid."""
+
+import pytest
+import timm
+import torch
+
+import spot
+from spot.errors import InputError
+from spot.models.spot_vit import adapt
+
+MODELS = [
+    "vit_tiny_patch16_224",
+    "vit_base_patch16_224",
+    "vit_base_patch32_384",
+    "vit_base_patch8_224",
+    "deit_tiny_distilled_patch16_224",
+    "deit3_small_patch16_224",
+    "vit_small_patch16_224.dino",
+    "vit_small_patch14_dinov2",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_base_patch16_224.mae",
+    "vit_base_patch16_siglip_224",  # attention pooling, no class token
+    "vit_base_patch16_clip_224",  # norm before the blocks
+    "eva02_tiny_patch14_224",
+    "vit_small_patch16_dinov3",
+    "vit_small_patch16_rope_mixed_ape_224",
+]
+
+
+def perturbed(name, **options):
+    """A timm model in which every parameter counts, zero-initialised ones too."""
+    torch.manual_seed(0)
+    vit = timm.create_model(name, **options).eval()
+    with torch.no_grad():
+        for parameter in vit.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return vit
+
+
+def wide_size(name):
+    """Six rows of nine patches: neither the default size nor square."""
+    patch = timm.create_model(name, depth=1).patch_embed.patch_size[0]
+    return 6 * patch, 9 * patch
+
+
+@pytest.mark.parametrize("shape", ["default", "wide"])
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_on_its_grid_a_model_is_the_timm_model(name, shape, request):
+    everything = request.config.getoption("--all-models")
+    if shape == "default" and name != "vit_tiny_patch16_224" and not everything:
+        pytest.skip("large: with --all-models")
+    options = {"img_size": wide_size(name)} if shape == "wide" else {}
+    vit = perturbed(name, **options, **({} if everything else {"depth": 3}))
+    model = adapt(vit).eval()
+    images = torch.randn(2, 3, *model.img_size)
+    grid, logits, features = model.grid().expand(2, -1, -1), vit(images), vit.forward_features(images)
+    torch.testing.assert_close(model(images, grid), logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model(images), logits, atol=1e-4, rtol=1e-4)  # isotropic, as many as the grid has
+    torch.testing.assert_close(model.forward_features(images, grid), features, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_token_order_does_not_matter(nano):
+    images = torch.randn(2, 3, 32, 32)
+    positions = torch.rand(2, 9, 2)
+    torch.testing.assert_close(nano(images, positions), nano(images, positions[:, torch.randperm(9)]))
+
+
+@torch.no_grad()
+def test_an_images_logits_do_not_depend_on_its_batch(nano):
+    images, positions = torch.randn(3, 3, 32, 32), torch.rand(3, 5, 2)
+    torch.testing.assert_close(nano(images, positions)[1:2], nano(images[1:2], positions[1:2]), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_translated_image_with_translated_tokens_has_the_same_windows(nano):
+    """Off-grid by 2.5 pixels: what the first block sees differs only by the position embedding."""
+    big = torch.nn.functional.interpolate(torch.randn(1, 3, 12, 12), size=48, mode="bilinear")
+    left, right = big[..., 4:36, 4:36], big[..., 6:38, 7:39]
+    here = torch.tensor([[[0.5, 0.5]]])
+    there = here - torch.tensor([2 / 32, 3 / 32])
+    without = [nano.tokenizer(i, p, nano.vit.patch_embed, None) for i, p in ((left, here), (right, there))]
+    torch.testing.assert_close(*without, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_other_image_sizes_and_aspects_are_read(nano):
+    images = torch.randn(2, 3, 40, 61)
+    assert nano(images).shape == (2, 10)
+    assert nano.grid(images).shape == (5 * 7, 2)
+
+
+def test_gradients_reach_positions_and_agree_with_finite_differences(nano):
+    model = nano.double()
+    images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    inside = torch.rand(1, 3, 2, dtype=torch.float64) * 0.6 + 0.2  # within a pixel: bilinear has kinks between
+    positions = (torch.randint(4, 28, (1, 3, 2)) + inside) / 32
+    leaf = positions.clone().requires_grad_()
+    model(images, leaf).logsumexp(1).sum().backward()
+    step = 1e-4
+    for n, axis in [(0, 0), (1, 1), (2, 0)]:
+        moved = positions.clone()
+        moved[0, n, axis] += step
+        back = positions.clone()
+        back[0, n, axis] -= step
+        slope = (model(images, moved).logsumexp(1) - model(images, back).logsumexp(1)) / (2 * step)
+        assert float(leaf.grad[0, n, axis]) == pytest.approx(float(slope.detach()), rel=2e-2, abs=1e-4)
+
+
+def test_prior_and_tokens_can_be_changed_at_any_time(nano):
+    images = torch.randn(2, 3, 32, 32)
+    nano.tokens, nano.prior = 5, "uniform"
+    first = nano.place(images, torch.Generator().manual_seed(0))
+    assert first.shape == (2, 5, 2)
+    torch.testing.assert_close(nano(images, generator=torch.Generator().manual_seed(0)), nano(images, first))
+    nano.prior = lambda images, tokens, generator: torch.full((len(images), tokens, 2), 0.5)
+    assert nano.place(images).unique().tolist() == [0.5]
+
+
+def test_center_knows_the_models_own_grid(nano):
+    nano.prior = "center"
+    torch.testing.assert_close(nano.place(torch.zeros(1, 3, 32, 32))[0], nano.grid())  # 16 tokens: its full grid
+
+
+@torch.no_grad()
+def test_intermediates_come_with_their_positions_and_match_timm(nano):
+    images = torch.randn(2, 3, 32, 32)
+    positions = nano.grid().expand(2, -1, -1)
+    taken = nano.forward_intermediates(images, positions, norm=True)
+    theirs = nano.vit.forward_intermediates(
+        images, norm=True, output_fmt="NLC", intermediates_only=True, return_prefix_tokens=True
+    )
+    assert len(taken) == len(theirs) == 2
+    for ours, (tokens, prefix) in zip(taken, theirs, strict=True):
+        torch.testing.assert_close(ours.tokens, tokens, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours.prefix, prefix, atol=1e-5, rtol=1e-5)
+        assert ours.positions is positions
+    assert len(nano.forward_intermediates(images, indices=1)) == 1
+    with pytest.raises(InputError, match="2 blocks"):
+        nano.forward_intermediates(images, indices=[5])
+
+
+def test_activation_checkpointing_changes_memory_not_results(nano):
+    images, positions = torch.randn(2, 3, 32, 32), torch.rand(2, 5, 2)
+    plain = positions.clone().requires_grad_()
+    nano(images, plain).sum().backward()
+    nano.vit.set_grad_checkpointing(True)
+    checkpointed = positions.clone().requires_grad_()
+    nano.train()(images, checkpointed).sum().backward()
+    torch.testing.assert_close(plain.grad, checkpointed.grad)
+
+
+def test_it_compiles_without_a_graph_break(nano):
+    torch._dynamo.reset()
+    images, positions = torch.randn(2, 3, 32, 32), torch.rand(2, 5, 2)
+    compiled = torch.compile(nano, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images, positions), nano(images, positions), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_it_exports(nano):
+    images, positions = torch.randn(2, 3, 32, 32), torch.rand(2, 5, 2)
+    program = torch.export.export(nano, (images, positions))
+    torch.testing.assert_close(program.module()(images, positions), nano(images, positions), atol=1e-5, rtol=1e-5)
+
+
+def test_per_image_gradients_through_function_transforms(nano):
+    images, positions = torch.randn(3, 3, 32, 32), torch.rand(3, 5, 2)
+
+    def energy(image, position):
+        return nano(image[None], position[None]).square().sum()
+
+    per_image = torch.func.vmap(torch.func.grad(energy, argnums=1))(images, positions)
+    leaf = positions.clone().requires_grad_()
+    nano(images, leaf).square().sum().backward()
+    torch.testing.assert_close(per_image, leaf.grad, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_bfloat16_model_and_images_with_float32_positions(nano):
+    images, positions = torch.randn(2, 3, 32, 32), torch.rand(2, 5, 2)
+    expected = nano(images, positions)
+    torch.testing.assert_close(nano.bfloat16()(images.bfloat16(), positions).float(), expected, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("fixture", ["vit_tiny", "deit_tiny"])
+@torch.no_grad()
+def test_real_weights_predict_the_same_class_through_spot_and_timm(fixture, request, shared_data):
+    model = request.getfixturevalue(fixture)
+    from spot.data.images import evaluation_transform, open_image
+
+    transform = evaluation_transform(model.data_config)
+    folders = sorted((shared_data / "imagenet-val-2k").iterdir())[::63]
+    images = torch.stack([transform(open_image(sorted(folder.iterdir())[0])) for folder in folders])
+    ours, theirs = model(images, model.grid().expand(len(images), -1, -1)), model.vit(images)
+    assert torch.equal(ours.argmax(1), theirs.argmax(1))
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+    correct = ours.argmax(1) == torch.arange(1000)[::63]
+    assert correct.float().mean() > 0.5  # real weights, real images
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("swin_tiny_patch4_window7_224", "windows of the grid"),
+        ("vit_relpos_small_patch16_224", "relative position bias"),
+        ("beit_base_patch16_224", "relative position bias"),
+        ("vit_small_r26_s32_224", "convolutional stem"),
+        ("resnet18", "neither a timm VisionTransformer nor an Eva"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(name, reason):
+    with torch.device("meta"), pytest.raises(InputError, match=reason):
+        adapt(name)
+
+
+def test_bad_input_is_named(nano):
+    images = torch.randn(2, 3, 32, 32)
+    with pytest.raises(InputError, match="did you mean 'vit_tiny_patch16_224'"):
+        spot.adapt("vit_tinny_patch16_224")
+    with pytest.raises(InputError, match="timm cannot build"):
+        spot.adapt("vit_tiny_patch16_224", no_such_option=3)
+    with pytest.raises(InputError, match="not with a built model"):
+        spot.adapt(nano.vit, img_size=64)
+    with pytest.raises(InputError, match=r"\(B, 3, H, W\), got \(2, 1, 32, 32\)"):
+        nano(images[:, :1])
+    with pytest.raises(InputError, match="finite"):
+        nano(images, torch.full((2, 5, 2), float("nan")))
+    with pytest.raises(InputError, match="3 images, but there are 2"):
+        nano(images, torch.rand(3, 5, 2))
+    with pytest.raises(InputError, match="at least 1"):
+        nano.tokens = 0
+    with pytest.raises(InputError, match="did you mean 'sobol'"):
+        nano.prior = "sobel"
+    with pytest.raises(InputError, match="drops patches"):
+        adapt("vit_tiny_patch16_224", patch_drop_rate=0.5, depth=1)

@@ -1,0 +1,196 @@
+"""Spatial priors: exactly N tokens, inside the image, where the paper wants them."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.quasirandom import SobolEngine
+
+from spot.errors import InputError
+from spot.placement.priors import (
+    BOUNDARY_DEPTH,
+    GAUSSIAN_WIDTH,
+    PRIORS,
+    background,
+    center,
+    gaussian,
+    isotropic,
+    omega,
+    resolve_prior,
+    salient,
+    sobol,
+    uniform,
+)
+
+SQUARE = torch.zeros(2, 3, 224, 224)
+ELASTIC_BUDGETS = [39, 59, 78, 98, 118, 137, 157, 176, 196]
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", PRIORS)
+@settings(max_examples=15, deadline=None)
+@given(tokens=st.integers(1, 260), height=st.integers(1, 400), width=st.integers(1, 400))
+def test_every_prior_places_each_token_inside_the_image(name, tokens, height, width):
+    images = torch.zeros(2, 1, 1, 1).expand(2, 1, height, width)
+    positions = PRIORS[name](images, tokens, seeded())
+    assert positions.shape == (2, tokens, 2) and positions.dtype == torch.float32
+    pixels = positions.double() * torch.tensor([height, width]) - 0.5  # in pixel-centre coordinates
+    assert pixels.min() > -1e-3
+    assert (pixels.amax((0, 1)) < torch.tensor([height, width]) - 1 + 1e-3).all()
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_one_seed_is_one_placement_and_leaves_the_global_generator_alone(name):
+    before = torch.get_rng_state()
+    first, second = (PRIORS[name](SQUARE, 25, seeded(3)) for _ in range(2))
+    assert torch.equal(first, second) and torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["uniform", "gaussian", "sobol", "boundary"])
+def test_random_priors_differ_between_images_and_seeds(name):
+    positions = PRIORS[name](SQUARE, 25, seeded(0))
+    assert not torch.equal(positions[0], positions[1])
+    assert not torch.equal(positions, PRIORS[name](SQUARE, 25, seeded(1)))
+
+
+def test_isotropic_with_196_tokens_is_the_vit_b16_grid():
+    first, second, *_, last = isotropic(SQUARE, 196)[0] * 224
+    torch.testing.assert_close(first, torch.tensor([8.0, 8.0]))
+    torch.testing.assert_close(second, torch.tensor([8.0, 24.0]))  # next column, same row
+    torch.testing.assert_close(last, torch.tensor([216.0, 216.0]))
+
+
+@pytest.mark.parametrize("prior", [isotropic, center])
+@pytest.mark.parametrize("rows, columns", [(14, 14), (9, 21), (30, 4), (1, 7)])
+def test_a_full_grid_of_tokens_is_that_grid(prior, rows, columns):
+    images = torch.zeros(1, 3, rows * 16, columns * 16)
+    options = {"full": rows * columns} if prior is center else {}
+    expected = [((r + 0.5) / rows, (c + 0.5) / columns) for r in range(rows) for c in range(columns)]
+    torch.testing.assert_close(prior(images, rows * columns, **options)[0], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("tokens", [25, 49, 100, *ELASTIC_BUDGETS])
+def test_isotropic_covers_the_image_evenly(tokens):
+    """No point is farther from a token than the diagonal of a slightly stretched square cell."""
+    positions = isotropic(SQUARE, tokens)[0]
+    points = torch.cartesian_prod(torch.linspace(0, 1, 60), torch.linspace(0, 1, 60))
+    farthest = torch.cdist(points, positions).amin(1).max()
+    assert farthest < 1.35 * math.sqrt(2) / 2 / math.sqrt(tokens)
+    nearest_neighbour = (torch.cdist(positions, positions) + torch.eye(tokens)).amin(1)
+    assert nearest_neighbour.min() > 0.5 / math.sqrt(tokens)
+    torch.testing.assert_close(positions.mean(0), torch.tensor([0.5, 0.5]), atol=0.02, rtol=0)
+
+
+def test_isotropic_follows_the_aspect_of_the_image():
+    wide = isotropic(torch.zeros(1, 3, 100, 400), 16)[0]
+    assert len(wide[:, 0].unique()) == 2  # two rows of eight, cells 50 × 50
+
+
+def test_center_draws_tokens_to_the_middle_and_keeps_their_order():
+    even, drawn = isotropic(SQUARE, 25)[0] - 0.5, center(SQUARE, 25)[0] - 0.5
+    assert (drawn.abs() <= even.abs() + 1e-6).all()
+    assert drawn.abs().mean() < 0.9 * even.abs().mean()
+    rows = drawn[::5, 0]
+    assert (rows.diff() > 0).all()
+    # By hand: d = 0.2, b = 1 - 25/196, width 0.3.
+    expected = 0.2 * (1 - (1 - 25 / 196) * math.exp(-((0.2 / 0.3) ** 2)))
+    assert float(rows[3]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_center_fades_to_the_grid_as_the_budget_fills():
+    shift = [(center(SQUARE, n) - isotropic(SQUARE, n)).abs().max().item() for n in (25, 100, 169, 196)]
+    assert shift == sorted(shift, reverse=True) and shift[-1] < 1e-6
+
+
+def test_uniform_is_uniform():
+    positions = uniform(torch.zeros(50, 3, 64, 64), 400, seeded()).flatten(0, 1)
+    counts = torch.histogramdd(positions, [4, 4], range=[0.0, 1.0, 0.0, 1.0]).hist
+    assert (counts - 1250).abs().max() < 5 * math.sqrt(1250)
+
+
+def test_gaussian_has_the_stated_width_and_no_pile_at_the_edges():
+    positions = gaussian(torch.zeros(200, 3, 224, 224), 200, seeded()).double()
+    x = torch.linspace(-0.5, 0.5, 20001, dtype=torch.float64)
+    density = torch.exp(-0.5 * (x / GAUSSIAN_WIDTH) ** 2)
+    expected = math.sqrt(float((x**2 * density).sum() / density.sum()))
+    assert float((positions - 0.5).square().mean().sqrt()) == pytest.approx(expected, rel=0.01)
+    at_edge = (positions < 1 / 224).double().mean()
+    assert at_edge < 0.01
+
+
+def test_sobol_is_progressive():
+    assert torch.equal(sobol(SQUARE, 64, seeded())[:, :25], sobol(SQUARE, 25, seeded()))
+
+
+@pytest.mark.parametrize("tokens, cells", [(16, 4), (64, 8), (256, 16)])
+def test_sobol_puts_one_point_in_each_cell_of_a_power_of_two(tokens, cells):
+    """A scrambled Sobol sequence in two dimensions is a (0, m, 2)-net, as torch's own engine confirms."""
+    for points in (sobol(SQUARE, tokens, seeded())[0], SobolEngine(2, scramble=True, seed=0).draw(tokens)):
+        cell = (points * cells).floor() @ torch.tensor([float(cells), 1.0])
+        assert len(cell.unique()) == tokens
+
+
+def test_boundary_stays_on_the_frame_and_visits_all_four_sides():
+    positions = PRIORS["boundary"](torch.zeros(4, 3, 224, 224), 200, seeded()).flatten(0, 1)
+    to_edge = torch.minimum(positions, 1 - positions)
+    assert to_edge.amin(1).max() <= BOUNDARY_DEPTH + 1e-6
+    side = torch.cat([positions, 1 - positions], 1).argmin(1)
+    assert (torch.bincount(side, minlength=4) > 120).all()
+
+
+def test_salient_follows_the_density_of_the_map_within_its_pixels():
+    maps = torch.zeros(1, 4, 6)
+    maps[0, 1, 2], maps[0, 3, 5] = 0.75, 0.25
+    positions = salient(maps)(torch.zeros(1, 3, 4, 6), 4000, seeded())[0].double()
+    pixel = (positions * torch.tensor([4, 6])).floor()
+    first = (pixel == torch.tensor([1, 2])).all(1)
+    second = (pixel == torch.tensor([3, 5])).all(1)
+    assert bool((first | second).all())
+    assert float(first.double().mean()) == pytest.approx(0.75, abs=0.03)
+    within = (positions * torch.tensor([4, 6]))[first] - torch.tensor([1, 2])
+    assert within.min() < 0.05 and within.max() > 0.95  # anywhere in the pixel, not its centre
+
+
+def test_background_is_where_the_map_is_low():
+    maps = torch.ones(1, 8, 8)
+    maps[0, :, :2] = 0.0
+    positions = background(maps)(torch.zeros(1, 3, 8, 8), 500, seeded())[0]
+    assert positions[:, 1].max() <= 2 / 8
+
+
+def test_saliency_can_be_a_function_of_the_images():
+    images = torch.zeros(2, 3, 8, 8)
+    images[0, 0, 0, 0] = images[1, 0, 7, 7] = 1.0
+    positions = salient(lambda x: x[:, 0])(images, 5, seeded())
+    assert positions[0].max() <= 1 / 8 and positions[1].min() >= 7 / 8
+
+
+def test_omega_is_from_the_first_to_the_last_pixel_centre():
+    low, high = omega(torch.zeros(1, 3, 10, 20))
+    torch.testing.assert_close(low, torch.tensor([0.05, 0.025]))
+    torch.testing.assert_close(high, torch.tensor([0.95, 0.975]))
+
+
+@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize("tokens", [0, -3, 2.5, True])
+def test_a_budget_must_be_a_whole_number_of_at_least_one(name, tokens):
+    with pytest.raises(InputError, match="at least 1"):
+        PRIORS[name](SQUARE, tokens, seeded())
+
+
+def test_bad_input_is_named():
+    with pytest.raises(InputError, match="did you mean 'isotropic'"):
+        resolve_prior("isotrpic")
+    with pytest.raises(InputError, match="saliency map"):
+        resolve_prior("salient")
+    with pytest.raises(InputError, match="images' size"):
+        salient(torch.ones(2, 5, 5))(SQUARE, 4, seeded())
+    with pytest.raises(InputError, match="image 1 leaves no pixel"):
+        salient(torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))(SQUARE, 4, seeded())
+    with pytest.raises(InputError, match="leaves no pixel"):
+        background(torch.ones(2, 224, 224))(SQUARE, 4, seeded())

@@ -1,0 +1,192 @@
+"""Windows: bilinear K × K reads at continuous positions."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spot.errors import InputError
+from spot.tokens.windows import windows
+
+
+def slow_windows(images, positions, size, scale=1.0):
+    """Sample by sample, from the definition: bilinear between pixel centres, border repeated."""
+    batch, channels, height, width = images.shape
+    result = torch.zeros(batch, positions.shape[1], channels, size, size, dtype=images.dtype)
+
+    def pixel(b, y, x):
+        return images[b, :, min(max(y, 0), height - 1), min(max(x, 0), width - 1)]
+
+    for b in range(batch):
+        for n in range(positions.shape[1]):
+            for i in range(size):
+                for j in range(size):
+                    y = float(positions[b, n, 0]) * height - 0.5 + (i - (size - 1) / 2) * scale
+                    x = float(positions[b, n, 1]) * width - 0.5 + (j - (size - 1) / 2) * scale
+                    y0, x0 = math.floor(y), math.floor(x)
+                    fy, fx = y - y0, x - x0
+                    upper = (1 - fx) * pixel(b, y0, x0) + fx * pixel(b, y0, x0 + 1)
+                    lower = (1 - fx) * pixel(b, y0 + 1, x0) + fx * pixel(b, y0 + 1, x0 + 1)
+                    result[b, n, :, i, j] = (1 - fy) * upper + fy * lower
+    return result
+
+
+def grid(rows, columns):
+    y, x = torch.meshgrid((torch.arange(rows) + 0.5) / rows, (torch.arange(columns) + 0.5) / columns, indexing="ij")
+    return torch.stack([y, x], -1).view(1, -1, 2)
+
+
+@pytest.mark.parametrize(
+    "size, rows, columns", [(16, 14, 14), (14, 37, 37), (32, 12, 12), (8, 28, 28), (16, 9, 21), (7, 3, 11), (1, 5, 6)]
+)
+def test_on_the_vit_grid_windows_are_the_patches_bit_for_bit(size, rows, columns):
+    images = torch.randn(2, 3, rows * size, columns * size)
+    patches = F.unfold(images, size, stride=size).transpose(1, 2).unflatten(2, (3, size, size))
+    assert torch.equal(windows(images, grid(rows, columns).expand(2, -1, -1), size), patches)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.integers(1, 6),
+    height=st.integers(1, 12),
+    width=st.integers(1, 12),
+    scale=st.sampled_from([1.0, 0.4, 1.7]),
+    seed=st.integers(0, 10**6),
+)
+def test_windows_match_the_definition_anywhere_in_and_around_any_image(size, height, width, scale, seed):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(2, 2, height, width, generator=generator, dtype=torch.float64)
+    positions = torch.rand(2, 3, 2, generator=generator, dtype=torch.float64) * 2 - 0.5
+    expected = slow_windows(images, positions, size, scale)
+    torch.testing.assert_close(windows(images, positions, size, scale), expected, atol=1e-9, rtol=1e-7)
+    if scale == 1:
+        torch.testing.assert_close(windows(images, positions, size), expected, atol=1e-9, rtol=1e-7)
+
+
+def test_windows_agree_with_grid_sample():
+    images, positions, size = torch.randn(3, 3, 30, 41), torch.rand(3, 7, 2), 5
+    offsets = torch.arange(size) - (size - 1) / 2
+    y = (positions[..., 0] * 2 - 1)[..., None] + offsets * 2 / 30
+    x = (positions[..., 1] * 2 - 1)[..., None] + offsets * 2 / 41
+    points = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
+    sampled = F.grid_sample(images, points, padding_mode="border", align_corners=False)
+    torch.testing.assert_close(
+        windows(images, positions, size), sampled.view(3, 3, 7, size, size).transpose(1, 2), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_a_shift_of_a_quarter_pixel_moves_a_ramp_by_a_quarter():
+    ramp = torch.arange(10.0).expand(1, 1, 10, 10)  # value = column index
+    window = windows(ramp, torch.tensor([[[0.5, (4 + 0.5 + 0.25) / 10]]]), 3)
+    torch.testing.assert_close(window[0, 0, 0], torch.tensor([3.25, 4.25, 5.25]).expand(3, 3))
+
+
+def test_outside_the_image_the_border_is_repeated():
+    image = torch.arange(4.0).view(1, 1, 2, 2)
+    far = torch.tensor([[[-3.0, -3.0], [9.0, 9.0], [-1e30, 1e30]]])
+    assert windows(image, far, 4)[0].flatten(1).unique(dim=1).flatten().tolist() == [0.0, 3.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_gradients_with_respect_to_images_positions_and_scale(size):
+    images = torch.randn(2, 2, 7, 9, dtype=torch.float64, requires_grad=True)
+    positions = (torch.rand(2, 3, 2, dtype=torch.float64) * 1.4 - 0.2).requires_grad_()
+    scale = (torch.rand(2, 3, dtype=torch.float64) + 0.5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda i, p: windows(i, p, size), (images, positions))
+    assert torch.autograd.gradcheck(lambda i, p, s: windows(i, p, size, s), (images, positions, scale))
+
+
+def test_the_gradient_passes_where_a_position_is_snapped_to_a_pixel():
+    ramp = torch.arange(32.0).expand(1, 1, 32, 32)
+    positions = grid(2, 2).requires_grad_()
+    windows(ramp, positions, 16).sum().backward()
+    # Moving a whole window right by one pixel adds 1 to each of its samples, but for the right border.
+    per_fraction = positions.grad[0, :, 1] / 32
+    assert per_fraction.tolist() == [256.0, 240.0, 256.0, 240.0]
+
+
+def test_a_scale_of_two_reads_every_other_pixel():
+    image = torch.randn(1, 3, 16, 16)
+    window = windows(image, torch.tensor([[[7.5 / 16, 7.5 / 16]]]), 4, 2.0)
+    torch.testing.assert_close(window[0, 0], image[0, :, 4:12:2, 4:12:2], atol=1e-5, rtol=1e-5)
+
+
+def test_each_token_can_have_its_own_scale():
+    images, positions = torch.randn(2, 3, 12, 12), torch.rand(2, 3, 2)
+    scale = torch.rand(2, 3) + 0.5
+    together = windows(images, positions, 4, scale)
+    for n in range(3):
+        alone = windows(images[:1], positions[:1, n : n + 1], 4, float(scale[0, n]))
+        torch.testing.assert_close(together[0, n], alone[0, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_images_keep_their_type_and_subpixel_placement():
+    images = torch.rand(1, 3, 64, 64)
+    positions = torch.rand(1, 5, 2)
+    half = windows(images.bfloat16(), positions, 8)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), windows(images.bfloat16().float(), positions, 8), atol=4e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("scale", [None, 1.5])
+def test_it_compiles_without_a_graph_break(scale):
+    torch._dynamo.reset()
+    images, positions = torch.randn(2, 3, 20, 20), torch.rand(2, 4, 2)
+    compiled = torch.compile(lambda i, p: windows(i, p, 4, scale), fullgraph=True, backend="aot_eager")
+    leaf, reference = positions.clone().requires_grad_(), positions.clone().requires_grad_()
+    compiled(images, leaf).square().sum().backward()
+    windows(images, reference, 4, scale).square().sum().backward()
+    torch.testing.assert_close(leaf.grad, reference.grad)
+
+
+def test_it_exports():
+    class Reader(torch.nn.Module):
+        def forward(self, images, positions):
+            return windows(images, positions, 4)
+
+    images, positions = torch.randn(2, 3, 20, 20), torch.rand(2, 4, 2)
+    program = torch.export.export(Reader(), (images, positions))
+    torch.testing.assert_close(program.module()(images, positions), windows(images, positions, 4))
+
+
+def test_function_transforms_work_through_it():
+    images, positions = torch.randn(5, 3, 20, 20), torch.rand(5, 4, 2)
+
+    def energy(image, position):
+        return windows(image[None], position[None], 4).square().sum()
+
+    per_image = torch.func.vmap(torch.func.grad(energy, argnums=1))(images, positions)
+    leaf = positions.clone().requires_grad_()
+    windows(images, leaf, 4).square().sum().backward()
+    torch.testing.assert_close(per_image, leaf.grad)
+
+
+def test_no_images_give_no_windows():
+    assert windows(torch.empty(0, 3, 8, 8), torch.empty(0, 5, 2), 4).shape == (0, 5, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "images, positions, size, sentence",
+    [
+        (torch.zeros(3, 8, 8), torch.zeros(1, 2, 2), 4, "images must have shape"),
+        (torch.zeros(1, 3, 0, 8), torch.zeros(1, 2, 2), 4, "at least one pixel"),
+        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.zeros(1, 2, 2), 4, "floating point"),
+        (torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 1, 1, 2), 4, r"positions\[:, :, 0, 0\]"),
+        (torch.zeros(1, 3, 8, 8), torch.zeros(2, 2), 4, "batch dimension"),
+        (torch.zeros(1, 3, 8, 8), torch.zeros(3, 2, 2), 4, "3 images, but there are 1"),
+        (torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 2, dtype=torch.float16), 4, "must be float32"),
+        (torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 2, device="meta"), 4, "on meta"),
+        (torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 2), 0, "size must be at least 1"),
+    ],
+)
+def test_bad_input_is_named(images, positions, size, sentence):
+    with pytest.raises(InputError, match=sentence):
+        windows(images, positions, size)
+
+
+def test_a_scale_of_the_wrong_shape_is_named():
+    with pytest.raises(InputError, match="scale must be"):
+        windows(torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 2), 4, torch.ones(1, 2, 2))
