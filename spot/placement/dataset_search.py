@@ -1,0 +1,222 @@
+"""The oracle over a data set, kept in a placements file, resumable.
+
+An image's placement depends on its key, the seed and the settings, never on its neighbours: its
+random numbers come from (seed, key). Images are searched in fixed batches and each batch is kept as
+soon as it is done, so that a run that was killed and started again writes the same file as one that was not.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from spot import report
+from spot.errors import InputError
+from spot.placement.files import Placements, PlacementWriter, fingerprint, generator_for
+from spot.placement.oracle import LABELLED, search, wrong_labels
+from spot.placement.priors import SALIENT_PRIORS
+
+Sample = tuple[Tensor, int, str]
+Maps = Callable[[Tensor, Sequence[str]], Tensor]
+
+
+class KeyedImages(Protocol):
+    """A data set of (image (C, H, W), label or -1, key), with None for an image to leave out."""
+
+    keys: Sequence[str]
+
+    def __getitem__(self, index: int, /) -> Sample | None: ...
+
+
+class Searched(NamedTuple):
+    """All placements of a data set, and how many of them this run made in how many seconds."""
+
+    placements: Placements
+    images: int
+    seconds: float
+
+
+def search_dataset(
+    model: Any,
+    data: KeyedImages,
+    path: str | Path,
+    *,
+    prior: str | None = None,
+    saliency: Maps | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    workers: int = 0,
+    keep: str = "trajectories",
+    state: Any = None,
+    shown: bool = True,
+    **settings: Any,
+) -> Searched:
+    """Search every image of a data set that the placements file does not have yet.
+
+    Args:
+        model: a SpotViT (or what answers as one): its `tokens` and `prior` say where searches start.
+        data: images, labels and keys; labels are read only if the objective needs them.
+        path: the .safetensors file; shards stand beside it until all images are done.
+        prior: "salient" or "background", drawn from `saliency`, instead of the model's own prior.
+        saliency: maps (B, H, W) for images and keys; see `spot.placement.saliency.resolve_saliency`.
+        seed: of random priors and wrong labels, together with each image's key.
+        batch_size: images searched together; changes no result beyond rounding.
+        workers: processes that read images.
+        keep: "trajectories" or only the final "positions".
+        state: an `accelerate.PartialState`, to share the work among its processes.
+        shown: a progress bar on a terminal.
+        settings: of `search`.
+    """
+    if keep not in ("trajectories", "positions"):
+        raise InputError(f"keep is 'trajectories' or 'positions', got {keep!r}")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
+    objective = settings.pop("objective", "descent")
+    about = _about(model, data, prior, saliency, seed, objective, keep, settings)
+    writer = PlacementWriter(path, about)
+    process, processes = (state.process_index, state.num_processes) if state else (0, 1)
+    chunks = [range(start, min(start + batch_size, len(data.keys))) for start in range(0, len(data.keys), batch_size)]
+    todo = [[index for index in chunk if data.keys[index] not in writer.done] for chunk in chunks]
+    todo = [chunk for chunk in todo[process::processes] if chunk]
+    loader = DataLoader(data, batch_sampler=todo, num_workers=workers, collate_fn=_collated)  # type: ignore[arg-type, var-annotated]
+    device = next(model.parameters()).device
+    count, start = 0, time.perf_counter()
+    with report.progress(shown=shown and process == 0) as bar:
+        task = bar.add_task("searching", total=sum(map(len, todo)))
+        for chunk, batch in zip(todo, loader, strict=True):
+            if batch is not None:
+                images, labels, keys = batch
+                part = _search_batch(
+                    model, images.to(device), labels, keys, about,
+                    prior=prior, saliency=saliency, seed=seed, keep=keep, objective=objective, **settings,
+                )  # fmt: skip
+                name = hashlib.sha256("\0".join(keys).encode()).hexdigest()[:8]
+                writer.append(f"{chunk[0]:08d}-{name}", part)
+                count += len(keys)
+            bar.advance(task, len(chunk))
+    seconds = time.perf_counter() - start
+    if state:
+        state.wait_for_everyone()
+    if process == 0:
+        placements = writer.finish(data.keys)
+    if state:
+        state.wait_for_everyone()
+    return Searched(placements if process == 0 else Placements.load(path), count, seconds)
+
+
+def place(
+    model: Any,
+    images: Tensor,
+    keys: Sequence[str],
+    *,
+    seed: int = 0,
+    prior: str | None = None,
+    saliency: Maps | None = None,
+) -> Tensor:
+    """Positions (B, N, 2) that depend on each image, its key and the seed, not on the batch.
+
+    By the model's own prior, or drawn from `saliency` if prior is "salient" or "background".
+    """
+    generators = [generator_for(seed, key) for key in keys]
+    singles = images.split(1)
+    if prior is None:
+        return torch.cat([model.place(image, generator) for image, generator in zip(singles, generators, strict=True)])
+    if prior not in SALIENT_PRIORS or saliency is None:
+        raise InputError(
+            f"a data set is searched from the model's own prior, or from one of {', '.join(SALIENT_PRIORS)} "
+            f"with a saliency; got prior={prior!r}"
+        )
+    maps = saliency(images, keys)
+    return torch.cat(
+        [
+            SALIENT_PRIORS[prior](each)(image, model.tokens, generator)
+            for each, image, generator in zip(maps.split(1), singles, generators, strict=True)
+        ]
+    )
+
+
+def _search_batch(
+    model: Any,
+    images: Tensor,
+    labels: Tensor,
+    keys: list[str],
+    about: dict[str, Any],
+    *,
+    prior: str | None,
+    saliency: Maps | None,
+    seed: int,
+    keep: str,
+    objective: Any,
+    **settings: Any,
+) -> Placements:
+    start = place(model, images, keys, seed=seed, prior=prior, saliency=saliency)
+    targets: Tensor | None = labels
+    if objective in LABELLED and bool((labels < 0).any()):
+        missing = keys[int((labels < 0).nonzero()[0])]
+        raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
+    if objective == "obfuscate":
+        # Drawn here, per image; what is left to do is an ordinary descent.
+        draws = [wrong_labels(label, model.num_classes, generator_for(seed, f"label of {key}"))
+                 for label, key in zip(labels.split(1), keys, strict=True)]  # fmt: skip
+        targets, objective = torch.cat(draws), "descent"
+    elif not callable(objective) and objective not in LABELLED:
+        targets = None
+    result = search(model, images, targets, start, objective=objective, **settings)
+    known = labels.clamp(min=0).to(images.device)[:, None, None].expand(-1, result.logits.shape[1], 1)
+    probabilities = result.logits.softmax(-1).gather(2, known)[..., 0].cpu()
+    values = {
+        "labels": labels,
+        "losses": result.losses.cpu(),
+        "predictions": result.logits.argmax(-1).cpu(),
+        "probabilities": probabilities.where(labels[:, None] >= 0, torch.nan),  # of the label
+    }
+    if about["objective"] == "obfuscate":
+        values["targets"] = result.target.cpu()  # type: ignore[union-attr]
+    kept = result.trajectory if keep == "trajectories" else result.positions
+    return Placements(keys, kept.cpu(), about, values)
+
+
+def _about(
+    model: Any,
+    data: KeyedImages,
+    prior: str | None,
+    saliency: Maps | None,
+    seed: int,
+    objective: Any,
+    keep: str,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    """What determines the placements, as JSON."""
+    from spot import __version__
+
+    defaults = {
+        name: default
+        for name, default in (search.__kwdefaults__ or {}).items()
+        if name not in ("objective", "dense", "generator", "max_batch")
+    }
+    own = model.prior if isinstance(model.prior, str) else getattr(model.prior, "__name__", str(model.prior))
+    return {
+        "spot": __version__,
+        "model": getattr(model, "name", type(model).__name__),
+        "model_hash": fingerprint(model),
+        "tokens": model.tokens,
+        "prior": own if prior is None else prior,
+        "saliency": None if saliency is None else getattr(saliency, "name", str(saliency)),
+        "seed": seed,
+        "objective": objective if isinstance(objective, str) else objective.__name__,
+        "keep": keep,
+        "settings": {name: settings.get(name, default) for name, default in defaults.items()},
+    }
+
+
+def _collated(samples: list[Sample | None]) -> tuple[Tensor, Tensor, list[str]] | None:
+    found = [sample for sample in samples if sample is not None]
+    if not found:
+        return None
+    images, labels, keys = zip(*found, strict=True)
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64), list(keys)

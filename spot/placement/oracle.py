@@ -1,0 +1,377 @@
+"""Oracle neighborhoods: positions moved to where a frozen model does better, or worse (paper, "SPoT-ON").
+
+`search` takes any `model(images, positions) -> logits (B, classes)` that is differentiable in
+positions, and follows the gradient of an objective for a few steps from given positions (B, N, 2),
+(y, x) as a fraction of height and width. Every image is its own problem: the objective is summed
+over images, never averaged, and the optimisers keep their state per coordinate.
+
+An objective maps logits (B, classes) and a target to one value per image, and is always lowered.
+To add one, pass a function of that signature, or list it in OBJECTIVES.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from spot.errors import InputError, unknown
+from spot.placement.priors import omega
+
+Model = Callable[[Tensor, Tensor], Tensor]
+Objective = Callable[[Tensor, Any], Tensor]
+
+
+def descent(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy with the label: lowered, the label becomes more probable."""
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def ascent(logits: Tensor, labels: Tensor) -> Tensor:
+    """Minus the cross-entropy: the adversarial search, which still receives the right labels."""
+    return -F.cross_entropy(logits, labels, reduction="none")
+
+
+def entropy(logits: Tensor, target: None = None) -> Tensor:
+    """Entropy of the prediction, in nats: the model becomes surer of whatever it sees. Needs no label."""
+    log = logits.log_softmax(-1)
+    return -(log.exp() * log).sum(-1)
+
+
+def agreement(logits: Tensor, dense: Tensor) -> Tensor:
+    """KL divergence from the dense model's prediction, given as logits (B, classes). Needs no label."""
+    goal = dense.log_softmax(-1)
+    return (goal.exp() * (goal - logits.log_softmax(-1))).sum(-1)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "descent": descent,
+    "ascent": ascent,
+    "obfuscate": descent,  # on wrong labels, which search() draws
+    "entropy": entropy,
+    "agree": agreement,
+}
+LABELLED = ("descent", "ascent", "obfuscate")
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"steps": 5, "lr": 3e-3},
+    "paper-long": {"steps": 10, "lr": 1e-2},
+    # What the published code does: weight decay pulls towards the upper left corner, nothing holds
+    # tokens in the image.
+    "authors": {"steps": 5, "lr": 3e-3, "optimizer": "adamw", "weight_decay": 1e-2, "project": False},
+}
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search saw, step by step; step 0 is the start.
+
+    `best_step` (B,) is where an image's objective was lowest, among the steps that honour the grid
+    if one was asked for. `target` is what the objective was given: labels, wrong labels, dense
+    logits or None.
+    """
+
+    trajectory: Tensor  # (B, steps + 1, N, 2)
+    losses: Tensor  # (B, steps + 1), the objective, so minus the cross-entropy for ascent
+    logits: Tensor  # (B, steps + 1, classes)
+    best_step: Tensor  # (B,)
+    target: Tensor | None
+
+    @property
+    def positions(self) -> Tensor:
+        """The final positions (B, N, 2)."""
+        return self.trajectory[:, -1]
+
+    @property
+    def best(self) -> Tensor:
+        """The positions (B, N, 2) of each image's best step."""
+        return self.trajectory[torch.arange(len(self.best_step), device=self.best_step.device), self.best_step]
+
+
+def search(
+    model: Model,
+    images: Tensor,
+    labels: Tensor | None,
+    positions: Tensor,
+    *,
+    steps: int = 5,
+    lr: float = 3e-3,
+    objective: str | Objective = "descent",
+    optimizer: str = "adam",
+    weight_decay: float = 0.0,
+    project: bool = True,
+    grid: int | tuple[int, int] | None = None,
+    snap: Literal["end", "every step"] = "end",
+    dense: Tensor | None = None,
+    generator: Generator | None = None,
+    max_batch: int | None = None,
+    mixed_precision: bool = False,
+) -> SearchResult:
+    """Move positions (B, N, 2) along the gradient of an objective through a frozen model.
+
+    The model is called `steps + 1` times; a module is in evaluation mode and without parameter
+    gradients meanwhile, and as before afterwards. The settings of the paper are in PRESETS:
+    `search(model, images, labels, positions, **PRESETS["paper-long"])`.
+
+    Args:
+        model: any callable of images (B, C, H, W) and positions; returns logits (B, classes).
+        images: as the model takes them.
+        labels: class indices (B,), or None for an objective that needs none.
+        positions: where to start; (y, x) as a fraction of height and width.
+        steps: at least 1.
+        lr: in fractions of the image: with Adam a coordinate moves by at most about this much a step.
+        objective: a name in OBJECTIVES, or a function of logits (B, classes) and labels that returns
+            one value per image, to be lowered. "obfuscate" descends on random wrong labels; "entropy"
+            and "agree" need no labels.
+        optimizer: a name in OPTIMIZERS.
+        weight_decay: of the optimizer. Pulls to the upper left corner, (0, 0); none by default.
+        project: keep positions in the paper's Ω, between the centres of the outermost pixels.
+        grid: rows and columns (or one number for both) of a grid that the result must lie on.
+        snap: with a grid, "end" searches freely and moves the final positions to the nearest cells
+            (the paper's grid rows); "every step" lets the model read nothing but cells: the gradient
+            there moves a free position, of which the model reads the nearest cell. (Putting the free
+            position itself back into the cell would undo every step shorter than half a cell.)
+        dense: logits (B, classes) to agree with; by default those of a SpotViT on its own grid.
+        generator: draws the wrong labels of "obfuscate".
+        max_batch: search at most so many images at a time; memory grows with this instead of B.
+        mixed_precision: run the model under bfloat16 autocast; positions stay float32.
+    """
+    _check_settings(objective, optimizer, snap, steps, lr, max_batch)
+    positions = _checked_positions(images, positions)
+    labels = _checked_labels(images, labels, objective)
+    dense = _checked_dense(model, images, dense, objective)
+    part = partial(
+        _search_part, model, steps=steps, lr=lr, objective=objective, optimizer=optimizer,
+        weight_decay=weight_decay, project=project, cells=_checked_grid(grid), snap=snap,
+        generator=generator, mixed_precision=mixed_precision,
+    )  # fmt: skip
+    size = max_batch or len(images)
+    with frozen(model), torch.inference_mode(False), torch.enable_grad():
+        images, positions = _ordinary(images), _ordinary(positions)
+        parts = [
+            part(images[each], _pick(labels, each), positions[each], _pick(dense, each))
+            for each in (slice(start, start + size) for start in range(0, len(images), size))
+        ]
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _search_part(
+    model: Model,
+    images: Tensor,
+    labels: Tensor | None,
+    positions: Tensor,
+    dense: Tensor | None,
+    *,
+    steps: int,
+    lr: float,
+    objective: str | Objective,
+    optimizer: str,
+    weight_decay: float,
+    project: bool,
+    cells: tuple[int, int] | None,
+    snap: str,
+    generator: Generator | None,
+    mixed_precision: bool,
+) -> SearchResult:
+    """search() for images that are in memory together, of a frozen model, with checked arguments."""
+
+    def read(positions: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=mixed_precision):
+            logits = model(images, positions)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise InputError(f"the model must return logits of shape ({len(images)}, classes), got {got}")
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    loss_of = OBJECTIVES[objective] if isinstance(objective, str) else objective
+    target = labels
+    if objective == "agree":
+        with torch.no_grad():
+            target = read(model.grid(images).expand(len(images), -1, -1)) if dense is None else dense  # type: ignore[attr-defined]
+    low, high = omega(images)
+    place = positions.clamp(low, high) if project else positions.clone()
+    stepper = OPTIMIZERS[optimizer]([place], lr=lr, weight_decay=weight_decay)
+    trajectory, losses, outputs = [], [], []
+    for step in range(steps + 1):
+        last = step == steps
+        on_grid = cells is not None and (last or snap == "every step")
+        here = snapped(place, cells) if on_grid else place.clone()  # type: ignore[arg-type]
+        with torch.set_grad_enabled(not last):
+            logits = read(here.requires_grad_(not last))
+            if step == 0 and labels is not None and objective in LABELLED:
+                check_labels(labels, logits.shape[1])
+                if objective == "obfuscate":
+                    target = wrong_labels(labels, logits.shape[1], generator)
+            loss = loss_of(logits, target)
+        _check_loss(loss, len(images), step)
+        trajectory.append(here.detach())
+        losses.append(loss.detach())
+        outputs.append(logits.detach())
+        if not last:
+            place.grad = _gradient(loss, here)
+            stepper.step()
+            if project:
+                place.clamp_(low, high)
+    first = 0 if cells is None or snap == "every step" else steps  # the first step that honours the grid
+    best_step = torch.stack(losses[first:], 1).argmin(1) + first
+    return SearchResult(torch.stack(trajectory, 1), torch.stack(losses, 1), torch.stack(outputs, 1), best_step, target)
+
+
+def snapped(positions: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The centre of the (rows, columns) grid cell nearest to each position (..., 2)."""
+    cells = positions.new_tensor(grid)
+    index = (positions.detach() * cells).floor().clamp(cells.new_zeros(2), cells - 1)
+    return (index + 0.5) / cells
+
+
+def wrong_labels(labels: Tensor, classes: int, generator: Generator | None = None) -> Tensor:
+    """For each label (B,) one of the other classes, all equally likely."""
+    if classes < 2:
+        raise InputError("wrong labels need a model with at least two classes, this one has one")
+    check_labels(labels, classes)
+    # One number per image, in order, so that searching in parts (max_batch) draws the same.
+    drawn = (torch.rand(len(labels), generator=generator, dtype=torch.float64) * (classes - 1)).long()
+    drawn = drawn.to(labels.device)
+    return drawn + (drawn >= labels)
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Refuse labels that are not among the model's classes."""
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise InputError(f"labels must be between 0 and {classes - 1}, the model's classes, got {outside[0].item()}")
+
+
+@contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """A module in evaluation mode and without parameter gradients; both as before afterwards.
+
+    Any other callable passes through: what it closes over is not ours to change, and the search asks
+    autograd for the gradient of positions alone.
+    """
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    training = [module for module in model.modules() if module.training]
+    try:
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        for module in training:
+            module.training = True
+
+
+def _gradient(loss: Tensor, positions: Tensor) -> Tensor:
+    gradient = None
+    if loss.requires_grad:
+        (gradient,) = torch.autograd.grad(loss.sum(), positions, allow_unused=True)
+    if gradient is None:
+        raise InputError(
+            "the model gives no gradient to positions; its logits must be a differentiable function of them"
+        )
+    return gradient
+
+
+def _pick(column: Tensor | None, each: slice) -> Tensor | None:
+    return None if column is None else column[each]
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """The tensor without its history, and out of inference mode, whose tensors autograd cannot keep."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def _joined(parts: list[SearchResult]) -> SearchResult:
+    targets = [part.target for part in parts if part.target is not None]
+    return SearchResult(
+        trajectory=torch.cat([part.trajectory for part in parts]),
+        losses=torch.cat([part.losses for part in parts]),
+        logits=torch.cat([part.logits for part in parts]),
+        best_step=torch.cat([part.best_step for part in parts]),
+        target=torch.cat(targets) if targets else None,
+    )
+
+
+def _check_settings(
+    objective: str | Objective, optimizer: str, snap: str, steps: int, lr: float, max_batch: int | None
+) -> None:
+    if isinstance(objective, str) and objective not in OBJECTIVES:
+        raise unknown("objective", objective, OBJECTIVES)
+    if optimizer not in OPTIMIZERS:
+        raise unknown("optimizer", optimizer, OPTIMIZERS)
+    if snap not in ("end", "every step"):
+        raise unknown("snap", snap, ("end", "every step"))
+    if steps < 1:
+        raise InputError(f"a search takes at least 1 step, got {steps}")
+    if not 0 < lr < math.inf:
+        raise InputError(f"lr must be a positive number, in fractions of the image per step, got {lr}")
+    if max_batch is not None and max_batch < 1:
+        raise InputError(f"max_batch must be at least 1 image, got {max_batch}")
+
+
+def _checked_positions(images: Tensor, positions: Tensor) -> Tensor:
+    if images.ndim != 4 or not len(images):
+        raise InputError(f"images must have shape (B, C, H, W), with B at least 1, got {tuple(images.shape)}")
+    if positions.ndim != 3 or positions.shape[-1] != 2 or len(positions) != len(images):
+        raise InputError(f"positions must have shape ({len(images)}, N, 2), got {tuple(positions.shape)}")
+    if not positions.isfinite().all():
+        raise InputError("positions must be finite, but some are NaN or infinite")
+    return positions.detach().to(images.device, torch.float32)
+
+
+def _checked_labels(images: Tensor, labels: Tensor | None, objective: str | Objective) -> Tensor | None:
+    if labels is None:
+        if objective in LABELLED:
+            raise InputError(f"objective {objective!r} needs labels; without them use 'agree' or 'entropy'")
+        return None
+    if labels.ndim != 1 or len(labels) != len(images):
+        raise InputError(f"labels must have shape ({len(images)},), one per image, got {tuple(labels.shape)}")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise InputError(f"labels must be class indices, integers, got {labels.dtype}")
+    return labels.to(images.device, torch.int64)
+
+
+def _checked_dense(model: Model, images: Tensor, dense: Tensor | None, objective: str | Objective) -> Tensor | None:
+    if objective != "agree":
+        return None
+    if dense is None:
+        if not hasattr(model, "grid"):
+            raise InputError("objective 'agree' needs dense logits to agree with; pass dense=(B, classes)")
+        return None
+    if dense.ndim != 2 or len(dense) != len(images):
+        raise InputError(f"dense must be logits of shape ({len(images)}, classes), got {tuple(dense.shape)}")
+    return dense.to(images.device, torch.float32)
+
+
+def _checked_grid(grid: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if grid is None:
+        return None
+    rows, columns = (grid, grid) if isinstance(grid, int) else grid
+    if rows < 1 or columns < 1:
+        raise InputError(f"a grid has at least 1 row and 1 column, got {rows} × {columns}")
+    return rows, columns
+
+
+def _check_loss(loss: Tensor, count: int, step: int) -> None:
+    if loss.shape != (count,):
+        raise InputError(f"an objective returns one value per image, ({count},), got {tuple(loss.shape)}")
+    if not loss.isfinite().all():
+        image = (~loss.isfinite()).nonzero()[0].item()
+        raise InputError(f"the objective of image {image} is not finite at step {step}; look at the image")

@@ -1,0 +1,316 @@
+"""Saliency maps: where an image is worth looking at (paper, "Salient" prior and the saliency gain).
+
+A saliency maps RGB images (B, 3, H, W) in [0, 1] to maps (B, H, W) in [0, 1] of the same size.
+Computed maps are stretched: the least salient pixel of an image is 0, the most salient 1; where all
+pixels are alike the map is 1 everywhere.
+
+    spectral_residual          needs no weights
+    OnnxSaliency(file)         a salient-object network such as U²-Net        extra [onnx]
+    ClipSeg(prompt)            what a text describes, the paper's choice       extra [clipseg]
+    ground_truth(masks)        what you know
+    MapFolder(folder)          maps on disk, PNG, by image name
+
+Models see normalised images: `unnormalised(saliency, data_config)` is the same saliency for those,
+as the priors `salient` and `background` want it. `resolve_saliency` makes one from a name or path.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from spot.errors import InputError, unknown
+from spot.placement.priors import Saliency
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLIPSEG = "CIDAS/clipseg-rd64-refined"
+PROMPT = "the main object"  # for CLIPSeg when nothing is known of the image
+
+
+def spectral_residual(images: Tensor, *, side: int = 64, blur: float = 2.5) -> Tensor:
+    """What is unexpected in an image's spectrum (Hou and Zhang, 2007): no weights, a few milliseconds.
+
+    Args:
+        images: RGB (B, 3, H, W) in [0, 1].
+        side: the longer side is scaled to so many pixels first; it sets the scale of what stands out.
+        blur: standard deviation of the final smoothing, in those pixels.
+    """
+    images = _checked_images(images)
+    height, width = images.shape[-2:]
+    scale = side / max(height, width)
+    small = (max(1, round(height * scale)), max(1, round(width * scale)))
+    grey = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
+    # A spectrum repeats the image: led over to its mean first, or the jump between its edges would stand out.
+    grey = _resized(grey, small)
+    mean, margin = grey.mean((-2, -1), keepdim=True), side // 4
+    plain = grey.std((-2, -1), correction=0) < 0.5 / 255  # nothing but rounding to find
+    grey = F.pad(grey - mean, (margin,) * 4, mode="replicate")
+    fade = 0.5 - 0.5 * torch.cos(torch.linspace(0, math.pi, margin + 2, device=grey.device)[1:-1])
+    for length, shape in ((grey.shape[-2], (-1, 1)), (grey.shape[-1], (1, -1))):
+        taper = torch.ones(length, device=grey.device)
+        taper[:margin], taper[-margin:] = fade, fade.flip(0)
+        grey = grey * taper.view(shape)
+    spectrum = torch.fft.fft2(grey)
+    amplitude = spectrum.abs().clamp(min=1e-8).log()
+    expected = F.avg_pool2d(F.pad(amplitude, (1, 1, 1, 1), mode="circular"), 3, 1)
+    surprise = torch.fft.ifft2(torch.polar((amplitude - expected).exp(), spectrum.angle())).abs().square()
+    surprise = _blurred(surprise[..., margin:-margin, margin:-margin], blur)
+    maps = _resized(surprise, (height, width))[:, 0]
+    return stretched(maps * ~plain[..., None])
+
+
+class OnnxSaliency:
+    """A salient-object network in ONNX form, of U²-Net's convention.
+
+    One RGB input (B, 3, S, S) normalised as for ImageNet; the first output is the map, sigmoid applied.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        if not Path(path).is_file():
+            raise InputError(f"an ONNX model was expected, but {path} is not a file")
+        try:
+            import onnxruntime
+        except ImportError:
+            raise InputError("ONNX models need onnxruntime; pip install 'spot-vit[onnx]'") from None
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = torch.get_num_threads()
+        try:
+            self.session = onnxruntime.InferenceSession(str(path), options, onnxruntime.get_available_providers())
+        except Exception as error:  # onnxruntime's own exceptions derive from nothing narrower
+            raise InputError(f"{path} is not an ONNX model that onnxruntime can run: {error}") from None
+        entry = self.session.get_inputs()[0]
+        sides = [side if isinstance(side, int) else 320 for side in entry.shape[-2:]]
+        self.input, self.size, self.name = entry.name, (sides[0], sides[1]), Path(path).name
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1]."""
+        images = _checked_images(images)
+        # U²-Net was trained on images divided by their brightest value.
+        inputs = images / images.amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
+        arrays = _normalised(_resized(inputs, self.size)).cpu().numpy()
+        # One at a time: exported networks often fix the batch at 1.
+        maps = [self.session.run(None, {self.input: arrays[i : i + 1]})[0] for i in range(len(arrays))]
+        found = torch.from_numpy(np.concatenate(maps)).to(images.device).reshape(len(images), 1, *self.size)
+        return stretched(_resized(found, images.shape[-2:])[:, 0])
+
+
+class ClipSeg:
+    """CLIPSeg through transformers: how much each pixel belongs to what a text describes."""
+
+    def __init__(self, prompt: str = PROMPT, checkpoint: str | Path = CLIPSEG, side: int = 352) -> None:
+        """
+        Args:
+            prompt: a class name or a generic text, for images that come without their own.
+            checkpoint: a hub id or a folder.
+            side: images are scaled to side × side, 352 as in training.
+        """
+        try:
+            from transformers import AutoTokenizer, CLIPSegForImageSegmentation
+        except ImportError:
+            raise InputError("CLIPSeg needs transformers; pip install 'spot-vit[clipseg]'") from None
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(checkpoint))
+            self.model = CLIPSegForImageSegmentation.from_pretrained(str(checkpoint)).eval().requires_grad_(False)
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"CLIPSeg could not be loaded from {checkpoint}: {reason}") from None
+        self.prompt, self.side, self.name = prompt, side, f"clipseg:{prompt}"
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, prompts: Sequence[str] | None = None) -> Tensor:
+        """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1], with a prompt each or the same for all."""
+        images = _checked_images(images)
+        prompts = [self.prompt] * len(images) if prompts is None else list(prompts)
+        if len(prompts) != len(images):
+            raise InputError(f"CLIPSeg needs one prompt per image, got {len(prompts)} for {len(images)} images")
+        self.model.to(images.device)
+        words = self.tokenizer(prompts, padding=True, truncation=True, return_tensors="pt").to(images.device)
+        pixels = _normalised(_resized(images, (self.side, self.side)))
+        logits = self.model(
+            pixel_values=pixels,
+            input_ids=words["input_ids"],
+            attention_mask=words["attention_mask"],
+            interpolate_pos_encoding=True,
+        ).logits
+        maps = logits.reshape(len(images), 1, *logits.shape[-2:]).sigmoid()  # one image comes without B
+        return stretched(_resized(maps, images.shape[-2:])[:, 0])
+
+
+def ground_truth(masks: Tensor) -> Saliency:
+    """Known masks (B, H, W) in [0, 1] as a saliency, for exactly the images they belong to."""
+
+    def saliency(images: Tensor) -> Tensor:
+        return checked_maps(masks.to(images.device, torch.float32), images)
+
+    return saliency
+
+
+class MapFolder:
+    """Maps on disk: for the image `a/b.jpg` the grey picture `a/b.png` in the folder, of the image's size.
+
+    A map goes through the same transform as its image, so it fits what the model sees.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        transform: Callable[[Image.Image], Tensor],
+        data_config: Mapping[str, Any],
+        root: str | Path | None = None,
+    ) -> None:
+        """
+        Args:
+            transform: the images' own, from PIL to normalised (3, H, W).
+            data_config: with the "mean" and "std" of that normalisation, as timm gives it.
+            root: where the images are; with it, a map of another size than its image is refused.
+        """
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise InputError(f"a folder of saliency maps was expected, but {folder} is not one")
+        self.transform, self.data_config, self.root = transform, data_config, root
+        self.name = self.folder.name
+
+    def __call__(self, images: Tensor, keys: Sequence[str]) -> Tensor:
+        """Maps (B, H, W) for images (B, C, H, W) as the model sees them, by their keys."""
+        found = torch.stack([self.transform(self.open(key)) for key in keys])
+        return checked_maps(rgb(found, self.data_config).mean(1).to(images.device), images, keys)
+
+    def open(self, key: str) -> Image.Image:
+        """The map of an image, as a picture."""
+        path = map_path(self.folder, key)
+        if not path.is_file():
+            raise InputError(f"there is no saliency map for image {key!r}: {path} is missing")
+        try:
+            picture = Image.open(path).convert("RGB")
+        except (OSError, SyntaxError, ValueError) as error:
+            raise InputError(f"the saliency map {path} cannot be read: {error}") from None
+        if self.root is not None and picture.size != (size := _size(Path(self.root) / key)):
+            raise InputError(
+                f"the saliency map {path} is {picture.width} × {picture.height}, but its image is "
+                f"{size[0]} × {size[1]} (width × height); make maps of the image's size"
+            )
+        return picture
+
+
+SALIENCIES: dict[str, Callable[[], Saliency]] = {"spectral": lambda: spectral_residual, "clipseg": ClipSeg}
+
+
+def open_saliency(source: str | Path) -> Saliency:
+    """The saliency of a name ("spectral", "clipseg", "clipseg:PROMPT") or of an .onnx file."""
+    name, _, prompt = str(source).partition(":")
+    if name == "clipseg" and prompt:
+        return ClipSeg(prompt)
+    if str(source) in SALIENCIES:
+        return SALIENCIES[str(source)]()
+    if Path(source).suffix == ".onnx":
+        return OnnxSaliency(source)
+    raise unknown("saliency", str(source), SALIENCIES, hint="or give an .onnx file or a folder of PNG maps")
+
+
+def resolve_saliency(
+    source: str | Path,
+    data_config: Mapping[str, Any],
+    transform: Callable[[Image.Image], Tensor],
+    root: str | Path | None = None,
+) -> "KeyedSaliency":
+    """The saliency of a name, an .onnx file or a folder of maps, for images as a model sees them.
+
+    Args:
+        data_config: the model's, with its "mean" and "std".
+        transform, root: see MapFolder; used only for maps on disk.
+    """
+    if Path(source).is_dir():
+        return KeyedSaliency(MapFolder(source, transform, data_config, root), Path(source).name)
+    saliency = unnormalised(open_saliency(source), data_config)
+    return KeyedSaliency(lambda images, keys: saliency(images), Path(source).name)
+
+
+class KeyedSaliency:
+    """Maps (B, H, W) for images (B, C, H, W) as the model sees them and their keys."""
+
+    def __init__(self, maps: Callable[[Tensor, Sequence[str]], Tensor], name: str) -> None:
+        self.maps, self.name = maps, name
+
+    def __call__(self, images: Tensor, keys: Sequence[str]) -> Tensor:
+        return checked_maps(self.maps(images, keys), images, keys)
+
+
+def unnormalised(saliency: Saliency, data_config: Mapping[str, Any]) -> Saliency:
+    """The same saliency for images normalised with a model's mean and std."""
+    return lambda images: saliency(rgb(images, data_config))
+
+
+def rgb(images: Tensor, data_config: Mapping[str, Any]) -> Tensor:
+    """Images in [0, 1] again, of images normalised with a model's "mean" and "std"."""
+    mean, std = (images.new_tensor(data_config[name])[:, None, None] for name in ("mean", "std"))
+    return (images * std + mean).clamp(0, 1)
+
+
+def stretched(maps: Tensor) -> Tensor:
+    """Maps (B, H, W) from 0 to 1, each by its own range; a constant map becomes 1."""
+    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    return torch.where(high > low, (maps - low) / (high - low), torch.ones_like(maps))
+
+
+def checked_maps(maps: Tensor, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
+    """Refuse maps that are not the images' (B, H, W), leave [0, 1], or say nothing (all zero)."""
+    needed = (len(images), *images.shape[-2:])
+    if tuple(maps.shape) != needed:
+        raise InputError(f"saliency maps must have the images' size {needed}, got {tuple(maps.shape)}")
+    flat = maps.flatten(1)
+    inside = (flat >= 0).all(1) & (flat <= 1).all(1)  # false for NaN too
+    for good, trouble in ((inside, "leaves [0, 1]"), (flat.amax(1) > 0, "is zero everywhere")):
+        if not good.all():
+            row = int((~good).nonzero()[0])
+            which = f"image {keys[row]!r}" if keys is not None else f"image {row}"
+            raise InputError(f"the saliency map of {which} {trouble}")
+    return maps
+
+
+def map_path(folder: str | Path, key: str) -> Path:
+    """Where the map of an image is kept."""
+    return (Path(folder) / key).with_suffix(".png")
+
+
+def _checked_images(images: Tensor) -> Tensor:
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise InputError(f"a saliency takes RGB images (B, 3, H, W), got {tuple(images.shape)}")
+    if not images.is_floating_point() or images.min() < 0 or images.max() > 1:
+        raise InputError(
+            "a saliency takes images in [0, 1]; for normalised ones use unnormalised(saliency, data_config)"
+        )
+    return images.float()
+
+
+def _resized(images: Tensor, size: Sequence[int]) -> Tensor:
+    return F.interpolate(images, tuple(size), mode="bilinear", antialias=True, align_corners=False)
+
+
+def _normalised(images: Tensor) -> Tensor:
+    mean, std = (images.new_tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return (images - mean) / std
+
+
+def _blurred(maps: Tensor, sigma: float) -> Tensor:
+    """Maps (B, 1, H, W) under a Gaussian, the border repeated."""
+    reach = int(3 * sigma + 0.5)
+    kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=maps.device) / sigma) ** 2)
+    kernel = (kernel / kernel.sum()).to(maps.dtype)
+    padded = F.pad(maps, (reach,) * 4, mode="replicate")
+    return F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """(width, height) of a picture as a person sees it, without decoding it."""
+    if not path.is_file():
+        raise InputError(f"an image was expected at {path}, to compare its saliency map's size with")
+    with Image.open(path) as picture:
+        sideways = picture.getexif().get(0x0112, 1) >= 5
+        return (picture.height, picture.width) if sideways else (picture.width, picture.height)
