@@ -23,7 +23,7 @@ def flops(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | 
         shape: (C, H, W) of the image, by default what the model was built for.
         tokens: place this many tokens at random instead of as the model would.
     """
-    images = torch.zeros(1, *(_shape(model) if shape is None else shape), **_like(model))
+    images = torch.zeros(1, *(image_shape(model) if shape is None else shape), **_like(model))
     given: tuple[Tensor, ...] = ()
     if tokens is not None:
         given = (torch.rand(1, tokens, 2, device=images.device),)
@@ -72,7 +72,7 @@ def _row(stage: str, tokens: int, merged: int, cost: int) -> dict[str, Any]:
     return {"stage": stage, "tokens": tokens, "merged": merged, "left": tokens - merged, "MACs": cost}
 
 
-def _shape(model: nn.Module) -> tuple[int, ...]:
+def image_shape(model: nn.Module) -> tuple[int, ...]:
     """(C, H, W) of the images a model or the model it holds was built for."""
     holder: Any = getattr(model, "model", model)
     if not hasattr(holder, "img_size"):

@@ -134,11 +134,14 @@ class ToMe(nn.Module):
 
     def merge(self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None) -> Merged:
         """Features with what became of every token."""
-        if positions is None:
-            positions = self.place(images, generator)
-        positions = self.model._placed(images, positions, generator)  # refuses what is no placement
-        x, rope = self.model.embed(images, positions)
         vit: Any = self.model.vit
+        if positions is None and not self.own_placement and tuple(images.shape[-2:]) == self.model.img_size:
+            positions = self.place(images)
+            x, rope = _embed_patches(vit, images)
+        else:
+            positions = self.place(images, generator) if positions is None else positions
+            positions = self.model._placed(images, positions, generator)  # refuses what is no placement
+            x, rope = self.model.embed(images, positions)
         start, prefix = positions.shape[1], self.model.num_prefix_tokens
         sources = torch.arange(start, device=x.device).expand(len(x), -1)
         sizes = torch.ones(len(x), start, device=x.device)
@@ -225,6 +228,13 @@ def combine(values: Tensor, share: Tensor, index: Tensor, r: int) -> Tensor:
 
 
 # ----------------------------------------------------------------------------- timm's blocks in two halves
+
+
+def _embed_patches(vit: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What timm's own patch grid gives the first block, and rotary angles where used: cheaper than windows."""
+    x = vit._pos_embed(vit.patch_embed(images))
+    x, rope = x if isinstance(x, tuple) else (x, None)
+    return vit.norm_pre(x), rope
 
 
 class _Recording:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import make_nano
 
 import spot
 from spot.errors import InputError
@@ -11,6 +10,7 @@ from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
 from spot.models.tome import ToMe
+from tests.conftest import make_nano
 
 
 def test_the_paper_s_sampling_overhead():

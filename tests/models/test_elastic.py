@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import make_nano
 from torch.nn import functional as F
 
 from spot.errors import InputError
 from spot.models.elastic import ElasticViT, perturb
+from tests.conftest import make_nano
 
 
 def pictures(batch: int = 3, size: int = 32) -> torch.Tensor:

@@ -3,12 +3,12 @@
 import pytest
 import timm
 import torch
-from conftest import make_nano
 
 import spot
 from spot.errors import InputError
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
+from tests.conftest import make_nano
 
 
 def pictures(batch: int = 3, size: int = 32) -> torch.Tensor:

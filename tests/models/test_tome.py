@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
-from conftest import make_nano
 from torch.utils.flop_counter import FlopCounterMode
 
 import spot
 from spot.errors import InputError
 from spot.models.tome import ToMe, as_given, decreasing, evenly, match, to_reach
 from spot.tokens.position_embedding import rotary_embedding
+from tests.conftest import make_nano
 
 SMALL = {"img_size": 48, "depth": 3}  # 36 patches of 8 pixels
 KINDS = {
