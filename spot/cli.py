@@ -12,6 +12,9 @@ from inspect import getdoc
 from spot.errors import InputError, unknown
 
 VERBS: dict[str, str] = {
+    "retrofit": "teach a pretrained ViT to read off-grid tokens",
+    "pretrain": "train a masked autoencoder on off-grid windows",
+    "finetune": "fine-tune an encoder to classify",
     "data": "describe the built-in data set and show its classes",
 }
 

@@ -1,0 +1,49 @@
+"""A new head on a pretrained encoder, for fine-tuning."""
+
+from timm.models.vision_transformer import VisionTransformer
+
+from spot.data.images import Images, evaluation_transform, open_data
+from spot.errors import InputError
+from spot.models.spot_vit import SpotViT, create_timm
+from spot.training.options import Options
+from spot.training.randomness import seeded
+from spot.training.recipes import Recipe
+
+HEAD = 21  # name of a draw
+
+
+def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 0) -> SpotViT:
+    """The model's encoder with a head for so many classes, pooling the class token ("token") or the mean ("avg").
+
+    As He et al. do, mean pooling comes with a norm of its own after it, which starts fresh like
+    the head. A model that already classifies so is returned as it is.
+    """
+    old = model.vit
+    if not isinstance(old, VisionTransformer):
+        raise InputError(f"fine-tuning with a new head is for timm's VisionTransformer, not {type(old).__name__}")
+    pool = old.global_pool if pool is None else pool
+    if classes == old.num_classes and pool == old.global_pool:
+        return model
+    options = {**model.options, "img_size": model.img_size, "num_classes": classes, "global_pool": pool}
+    overlay = {key: model.data_config[key] for key in ("mean", "std", "interpolation", "crop_pct")}
+    with seeded(seed, HEAD):
+        vit = create_timm(model.name, pretrained_cfg_overlay=overlay, **options)
+    fresh = {name for name in vit.state_dict() if name.startswith(("head.", "fc_norm.", "norm."))}
+    state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith(("head.", "fc_norm."))}
+    if "norm.weight" not in vit.state_dict():  # mean pooling has its norm after it
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("norm.")}
+    missing, surplus = vit.load_state_dict(state, strict=False)
+    if surplus or set(missing) - fresh:
+        raise InputError(f"timm builds {model.name} differently from the model given: {[*missing, *surplus][:3]}")
+    return SpotViT(vit, tokens=model.tokens, prior=model.prior, sigma=model.sigma, options=options)
+
+
+def for_data(model: SpotViT, recipe: Recipe, options: Options, classes: int | None = None) -> SpotViT:
+    """The model with a head for the data's classes, or for a given number of them."""
+    if classes is None:
+        transform = evaluation_transform(model.data_config)
+        data = open_data(options.data, transform=transform, split=options.split)
+        if not isinstance(data, Images) or not data.classes:
+            raise InputError(f"{options.data} has no classes to fine-tune for; one folder per class is needed")
+        classes = len(data.classes)
+    return with_classifier(model, classes, getattr(recipe, "global_pool", None), recipe.seed)

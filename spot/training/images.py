@@ -1,0 +1,150 @@
+"""Training images: which image comes when, and how it is cropped, as a function of the seed.
+
+Training reads an endless stream: epoch after epoch, each in an order of its own. Step s of batch
+size G takes images s·G … s·G + G − 1 of it, divided first over accumulation, then over processes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from timm.data import create_transform
+from timm.data.auto_augment import RandAugment
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from spot.data.images import Images, Stream
+from spot.errors import InputError
+from spot.training.randomness import generator, seeded
+from spot.training.recipes import Recipe
+
+ORDER, CROP = 1, 2  # names of draws
+
+
+class Part(NamedTuple):
+    """What one process reads for one backward pass."""
+
+    step: int
+    first: int  # row of the step's batch that images[0] is
+    of: int  # rows in the step's batch
+    images: Tensor  # (b, C, H, W)
+    labels: Tensor  # (b,), -1 where there is none
+
+
+class Plan(Dataset[tuple[Tensor, int]]):
+    """Numbered places of the stream: place p is image order(epoch)[p mod M], augmented for that epoch."""
+
+    def __init__(self, images: Images, recipe: Recipe, data_config: dict[str, Any], weights: Tensor | None = None):
+        if isinstance(images, Stream):
+            raise InputError("training shuffles its images, which a stream cannot; use a folder or an indexed data set")
+        self.images, self.seed, self.weights = images, recipe.seed, weights
+        self.images.transform = training_transform(recipe, data_config)
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def order(self, epoch: int) -> list[int]:
+        """Image numbers of an epoch: shuffled, or drawn in proportion to the weights."""
+        if self._order[0] != epoch:
+            draw = generator(self.seed, ORDER, epoch)
+            if self.weights is None:
+                numbers = torch.randperm(len(self), generator=draw)
+            else:
+                numbers = torch.multinomial(self.weights, len(self), replacement=True, generator=draw)
+            self._order = (epoch, numbers.tolist())
+        return self._order[1]
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        epoch, index = divmod(place, len(self))
+        number = self.order(epoch)[index]
+        with seeded(self.seed, CROP, place):
+            sample = self.images[number]
+        if sample is None:
+            raise InputError(f"{self.images.keys[number]} cannot be read; take it out of the training images")
+        return sample[0], sample[1]
+
+
+def training_transform(recipe: Recipe, data_config: dict[str, Any]) -> Any:
+    """timm's: random resized crop, flip, RandAugment, the model's own normalisation."""
+    augment = None
+    if recipe.randaug is not None:
+        magnitude, deviation = recipe.randaug
+        augment = f"rand-m{magnitude}-mstd{deviation}-inc1"
+    transform = create_transform(
+        recipe.img_size,
+        is_training=True,
+        scale=recipe.crop_scale,
+        hflip=recipe.flip,
+        color_jitter=None,
+        auto_augment=augment,
+        interpolation="random" if recipe.randaug is None else data_config["interpolation"],
+        mean=data_config["mean"],
+        std=data_config["std"],
+    )
+    for step in transform.transforms:
+        for operation in step.ops if isinstance(step, RandAugment) else ():
+            if operation.name == "PosterizeIncreasing":
+                operation.level_fn = posterize_bits
+    return transform
+
+
+def posterize_bits(level: float, _: Any) -> tuple[int]:
+    """Bits to keep at RandAugment's levels 0 … 10: timm's, but at level 10 one, as Pillow refuses to keep none."""
+    return (max(1, 4 - int(level / 10 * 4)),)
+
+
+def parts(
+    plan: Plan,
+    batch_size: int,
+    steps: range,
+    *,
+    accumulate: int = 1,
+    process: int = 0,
+    processes: int = 1,
+    workers: int = 0,
+) -> Iterator[Part]:
+    """This process's parts of these steps, in order: `accumulate` for each step."""
+    share = Share(batch_size, steps, accumulate, process, processes)
+    loader = DataLoader(plan, batch_sampler=share, num_workers=workers, pin_memory=torch.cuda.is_available())
+    for (step, first), (images, labels) in zip(share.where(), loader, strict=True):
+        yield Part(step, first, batch_size, images, labels)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which places of the stream one process reads, pass by pass. Iterated, not listed: runs are long."""
+
+    batch_size: int
+    steps: range
+    accumulate: int
+    process: int
+    processes: int
+
+    @property
+    def rows(self) -> int:
+        return self.batch_size // (self.accumulate * self.processes)
+
+    def where(self) -> Iterator[tuple[int, int]]:
+        """Step, and first row of its batch, of every pass."""
+        for step in self.steps:
+            for turn in range(self.accumulate):
+                yield step, (turn * self.processes + self.process) * self.rows
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step, first in self.where():
+            start = step * self.batch_size + first
+            yield list(range(start, start + self.rows))
+
+    def __len__(self) -> int:
+        return len(self.steps) * self.accumulate
+
+
+def check_division(batch_size: int, accumulate: int, processes: int) -> None:
+    """Refuse a batch that does not divide evenly."""
+    if accumulate < 1 or batch_size % (accumulate * processes):
+        raise InputError(
+            f"a batch of {batch_size} does not divide into {accumulate} parts for each of {processes} processes; "
+            "change batch_size or accumulate"
+        )

@@ -1,0 +1,245 @@
+"""Objectives: what a model is trained to do with one part of a batch.
+
+An objective is a module, so that accelerate can distribute it: called with a part of a batch it
+returns the loss and the number of images it got right (NaN where there are no labels). All chance
+comes from (seed, step, row), so a batch cut into parts or over processes is the same batch.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from timm.data import Mixup
+from timm.loss import SoftTargetCrossEntropy
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spot.errors import InputError
+from spot.models.mae import MaskedAutoencoder
+from spot.models.spot_vit import Features, SpotViT
+from spot.placement.priors import omega, resolve_prior
+from spot.training.images import Part
+from spot.training.randomness import generator, seeded
+from spot.training.recipes import Distil as DistilRecipe
+from spot.training.recipes import Masked as MaskedRecipe
+from spot.training.recipes import Recipe
+from spot.training.recipes import Supervised as SupervisedRecipe
+
+PLACE, MIX, BUDGET, DROP, SHARE, SHOW, NEW = 11, 12, 13, 14, 15, 16, 17  # names of draws
+
+
+class Outcome(NamedTuple):
+    """The loss to minimise, and how many images were classified right (NaN without labels)."""
+
+    loss: Tensor
+    correct: Tensor
+
+
+class Objective(nn.Module):
+    """What all objectives have: called with a Part they return an Outcome."""
+
+    model: SpotViT
+
+    def trained(self) -> SpotViT:
+        """The model that training improves, and that is kept in the end."""
+        return self.model
+
+
+class Supervised(Objective):
+    """Cross-entropy on labels with smoothing, mixup and cutmix, at the recipe's prior and budget."""
+
+    def __init__(self, model: SpotViT, recipe: SupervisedRecipe) -> None:
+        super().__init__()
+        self.model, self.recipe = model, recipe
+        self.tokens = recipe.tokens or len(model.grid())
+        self.mixup = mixing(recipe, num_classes=model.num_classes, label_smoothing=recipe.smoothing)
+        self.cross_entropy = SoftTargetCrossEntropy()
+
+    def forward(self, part: Part) -> Outcome:
+        if bool((part.labels < 0).any()):
+            raise InputError("supervised training needs labels: one folder per class; without, use --recipe distil")
+        images, targets = mix(self.mixup, self.recipe, part)
+        positions = place(self.recipe, self.recipe.prior, images, self.tokens, part, PLACE)
+        with seeded(self.recipe.seed, DROP, part.step, part.first):
+            logits = self.model(images, positions)
+        return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == part.labels).float().sum())
+
+
+class Distil(Objective):
+    """The frozen dense ViT teaches the same weights off the grid.
+
+    The teacher reads an image on its grid; the student reads it several times, at budgets and
+    priors drawn for the step. Three things are compared: the classes (KL divergence), the pooled
+    feature that the head sees (cosine), and, after a few blocks, every token with the teacher's
+    feature map at the place where the token stands. Images are crops and mixtures: the teacher
+    says what a mixture is, so no labels are needed.
+    """
+
+    def __init__(self, model: SpotViT, recipe: DistilRecipe) -> None:
+        super().__init__()
+        self.model, self.recipe = model, recipe
+        teacher = copy.deepcopy(model).eval().requires_grad_(False)
+        self._teacher = [teacher]  # in a list: not a part, so neither trained nor saved
+        depth = len(model.vit.blocks)
+        self.depths = sorted({max(0, min(depth, round(share * depth)) - 1) for share in recipe.depths})
+        self.mixup = mixing(recipe, mode="elem")
+
+    def forward(self, part: Part) -> Outcome:
+        images, _ = mix(self.mixup, self.recipe, part)
+        grid = self.model.grid(images).expand(len(images), -1, -1)
+        with torch.no_grad():
+            known = self.read(self._teacher[0].to(images.device), images, grid)
+        loss = images.new_zeros(())
+        total = sum(self.recipe.shares)
+        for number, share in enumerate(self.recipe.shares):
+            rows = self.rows(share, number, part)
+            if len(rows):
+                rows = rows.to(images.device)
+                positions = self.place(images, number, part)[rows]
+                with seeded(self.recipe.seed, DROP, part.step, part.first, number):
+                    seen = self.read(self.model, images[rows], positions)
+                # Each row weighs the same however the batch was cut: the sum over its rows, over all rows.
+                loss = loss + self.difference(seen, known.of(rows), positions).sum() / (total * len(images))
+        return Outcome(loss, torch.full((), math.nan, device=images.device))
+
+    def rows(self, share: float, number: int, part: Part) -> Tensor:
+        """Which of the part's rows a reading takes: a share of the step's batch, drawn for the step."""
+        if share >= 1:
+            return torch.arange(len(part.images))
+        order = torch.randperm(part.of, generator=generator(self.recipe.seed, SHARE, part.step, number))
+        taken = order[: max(1, round(share * part.of))] - part.first
+        return taken[(taken >= 0) & (taken < len(part.images))].sort().values
+
+    def place(self, images: Tensor, number: int, part: Part) -> Tensor:
+        """Positions of one reading for all rows: budget and prior drawn for the step, tokens for each row."""
+        recipe, draw = self.recipe, generator(self.recipe.seed, BUDGET, part.step, number)
+        group = recipe.budgets[number]
+        tokens = group[int(torch.randint(len(group), (), generator=draw))]
+        grid = self.model.grid(images)
+        if tokens >= len(grid):
+            return grid.expand(len(images), -1, -1)
+        prior = recipe.priors[int(torch.randint(len(recipe.priors), (), generator=draw))]
+        positions = place(recipe, prior, images, tokens, part, PLACE, number)
+        if prior not in ("isotropic", "center") or not recipe.jitter:
+            return positions
+        # Half of the time as the prior has them, otherwise each token moves within its cell.
+        amount = recipe.jitter * max(0.0, float(2 * torch.rand((), generator=draw) - 1)) / math.sqrt(tokens)
+        moves = torch.rand(part.of, tokens, 2, generator=draw)[part.first : part.first + len(images)] - 0.5
+        low, high = omega(images)
+        return (positions + amount * moves.to(positions.device)).clamp(low, high)
+
+    def read(self, model: SpotViT, images: Tensor, positions: Tensor) -> "Reading":
+        """One pass through a model, keeping the tokens after a few blocks."""
+        features = model.forward_intermediates(images, positions, indices=[*self.depths, len(model.vit.blocks) - 1])
+        last = features[-1]
+        x = model.vit.norm(torch.cat([last.prefix, last.tokens], 1))
+        taken = features[: len(self.depths)]
+        return Reading(model.forward_head(x), model.forward_head(x, pre_logits=True), taken)
+
+    def difference(self, seen: "Reading", known: "Reading", positions: Tensor) -> Tensor:
+        """How far each image's reading is from the teacher's: (b,)."""
+        recipe, temperature = self.recipe, self.recipe.temperature
+        ours, theirs = (F.log_softmax(reading.logits.float() / temperature, -1) for reading in (seen, known))
+        loss = recipe.logits * temperature**2 * F.kl_div(ours, theirs, log_target=True, reduction="none").sum(1)
+        loss = loss + recipe.pooled * (1 - F.cosine_similarity(seen.pooled.float(), known.pooled.float()))
+        if not recipe.features:
+            return loss
+        rows, columns = self.model.grid_size
+        weight = recipe.features / len(self.depths)
+        for ours_at, theirs_at in zip(seen.features, known.features, strict=True):
+            target = read_map(theirs_at.tokens, (rows, columns), positions)
+            loss = loss + weight * unlikeness(ours_at.tokens, target)
+            if ours_at.prefix.shape[1]:
+                loss = loss + weight * unlikeness(ours_at.prefix, theirs_at.prefix)
+        return loss
+
+
+class Masked(Objective):
+    """Paint hidden windows from a visible share of them: mean squared error."""
+
+    def __init__(self, model: SpotViT, recipe: MaskedRecipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+        model.vit.head.requires_grad_(False)  # not used here
+        with seeded(recipe.seed, NEW):
+            self.autoencoder = MaskedAutoencoder(
+                model, width=recipe.decoder_width, depth=recipe.decoder_depth, heads=recipe.decoder_heads
+            )
+        self.tokens = recipe.tokens or len(model.grid())
+        self.visible = round(recipe.visible * self.tokens)
+        if not 0 < self.visible < self.tokens:
+            raise InputError(f"of {self.tokens} tokens a share of {recipe.visible} is not some and leaves none hidden")
+        self.mixup = mixing(recipe)
+
+    def trained(self) -> SpotViT:
+        return self.autoencoder.encoder
+
+    def forward(self, part: Part) -> Outcome:
+        images, _ = mix(self.mixup, self.recipe, part)
+        positions = place(self.recipe, self.recipe.prior, images, self.tokens, part, PLACE)
+        with seeded(self.recipe.seed, DROP, part.step, part.first):
+            painted, hidden = self.autoencoder(
+                images, positions, self.choose(part).to(images.device), normalize=self.recipe.normalize
+            )
+        return Outcome((painted - hidden).square().mean(), torch.full((), math.nan, device=images.device))
+
+    def choose(self, part: Part) -> Tensor:
+        """Which tokens each row of the part shows: (b, V)."""
+        draw = torch.rand(part.of, self.tokens, generator=generator(self.recipe.seed, SHOW, part.step))
+        return draw[part.first : part.first + len(part.images)].argsort(1)[:, : self.visible]
+
+
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"supervised": Supervised, "distil": Distil, "mae": Masked}
+
+
+class Reading(NamedTuple):
+    """What a model made of images: logits (b, classes), pooled features (b, D), tokens after a few blocks."""
+
+    logits: Tensor
+    pooled: Tensor
+    features: list[Features]
+
+    def of(self, rows: Tensor) -> "Reading":
+        """The reading of some images."""
+        taken = [Features(*(part[rows] for part in each)) for each in self.features]
+        return Reading(self.logits[rows], self.pooled[rows], taken)
+
+
+def read_map(tokens: Tensor, grid_size: tuple[int, int], positions: Tensor) -> Tensor:
+    """A grid's features (b, rows × columns, D) at positions (b, N, 2), bilinear: (b, N, D)."""
+    grid = tokens.transpose(1, 2).unflatten(2, grid_size)
+    places = positions.flip(-1)[:, :, None] * 2 - 1  # grid_sample wants (x, y) in [-1, 1]
+    read = F.grid_sample(grid, places.to(grid.dtype), padding_mode="border", align_corners=False)
+    return read[..., 0].transpose(1, 2)
+
+
+def unlikeness(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Mean squared error of normalised vectors (b, N, D) → (b,): scale-free, so that all blocks count alike."""
+    width = ours.shape[-1:]
+    error = F.layer_norm(ours.float(), width) - F.layer_norm(theirs.float(), width)
+    return error.square().flatten(1).mean(1)
+
+
+def place(recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *name: int) -> Tensor:
+    """Positions for a part's rows: drawn for the step's whole batch, so that parts of it agree."""
+    batch = images[:1].expand(part.of, *images.shape[1:])
+    positions = resolve_prior(prior)(batch, tokens, generator(recipe.seed, part.step, *name))
+    return positions[part.first : part.first + len(images)]
+
+
+def mixing(recipe: Recipe, **options: Any) -> Mixup:
+    """timm's mixup and cutmix with the recipe's values."""
+    share = recipe.mix_share if recipe.mixup or recipe.cutmix else 0.0
+    return Mixup(recipe.mixup, recipe.cutmix, prob=share, **{"num_classes": 1, "label_smoothing": 0.0, **options})
+
+
+def mix(mixup: Mixup, recipe: Recipe, part: Part) -> tuple[Tensor, Tensor]:
+    """A part's images, mixed in pairs within the part, and their soft targets."""
+    if len(part.images) % 2:
+        raise InputError(
+            f"mixup pairs images, so {len(part.images)} at a time is odd; use an even number or mix_share=0"
+        )
+    with seeded(recipe.seed, MIX, part.step, part.first):
+        return mixup(part.images.clone(), part.labels.clamp(0, mixup.num_classes - 1))

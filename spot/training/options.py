@@ -1,0 +1,33 @@
+"""What a training run is given beside its recipe: where images come from, where results go, and how to compute.
+
+Only `data`, `limit` and `accumulate` have a bearing on the outcome.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Where images come from, where results go, and how to compute."""
+
+    data: str
+    """a folder of images, or a timm data set's name"""
+    out: Path
+    """folder for log, checkpoints and the trained model"""
+    split: str = "train"
+    """which part of the data, where it is divided"""
+    limit: int | None = None
+    """train on at most so many images"""
+    val: str | None = None
+    """labelled images to measure accuracy on after every epoch"""
+    val_limit: int | None = 500
+    """at most so many of them"""
+    accumulate: int = 1
+    """backward passes per step, to fit the batch into memory"""
+    workers: int = 0
+    """processes that read images"""
+    checkpoint_minutes: float = 5.0
+    """how much work an interruption may cost"""
+    tracker: str | None = None
+    """tensorboard, wandb or another of accelerate's"""

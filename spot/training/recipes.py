@@ -1,0 +1,270 @@
+"""Recipes: the paper's training protocols (tab:all_config) and ours, as typed values.
+
+A recipe is a frozen dataclass; change a field with `override(recipe, {"lr": "1e-4"})` or on the
+command line with `--set lr=1e-4`. Where the paper's table is silent (weight decay, for example)
+the comment says whose value is used. To add a recipe, list an instance in RECIPES.
+"""
+
+import ast
+import types
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from spot.errors import InputError, unknown
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What every kind of training needs."""
+
+    name: str
+    origin: str  # where the values come from
+    cost: str  # hardware and time
+    expected: str  # accuracy to expect
+    command: str
+    model: str  # the timm checkpoint it was made for
+
+    batch_size: int = 2048  # images per optimiser step, over all processes and accumulation
+    epochs: float = 50
+    img_size: int = 224
+    prior: str = "isotropic"  # the table's; the paper's equation says "uniform", i.i.d. for each image
+    tokens: int | None = None  # None: as many as the ViT's grid has
+
+    optimizer: Literal["adamw"] = "adamw"
+    lr: float = 6e-5  # at the top, for the whole batch: not scaled by batch size
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-8
+    weight_decay: float = 0.05  # never on vectors (biases, norms, class token); not in the table
+    llrd: float = 0.65  # layer-wise rate: block i learns at lr · llrd^i ...
+    faster: Literal["early", "late"] = "early"  # ... counted from the embedding, or from the head
+    head_rate: float = 1.0  # share of the rate for the final norm and the head; 0: they stay
+    schedule: Literal["cosine"] = "cosine"
+    warmup_epochs: float = 5
+    warmup_shape: Literal["linear", "cosine"] = "linear"
+    warmup_lr: float = 0.0
+    min_lr: float = 0.0
+    clip_grad: float | None = None  # largest norm of the gradient
+    drop_path: float = 0.1
+    ema: float = 0.0  # decay of the averaged weights per step; 0: none
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # random resized crop: share of the image's area
+    randaug: tuple[int, float] | None = (15, 0.5)  # RandAugment's magnitude and its standard deviation
+    flip: float = 0.5
+    mixup: float = 0.8  # α of the Beta distribution; 0: off
+    cutmix: float = 1.0
+    mix_share: float = 1.0  # of the batches (or, for distillation, of the images) that are mixed
+
+    seed: int = 0
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    compile: bool = False
+
+    @property
+    def objective(self) -> str:
+        return OBJECTIVES[type(self)]
+
+
+@dataclass(frozen=True)
+class Supervised(Recipe):
+    """Cross-entropy with labels."""
+
+    smoothing: float = 0.1
+    global_pool: Literal["token", "avg"] | None = None  # None: as the ViT has it
+
+
+@dataclass(frozen=True)
+class Distil(Recipe):
+    """The frozen dense ViT on its grid teaches the same weights off the grid. No labels."""
+
+    budgets: tuple[tuple[int, ...], ...] = ((16, 25, 25, 36), (36, 49, 49, 64), (81, 100, 100, 144), (196,))
+    # ^ a reading of the images per group, its tokens drawn from the group at every step
+    shares: tuple[float, ...] = (1.0, 1.0, 0.5, 0.25)  # of the batch that each reading takes
+    priors: tuple[str, ...] = ("isotropic", "isotropic", "isotropic", "center", "center", "sobol", "uniform")
+    jitter: float = 1.0  # isotropic and center tokens move by up to half this share of their spacing
+    logits: float = 1.0  # weight of the KL divergence between teacher's and student's classes
+    pooled: float = 1.0  # weight of 1 − cosine between the pooled features
+    features: float = 1.0  # weight of the squared error of every token to the teacher's map, read where it stands
+    depths: tuple[float, ...] = (1 / 3, 2 / 3, 11 / 12)  # after which share of the blocks tokens are compared
+    temperature: float = 1.0
+    balance: float = 0.5  # draw images with weight count^−balance, by the class the teacher predicts
+
+
+@dataclass(frozen=True)
+class Masked(Recipe):
+    """Masked autoencoder: a quarter of the windows is seen, the others are painted."""
+
+    visible: float = 0.25
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    normalize: bool = True  # each hidden window's pixels to mean 0, variance 1, as the MAE paper does
+
+
+OBJECTIVES: dict[type[Recipe], str] = {Supervised: "supervised", Distil: "distil", Masked: "mae"}
+
+PAPER = "SPoT paper, table of training protocols for retrofitting"
+GPUS = "50 epochs of ImageNet-1k at 224 × 224: days of one large GPU, or hours of eight; not run by us"
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Supervised(
+            name="cls-in1k",
+            origin=f"{PAPER}, CLS-IN1k",
+            cost=GPUS,
+            expected="see the paper's CLS-IN1k rows",
+            command="spot retrofit vit_base_patch16_224.augreg_in1k --recipe cls-in1k --data imagenet --out runs/in1k",
+            model="vit_base_patch16_224.augreg_in1k",
+        ),
+        Supervised(
+            name="cls-in21k",
+            origin=f"{PAPER}, CLS-IN21k",
+            cost=GPUS,
+            expected="see the paper's CLS-IN21k rows",
+            command="spot retrofit vit_base_patch16_224.augreg2_in21k_ft_in1k --recipe cls-in21k "
+            "--data imagenet --out runs/in21k",
+            model="vit_base_patch16_224.augreg2_in21k_ft_in1k",
+            drop_path=0.2,
+        ),
+        Masked(
+            name="mae-in1k",
+            origin=f"{PAPER}, MAE-IN1k; hidden pixels normalised as in He et al.",
+            cost=GPUS,
+            expected="no accuracy of its own: fine-tune afterwards with mae-finetune",
+            command="spot pretrain vit_base_patch16_224.mae --recipe mae-in1k --data imagenet --out runs/mae",
+            model="vit_base_patch16_224.mae",
+            batch_size=4096,
+            betas=(0.9, 0.95),
+            lr=3e-3,
+            drop_path=0.0,
+            randaug=None,
+            llrd=0.75,
+        ),
+        Supervised(
+            name="mae-finetune",
+            origin="He et al. (2022), table of end-to-end fine-tuning, ViT-B; the SPoT paper's footnote: cosine "
+            "warm-up from 1e-7 to 1e-3, clipping 3. Here later layers learn faster, as is usual in fine-tuning",
+            cost="100 epochs of ImageNet-1k at 224 × 224: days of one large GPU; not run by us",
+            expected="see the paper's MAE-IN1k rows",
+            command="spot finetune runs/mae/model --recipe mae-finetune --data imagenet --out runs/mae-ft",
+            model="vit_base_patch16_224.mae",
+            batch_size=1024,
+            epochs=100,
+            lr=1e-3,
+            betas=(0.9, 0.999),
+            faster="late",
+            warmup_shape="cosine",
+            warmup_lr=1e-7,
+            clip_grad=3.0,
+            randaug=(9, 0.5),
+            global_pool="avg",
+        ),
+        Distil(
+            name="distil",
+            origin="ours: the practical retrofit, from unlabelled images",
+            cost="ViT-Ti/16: one to two hours of one or two CPU cores",
+            expected="docs/RESULTS.md has what was measured",
+            command="spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil "
+            "--data images --out runs/tiny",
+            model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+            batch_size=32,
+            epochs=10,
+            lr=3e-4,
+            weight_decay=0.0,
+            llrd=0.8,
+            head_rate=0.0,
+            warmup_epochs=0.3,
+            clip_grad=1.0,
+            drop_path=0.0,
+            ema=0.995,
+            crop_scale=(0.35, 1.0),
+            randaug=None,
+            cutmix=0.0,
+            mix_share=0.5,
+        ),
+    )
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a name."""
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return RECIPES[name]
+
+
+DESCRIPTIVE = ("name", "origin", "cost", "expected", "command", "model")
+
+
+def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
+    """A recipe with other values; text is read as the field's type, so `{"lr": "1e-4"}` will do."""
+    hints = get_type_hints(type(recipe))
+    known = [field.name for field in fields(recipe) if field.name not in DESCRIPTIVE]
+    values = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise unknown(f"field of recipe {recipe.name}", name, known)
+        values[name] = read(value, hints[name], name)
+    return checked(replace(recipe, **values))
+
+
+def read(value: Any, hint: Any, name: str) -> Any:
+    """Text as a Python value of the type, or a sentence about what would be."""
+    if isinstance(value, str) and hint is not str:
+        with suppress(ValueError, SyntaxError):  # a bare word, such as one of a Literal's, stays as it is
+            value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+    fitted = fit(value, hint)
+    if fitted is REFUSED:
+        raise InputError(f"recipe field {name} must be {spell(hint)}, got {value!r}")
+    return fitted
+
+
+REFUSED = object()
+
+
+def fit(value: Any, hint: Any) -> Any:
+    """The value as the type has it (4 as 4.0, a list as a tuple), or REFUSED."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return value if value in inner else REFUSED
+    if kind in (Union, types.UnionType):
+        return next((found for each in inner if (found := fit(value, each)) is not REFUSED), REFUSED)
+    if kind is tuple:
+        if not isinstance(value, (tuple, list)):
+            return REFUSED
+        wanted = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        parts = [fit(part, each) for part, each in zip(value, wanted, strict=False)]
+        return REFUSED if len(value) != len(wanted) or any(part is REFUSED for part in parts) else tuple(parts)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value if type(value) is hint or (hint is type(None) and value is None) else REFUSED
+
+
+def spell(hint: Any) -> str:
+    """A type as a person writes its values."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    return str(getattr(hint, "__name__", hint) if not get_args(hint) else hint).replace("typing.", "")
+
+
+def checked(recipe: Recipe) -> Recipe:
+    """The recipe, if its values can be trained with."""
+    for name in ("batch_size", "epochs", "img_size", "lr"):
+        if not getattr(recipe, name) > 0:
+            raise InputError(f"recipe field {name} must be above 0, got {getattr(recipe, name)}")
+    for name in ("ema", "drop_path", "mix_share"):
+        if not 0 <= getattr(recipe, name) <= 1:
+            raise InputError(f"recipe field {name} must be between 0 and 1, got {getattr(recipe, name)}")
+    if recipe.tokens is not None and recipe.tokens < 1:
+        raise InputError(f"recipe field tokens must be at least 1, got {recipe.tokens}")
+    if isinstance(recipe, Distil) and len(recipe.shares) != len(recipe.budgets):
+        raise InputError(f"recipe {recipe.name} has {len(recipe.budgets)} budgets but {len(recipe.shares)} shares")
+    if isinstance(recipe, Masked) and not 0 < recipe.visible < 1:
+        raise InputError(f"recipe field visible must be between 0 and 1, got {recipe.visible}")
+    return recipe
+
+
+def as_dict(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as JSON has it."""
+    return {"objective": recipe.objective, **asdict(recipe)}

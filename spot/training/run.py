@@ -1,0 +1,189 @@
+"""A training run from start to end: model, images, recipe and folder put together.
+
+The three verbs (retrofit, pretrain, finetune) differ only in which recipes they take.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor
+
+from spot import report
+from spot.atomic import whole
+from spot.data.images import Images, class_folders, evaluation_transform, loader, open_data
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting, evaluate
+from spot.models.checkpoints import fingerprint
+from spot.models.spot_vit import SpotViT
+from spot.training.images import Plan, check_division, parts
+from spot.training.loop import accelerated, one_step, peak_memory, prepare, steps_in, train
+from spot.training.objectives import OBJECTIVES
+from spot.training.optim import build_optimizer, parameter_groups
+from spot.training.options import Options
+from spot.training.recipes import Distil, Recipe, Supervised, as_dict
+from spot.training.run_folder import RunFolder
+
+BUDGETS = (25, 49, 100)  # validated during training, isotropic, beside the grid
+
+
+def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
+    """Train a model by a recipe into a folder, or go on with the run that is there."""
+    images, classes = training_images(model, recipe, options)
+    folder = RunFolder(options.out, settings_of(model, recipe, images, options))
+    weights = sampling_weights(model, recipe, images, folder, options.workers)
+    plan = Plan(images, recipe, model.data_config, weights)
+    objective = OBJECTIVES[recipe.objective](model, recipe)
+    validate = None
+    if options.val is not None and recipe.objective != "mae":
+        validate = Validation(options.val, options.val_limit, classes, model.data_config, options.workers)
+    return train(
+        objective,
+        plan,
+        recipe,
+        folder,
+        accumulate=options.accumulate,
+        workers=options.workers,
+        validate=validate,
+        checkpoint_minutes=options.checkpoint_minutes,
+        tracker=options.tracker,
+    )
+
+
+def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[Images, Sequence[str] | int]:
+    """The images, with the model's own class numbers where the recipe needs labels."""
+    classes = class_folders(model)
+    data = open_data(
+        options.data,
+        transform=evaluation_transform(model.data_config),
+        split=options.split,
+        classes=classes if isinstance(recipe, Supervised) else None,
+        limit=options.limit,
+    )
+    if not isinstance(data, Images):
+        raise InputError(f"{options.data} is a stream, which training cannot shuffle; use a folder")
+    if recipe.img_size != model.img_size[0]:
+        raise InputError(
+            f"recipe {recipe.name} wants images of {recipe.img_size} pixels, the model {model.img_size}; "
+            "use --set img_size=…"
+        )
+    return data, classes
+
+
+def settings_of(model: SpotViT, recipe: Recipe, images: Images, options: Options) -> dict[str, Any]:
+    """What decides the outcome of a run; a folder is only ever continued under the same."""
+    keys = hashlib.sha256("\n".join(images.keys).encode()).hexdigest()[:16]
+    return {
+        "recipe": as_dict(recipe),
+        "model": {"name": model.name, "weights": fingerprint(model)},
+        "images": {"count": len(images), "keys": keys},
+        "accumulate": options.accumulate,
+    }
+
+
+def sampling_weights(model: SpotViT, recipe: Recipe, images: Images, folder: RunFolder, workers: int) -> Tensor | None:
+    """How often to draw each image, so that what the teacher sees rarely is not forgotten; None: alike.
+
+    Labels are not used: an image's class is what the model itself says of it, on its grid.
+    """
+    if not isinstance(recipe, Distil) or not recipe.balance or not model.num_classes:
+        return None
+    file, state = folder.path / "predictions.pt", PartialState()
+    with state.main_process_first():
+        if file.is_file():
+            predictions = torch.load(file, weights_only=True)
+        else:
+            predictions = predict(model, images, workers, shown=state.is_main_process)
+            if state.is_main_process:
+                folder.begin()
+                with whole(file) as temporary:
+                    torch.save(predictions, temporary)
+    counts = torch.bincount(predictions, minlength=model.num_classes)[predictions]
+    return counts.double() ** -recipe.balance
+
+
+@torch.inference_mode()
+def predict(model: SpotViT, images: Images, workers: int, *, shown: bool) -> Tensor:
+    """The class of every image by the model on its grid: (M,)."""
+    found = []
+    batches = loader(images, 64, workers)
+    device = next(model.parameters()).device
+    for batch in report.track(batches, "what the teacher sees", len(batches), shown=shown):
+        pixels = batch.images.to(device)
+        found.append(model(pixels, model.grid().expand(len(pixels), -1, -1)).argmax(1).cpu())
+    if images.skipped:
+        raise InputError(f"{images.skipped[0]} cannot be read; take it out of the training images")
+    return torch.cat(found)
+
+
+class Validation:
+    """Accuracy on the grid and at a few budgets: model → {"val_grid": 75.5, …}."""
+
+    def __init__(
+        self, data: str, limit: int | None, classes: Sequence[str] | int, data_config: dict[str, Any], workers: int
+    ) -> None:
+        self.data = open_data(data, transform=evaluation_transform(data_config), classes=classes, limit=limit)
+        self.workers = workers
+
+    def __call__(self, model: SpotViT) -> Mapping[str, float]:
+        grid = len(model.grid())
+        settings = [Setting("isotropic", tokens) for tokens in BUDGETS if tokens < grid] + [Setting("isotropic", grid)]
+        state = PartialState()
+        batches = loader(self.data, 64, self.workers, process=state.process_index, processes=state.num_processes)
+        found = evaluate(model, batches, settings, shown=False)
+        return {f"val_{row['tokens']}": row["top1"] for row in found.rows()}
+
+
+def dry_run(model: SpotViT, recipe: Recipe, options: Options, *, steps: int = 2) -> dict[str, Any]:
+    """What a run would do, after timing a few of its passes; nothing is written."""
+    images, _ = training_images(model, recipe, options)
+    folder = RunFolder(options.out, settings_of(model, recipe, images, options))
+    plan = Plan(images, recipe, model.data_config)
+    objective = OBJECTIVES[recipe.objective](model, recipe)
+    accelerator = accelerated(recipe, options.accumulate, None, folder)
+    check_division(recipe.batch_size, options.accumulate, accelerator.num_processes)
+    prepare(objective, recipe)
+    groups = parameter_groups(objective, recipe)
+    parameters = dict(objective.named_parameters())
+    optimizer = build_optimizer(objective, recipe)
+    wrapped, optimizer = accelerator.prepare(objective, optimizer)
+    objective.train()
+    passes = parts(
+        plan,
+        recipe.batch_size,
+        range(steps + 1),
+        accumulate=options.accumulate,
+        process=accelerator.process_index,
+        processes=accelerator.num_processes,
+        workers=options.workers,
+    )
+    # One pass each, not whole steps: an accumulated step may take minutes. The first warms up.
+    seconds = []
+    for _ in range(steps + 1):
+        began = time.monotonic()
+        one_step(accelerator, wrapped, optimizer, passes, recipe, 1)
+        seconds.append(time.monotonic() - began)
+    total = steps_in(recipe, len(plan))
+    each = options.accumulate * min(seconds[1:])
+    return {
+        "recipe": as_dict(recipe),
+        "groups": [
+            {
+                "rate": recipe.lr * group.scale,
+                "scale": group.scale,
+                "weight_decay": group.weight_decay,
+                "tensors": len(group.names),
+                "parameters": sum(parameters[name].numel() for name in group.names),
+                "first": group.names[0],
+            }
+            for group in groups
+        ],
+        "images": len(plan),
+        "steps": total,
+        "seconds_per_step": each,
+        "hours": each * total / 3600,
+        "memory_gb": peak_memory() / 1e9,
+    }
