@@ -12,10 +12,15 @@ from inspect import getdoc
 from spot.errors import InputError, unknown
 
 VERBS: dict[str, str] = {
+    "predict": "say what is in an image, and show the windows the model saw",
+    "evaluate": "measure accuracy and kNN of placements, budgets and baselines",
+    "search": "move tokens to where a model sees an image better, or worse",
+    "saliency": "map what stands out in images",
     "retrofit": "teach a pretrained ViT to read off-grid tokens",
     "pretrain": "train a masked autoencoder on off-grid windows",
     "finetune": "fine-tune an encoder to classify",
     "data": "describe the built-in data set and show its classes",
+    "bench": "time models and baselines in turns, beside their multiply-adds",
 }
 
 EXAMPLE = "example: spot demo"

@@ -1,6 +1,7 @@
 """Images from folders and timm data sets, as (image, label, key).
 
-`open_data` yields samples `(image (C, H, W), label, key)`. The key names an image wherever
+`data_for(model, path)` opens data as a model wants it for evaluation, `open_data` with any
+transform. Both yield samples `(image (C, H, W), label, key)`. The key names an image wherever
 results or placements are kept per image: its path relative to the data root, with forward
 slashes, or its number in a timm data set. The label is the model's class index, or -1 where
 the data has none.
@@ -17,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, ToTensor
 
 from spot.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from spot.data.scenes import Scenes
 
 Transform = Callable[[Image.Image], Tensor]
 Sample = tuple[Tensor, int, str]
@@ -260,6 +264,38 @@ def number(index: int) -> str:
     return f"{index:08d}"
 
 
+def data_for(
+    model: Any,
+    path_or_name: str | Path,
+    *,
+    split: str = "val",
+    unreadable: Unreadable = "stop",
+    classes: Sequence[str] | int | None = None,
+    limit: int | None = None,
+    root: str | Path | None = None,
+) -> "Data":
+    """Data as a model wants it for evaluation: its size, mean, std and class indices.
+
+    path_or_name: as for `open_data`, or "scenes", the built-in data set.
+    classes: by default the model's own, `class_folders(model)`.
+    """
+    from spot.data.scenes import Scenes
+
+    if str(path_or_name) == "scenes" and not Path(path_or_name).is_dir():
+        config = model.data_config
+        name = {"val": "validation"}.get(split, split)
+        return Scenes(name, limit, transform=Normalize(config["mean"], config["std"]))
+    return open_data(
+        path_or_name,
+        transform=evaluation_transform(model.data_config),
+        split=split,
+        unreadable=unreadable,
+        classes=class_folders(model) if classes is None else classes,
+        limit=limit,
+        root=root,
+    )
+
+
 def open_data(
     path_or_name: str | Path,
     *,
@@ -375,6 +411,9 @@ def timm_data(name: str, split: str, root: str | Path | None, **options: Any) ->
     return Images(source, [number(index) for index in range(len(source))], classes, **options)
 
 
+Data = Union[Images, Stream, "Scenes"]
+
+
 # ----------------------------------------------------------------------------- batches
 
 
@@ -395,16 +434,20 @@ class Loader:
     `samples` is how many there are for this process, where the data knows.
     """
 
-    def __init__(self, dataset: Images | Stream, batch_size: int, workers: int, process: int, processes: int) -> None:
-        if isinstance(dataset, Stream) and processes > 1:
-            raise InputError("a stream is read by one process; use a folder or hfds/ for many")
+    def __init__(self, dataset: "Data", batch_size: int, workers: int, process: int, processes: int) -> None:
         self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
-        self.samples = None if isinstance(dataset, Stream) else len(range(process, len(dataset), processes))
+        self.skipped: list[str] = dataset.skipped if isinstance(dataset, Images) else []
+        indices: range | None = None
+        if not isinstance(dataset, Stream):
+            indices = range(process, len(dataset), processes)
+        elif processes > 1:
+            raise InputError("a stream is read by one process; use a folder or hfds/ for many")
+        self.samples = None if indices is None else len(indices)
         self.batches: DataLoader[Any] = DataLoader(
-            dataset if isinstance(dataset, Stream) else Reads(dataset),
+            Reads(dataset) if isinstance(dataset, Images) else dataset,
             batch_size=batch_size,
-            sampler=None if isinstance(dataset, Stream) else range(process, len(dataset), processes),
-            num_workers=min(workers, 1) if isinstance(dataset, Stream) else workers,  # more would number a stream anew
+            sampler=indices,
+            num_workers=min(workers, 1) if indices is None else workers,  # more would number a stream anew
             collate_fn=collate,
             pin_memory=torch.cuda.is_available(),
         )
@@ -418,7 +461,7 @@ class Loader:
         for batch, unread in self.batches:
             self.waited += time.perf_counter() - asked
             for image in unread:
-                cast(Images, self.dataset).leave_out(image)  # a stream yields no Unread
+                cast(Images, self.dataset).leave_out(image)  # no other data yields an Unread
             if batch is not None:
                 yield batch
             asked = time.perf_counter()
@@ -445,10 +488,14 @@ def collate(samples: Sequence[Sample | Unread]) -> tuple[Batch | None, list[Unre
     return Batch(torch.stack(images), torch.tensor(labels), list(keys)), unread
 
 
-def loader(
-    dataset: Images | Stream, batch_size: int = 64, workers: int = 0, *, process: int = 0, processes: int = 1
-) -> Loader:
+def loader(dataset: "Data", batch_size: int = 64, workers: int = 0, *, process: int = 0, processes: int = 1) -> Loader:
     """Batches in the data's own order, which tell how long they were waited for; see Loader."""
     if batch_size < 1:
         raise InputError(f"a batch needs at least one image, got a batch size of {batch_size}")
     return Loader(dataset, batch_size, workers, process, processes)
+
+
+def available_workers() -> int:
+    """One process to read images for every core but one, at most eight."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, cores - 1)

@@ -4,8 +4,8 @@ A setting is what places the tokens, how many, and a seed. Every image is decode
 settings. Where an image's tokens go depends on the image, its key and the seed, never on the batch
 or the process it lands in, so that one process or many give the same numbers.
 
-    data = open_data("imagenet", transform=evaluation_transform(model.data_config), classes=class_folders(model))
-    found = evaluate(model, loader(data, 64, workers=4), [Setting("isotropic", 25), Setting("uniform", 25, seed=1)])
+    batches = loader(data_for(model, "imagenet"), 64, workers=4)
+    found = evaluate(model, batches, [Setting("isotropic", 25), Setting("uniform", 25, seed=1)])
     found.rows()                     # a table: one row per placement and budget, seeds pooled
     found.ranks[0] == 0              # image by image: was setting 0 right?
 """
@@ -213,12 +213,25 @@ class Reader:
         self.vit = getattr(self.model, "model", self.model).vit
         self.device = next(self.vit.parameters()).device
 
+    def draws(self) -> bool:
+        """Whether another seed would place tokens elsewhere."""
+        if self.prior is not None or self.placements is not None or not hasattr(self.model, "place"):
+            return self.prior is not None
+        holder = getattr(self.model, "model", self.model)
+        blank = torch.zeros(1, self.vit.patch_embed.proj.in_channels, *holder.img_size, device=self.device)
+        here, there = (self.model.place(blank, generator_for(seed, "")) for seed in (0, 1))
+        return not all(torch.equal(*pair) for pair in zip(here, there, strict=True))
+
     def __call__(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
         """Logits (B, classes) of images (B, C, H, W)."""
+        return self.model(images, self.place(images, keys, saliency))
+
+    def place(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Any:
+        """Positions (B, N, 2), each image's from its key and the seed alone; None for a plain ViT."""
         if self.placements is not None:
-            return self.model(images, self.placements.positions_for(keys).to(images.device))
+            return self.placements.positions_for(keys).to(images.device)
         if self.prior is None and not hasattr(self.model, "place"):
-            return self.model(images)  # a plain ViT
+            return None
         singles = images.split(1)
         generators = [generator_for(self.seed, key) for key in keys]
         if self.prior is None:
@@ -232,9 +245,9 @@ class Reader:
                 for known, image, generator in zip(maps, singles, generators, strict=True)
             ]
         if isinstance(each[0], Tensor):
-            return self.model(images, torch.cat(each))
+            return torch.cat(each)
         # More than positions, such as ElasticViT's windows: a named tuple of tensors.
-        return self.model(images, type(each[0])(*map(torch.cat, zip(*each, strict=True))))
+        return type(each[0])(*map(torch.cat, zip(*each, strict=True)))
 
 
 @torch.no_grad()
@@ -314,7 +327,7 @@ class Share:
 
     def with_all_others(self, batches: Loader) -> list["Share"]:
         """The shares of all processes. A problem of one is raised in all: they would wait for it for ever."""
-        self.seconds, self.waited, self.skipped = batches.seconds, batches.waited, batches.dataset.skipped
+        self.seconds, self.waited, self.skipped = batches.seconds, batches.waited, batches.skipped
         shares: list[Share] = gather_object([self])
         for share in shares:
             if share.problem:

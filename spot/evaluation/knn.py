@@ -15,10 +15,10 @@ numbers need not fit into memory, and on one process. A bank file is safetensors
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import PartialState
@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spot.atomic import whole
-from spot.data.images import Images, loader
+from spot.data.images import Data, Stream, loader
+from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Evaluation, Maps, Reader, Setting, evaluate
 from spot.placement.files import Placements, fingerprint
@@ -75,6 +76,14 @@ class Bank:
             if self.about.get(name, value) != value:
                 raise InputError(f"{what} was made with other {name}; build it again with this model")
 
+    def refuse_vote(self, k: int, temperature: float) -> None:
+        """Refuse a vote that this bank cannot hold."""
+        count = self.shape[0]
+        if not 1 <= k <= count:
+            raise InputError(f"the bank holds {count} images, so k is from 1 to {count}, got {k}")
+        if temperature <= 0:
+            raise InputError(f"the temperature of the vote must be above 0, got {temperature}")
+
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all."""
         header = {"format": FORMAT, "version": VERSION, "about": json.dumps(dict(self.about), sort_keys=True)}
@@ -102,13 +111,9 @@ def classify(
     features: Tensor, bank: Bank, *, k: int = K, temperature: float = TEMPERATURE, chunk: int = CHUNK
 ) -> Tensor:
     """Classes by votes, best first: features (Q, D) → (Q, up to 5) int64."""
-    count, width = bank.shape
-    if not 1 <= k <= count:
-        raise InputError(f"the bank holds {count} images, so k is from 1 to {count}, got {k}")
-    if temperature <= 0:
-        raise InputError(f"the temperature of the vote must be above 0, got {temperature}")
-    if features.shape[1] != width:
-        raise InputError(f"the bank has features of width {width}, got {tuple(features.shape)}")
+    bank.refuse_vote(k, temperature)
+    if features.shape[1] != bank.shape[1]:
+        raise InputError(f"the bank has features of width {bank.shape[1]}, got {tuple(features.shape)}")
     classes = int(bank.labels.max()) + 1
     answers = []
     for similarity, labels in nearest(features, bank, k, chunk):
@@ -160,7 +165,7 @@ def knn_rows(
 
 def build_banks(
     model: Any,
-    data: Images,
+    data: Data,
     settings: Sequence[Setting],
     cache: str | Path,
     *,
@@ -179,10 +184,10 @@ def build_banks(
         if isinstance(setting.placement, Placements):
             raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
     state = PartialState()
-    names = {"data": listing(data), "weights": fingerprint(model), "classes": data.classes}
+    names: dict[str, Any] = {"data": listing(data), "weights": fingerprint(model), "classes": list(data.classes)}
     paths = [Path(cache) / _name(setting, Reader(model, setting).tokens, names) for setting in settings]
     missing = [index for index, path in enumerate(paths) if not path.is_file()]
-    at_once = max(1, int(memory / (4 * len(data) * model.embed_dim)))
+    at_once = max(1, int(memory / (4 * len(cast(Sized, data)) * model.embed_dim)))
     for start in range(0, len(missing), at_once):
         chosen = missing[start : start + at_once]
         batches = loader(data, batch_size, workers, process=state.process_index, processes=state.num_processes)
@@ -197,15 +202,20 @@ def build_banks(
     return [Bank.load(path) for path in paths]
 
 
-def listing(data: Images) -> str:
+def listing(data: Data) -> str:
     """A fingerprint of images: it changes when a file is added, removed, renamed or rewritten."""
     digest = hashlib.sha256()
-    for key, index in zip(data.keys, data.order, strict=True):
-        digest.update(f"{key}\n".encode())
-        if isinstance(data.source, list):  # files; a timm data set is known by its samples' numbers only
-            path, label = data.source[index]
-            state = Path(path).stat()
-            digest.update(f"{label} {state.st_size} {state.st_mtime_ns}\n".encode())
+    if isinstance(data, Scenes):
+        digest.update(f"scenes {data.split} {data.seed} {data.length} {data.difficulty}".encode())
+    elif isinstance(data, Stream):
+        raise InputError("a kNN bank is made from a folder, hfds/ or torch/ data, not from a stream")
+    else:
+        for key, index in zip(data.keys, data.order, strict=True):
+            digest.update(f"{key}\n".encode())
+            if isinstance(data.source, list):  # files; a timm data set has its samples' numbers only
+                path, label = data.source[index]
+                state = Path(path).stat()
+                digest.update(f"{label} {state.st_size} {state.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
 

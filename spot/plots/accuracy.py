@@ -1,0 +1,82 @@
+"""Accuracy against what it costs: a line per placement, with 95 % intervals."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from spot.atomic import whole
+from spot.errors import InputError
+
+COSTS = {"tokens": "tokens", "gmacs": "multiply-adds per image, in billions"}
+SCORES = {"top1": "top-1 accuracy, %", "knn": "kNN accuracy, %"}
+
+
+def accuracy(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "") -> None:
+    """Save a figure of rows as `spot evaluate` makes them.
+
+    rows: "placement", "tokens" and "top1" or "knn" in percent; "low" and "high" are the interval of
+        top1, and with "gmacs" a second panel shows the cost.
+    """
+    score = next((name for name in SCORES if all(name in row for row in rows)), None)
+    if not rows or score is None:
+        raise InputError("a figure of accuracy needs rows with top1 or knn")
+    costs = [name for name in COSTS if all(name in row for row in rows)]
+    check_ending(path)
+    figure = Figure(figsize=(4.6 * len(costs) + 1.6, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(str(row["placement"]), []).append(row)
+    for axes, cost in zip(panels, costs, strict=True):
+        for index, (name, members) in enumerate(lines.items()):
+            draw(axes, sorted(members, key=lambda row: row[cost]), name, cost, score, f"C{index % 10}")
+        values = sorted({row[cost] for row in rows})
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(apart(values)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:.0f}" if value >= 10 else f"{value:.2g}")
+        )
+        axes.set_xlabel(COSTS[cost])
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel(SCORES[score])
+    figure.suptitle(title, fontsize=11)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center", frameon=False)
+    with whole(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+
+
+def check_ending(path: str | Path) -> None:
+    """Refuse a picture of a kind that cannot be drawn, before the work is done that it shows."""
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in kinds:
+        raise InputError(f"a picture can be {', '.join(kinds)}, got {path}")
+
+
+def draw(axes: Axes, rows: Sequence[Mapping[str, Any]], name: str, cost: str, score: str, colour: str) -> None:
+    """One placement: a marker per budget with its interval, or a level if it has one budget only."""
+    across = [row[cost] for row in rows]
+    up = [row[score] for row in rows]
+    if len(rows) == 1:
+        axes.axhline(up[0], color=colour, linestyle=":", linewidth=1)
+    axes.plot(across, up, marker="o", markersize=4, color=colour, label=name)
+    if score == "top1" and all("low" in row for row in rows):
+        below = [row["top1"] - row["low"] for row in rows]
+        above = [row["high"] - row["top1"] for row in rows]
+        axes.errorbar(across, up, yerr=[below, above], fmt="none", ecolor=colour, alpha=0.5, capsize=2)
+
+
+def apart(values: Sequence[float], ratio: float = 1.15) -> list[float]:
+    """Ticks at these values, without those that would be printed over the one before."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or value >= kept[-1] * ratio:
+            kept.append(value)
+    return kept

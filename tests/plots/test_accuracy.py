@@ -1,0 +1,40 @@
+"""A figure of accuracy takes any table of spot evaluate."""
+
+import pytest
+from PIL import Image
+
+from spot.errors import InputError
+from spot.plots.accuracy import accuracy, apart, check_ending
+
+ROWS = [
+    {"placement": "vit", "tokens": 196, "gmacs": 1.25, "top1": 76.0, "low": 74.0, "high": 78.0},
+    {"placement": "isotropic", "tokens": 49, "gmacs": 0.29, "top1": 32.0, "low": 30.0, "high": 34.0},
+    {"placement": "isotropic", "tokens": 25, "gmacs": 0.15, "top1": 3.0, "low": 2.0, "high": 4.0},
+]
+
+
+def test_with_costs_there_are_two_panels(tmp_path):
+    accuracy(ROWS, tmp_path / "both.png", title="both")
+    fewer = [{name: value for name, value in row.items() if name != "gmacs"} for row in ROWS]
+    accuracy(fewer, tmp_path / "one.png")
+    both, one = (Image.open(tmp_path / f"{name}.png") for name in ("both", "one"))
+    assert both.height == one.height
+    assert both.width > 1.5 * one.width
+
+
+def test_without_top1_neighbours_votes_are_drawn(tmp_path):
+    accuracy([{"placement": "center", "tokens": 25, "knn": 40.0}], tmp_path / "knn.png")
+    assert (tmp_path / "knn.png").is_file()
+
+
+def test_a_table_without_accuracy_and_an_unknown_kind_of_picture_are_refused(tmp_path):
+    with pytest.raises(InputError, match="top1 or knn"):
+        accuracy([{"placement": "center", "tokens": 25}], tmp_path / "a.png")
+    with pytest.raises(InputError, match="top1 or knn"):
+        accuracy([], tmp_path / "a.png")
+    with pytest.raises(InputError, match=r"a picture can be .*png.*, got a\.docx"):
+        check_ending("a.docx")
+
+
+def test_ticks_are_not_printed_over_each_other():
+    assert apart([1.25, 1.26, 1.3, 2.0], ratio=1.1) == [1.25, 2.0]
