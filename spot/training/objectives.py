@@ -92,16 +92,19 @@ class Distil(Objective):
         with torch.no_grad():
             known = self.read(self._teacher[0].to(images.device), images, grid)
         loss = images.new_zeros(())
-        total = sum(self.recipe.shares)
-        for number, share in enumerate(self.recipe.shares):
+        recipe = self.recipe
+        for number, (share, weight) in enumerate(zip(recipe.shares, recipe.weights, strict=True)):
             rows = self.rows(share, number, part)
             if len(rows):
                 rows = rows.to(images.device)
                 positions = self.place(images, number, part)[rows]
-                with seeded(self.recipe.seed, DROP, part.step, part.first, number):
+                with seeded(recipe.seed, DROP, part.step, part.first, number):
                     seen = self.read(self.model, images[rows], positions)
-                # Each row weighs the same however the batch was cut: the sum over its rows, over all rows.
-                loss = loss + self.difference(seen, known.of(rows), positions).sum() / (total * len(images))
+                # The mean over the rows the reading takes of the step's whole batch, however that is cut.
+                taken = max(1, round(share * part.of)) * len(images) / part.of
+                loss = (
+                    loss + weight / sum(recipe.weights) * self.difference(seen, known.of(rows), positions).sum() / taken
+                )
         return Outcome(loss, torch.full((), math.nan, device=images.device))
 
     def rows(self, share: float, number: int, part: Part) -> Tensor:
@@ -241,5 +244,7 @@ def mix(mixup: Mixup, recipe: Recipe, part: Part) -> tuple[Tensor, Tensor]:
         raise InputError(
             f"mixup pairs images, so {len(part.images)} at a time is odd; use an even number or mix_share=0"
         )
+    if not mixup.mix_prob:
+        mixup.mixup_enabled = False  # timm would refuse two α of 0
     with seeded(recipe.seed, MIX, part.step, part.first):
         return mixup(part.images.clone(), part.labels.clamp(0, mixup.num_classes - 1))

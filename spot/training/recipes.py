@@ -77,9 +77,10 @@ class Supervised(Recipe):
 class Distil(Recipe):
     """The frozen dense ViT on its grid teaches the same weights off the grid. No labels."""
 
-    budgets: tuple[tuple[int, ...], ...] = ((16, 25, 25, 36), (36, 49, 49, 64), (81, 100, 100, 144), (196,))
+    budgets: tuple[tuple[int, ...], ...] = ((25, 25, 36), (49, 49, 64), (81, 100, 100, 121), (196,))
     # ^ a reading of the images per group, its tokens drawn from the group at every step
-    shares: tuple[float, ...] = (1.0, 1.0, 0.5, 0.25)  # of the batch that each reading takes
+    shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # of the batch that each reading takes
+    weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each reading's mean loss: few tokens have large losses
     priors: tuple[str, ...] = ("isotropic", "isotropic", "isotropic", "center", "center", "sobol", "uniform")
     jitter: float = 1.0  # isotropic and center tokens move by up to half this share of their spacing
     logits: float = 1.0  # weight of the KL divergence between teacher's and student's classes
@@ -258,8 +259,9 @@ def checked(recipe: Recipe) -> Recipe:
             raise InputError(f"recipe field {name} must be between 0 and 1, got {getattr(recipe, name)}")
     if recipe.tokens is not None and recipe.tokens < 1:
         raise InputError(f"recipe field tokens must be at least 1, got {recipe.tokens}")
-    if isinstance(recipe, Distil) and len(recipe.shares) != len(recipe.budgets):
-        raise InputError(f"recipe {recipe.name} has {len(recipe.budgets)} budgets but {len(recipe.shares)} shares")
+    if isinstance(recipe, Distil) and not len(recipe.budgets) == len(recipe.shares) == len(recipe.weights):
+        counts = f"{len(recipe.budgets)} budgets, {len(recipe.shares)} shares and {len(recipe.weights)} weights"
+        raise InputError(f"recipe {recipe.name} needs as many of each, but has {counts}")
     if isinstance(recipe, Masked) and not 0 < recipe.visible < 1:
         raise InputError(f"recipe field visible must be between 0 and 1, got {recipe.visible}")
     return recipe

@@ -1,0 +1,182 @@
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import spot
+from spot.errors import InputError
+from spot.training.loop import ends_epoch, steps_in
+from tests.conftest import make_nano
+from tests.training.small_run import make_images, small_recipe, small_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return make_images(tmp_path_factory.mktemp("images") / "all")
+
+
+def program(*launcher: str, **arguments) -> list[str]:
+    return [sys.executable, *launcher, "-m", "tests.training.small_run", json.dumps(arguments, default=str)]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["distil", "cls-in1k", "mae-in1k"])
+def test_every_objective_learns_and_leaves_a_model_log_and_plot(name, data, tmp_path):
+    options = {} if name == "mae-in1k" else {"val": str(data)}
+    changes = {"epochs": 8.0, "mixup": 0.0, "cutmix": 0.0, "randaug": None, "lr": 3e-3, "crop_scale": (0.9, 1.0)}
+    small_run(name, data, tmp_path / "run", options, **changes)
+    rows = list(csv.DictReader((tmp_path / "run" / "log.csv").open()))
+    assert len(rows) == 8
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    assert (tmp_path / "run" / "log.png").stat().st_size > 1000
+    assert spot.load(tmp_path / "run" / "model").num_classes == 10
+    if options:
+        assert 0 <= float(rows[-1]["val_16"]) <= 100
+
+
+def test_killed_at_any_moment_it_resumes_to_bit_identical_weights(data, tmp_path):
+    small_run("distil", data, tmp_path / "whole")
+    out = tmp_path / "killed"
+    for enough in (2, 6):  # kill twice: while the first steps run, and later
+        process = subprocess.Popen(program(name="distil", data=data, out=out), cwd=ROOT, stderr=subprocess.PIPE)
+        while not any(int(file.stem) >= enough for file in (out / "checkpoints").glob("[0-9]*.pt")):
+            assert process.poll() is None, process.stderr.read().decode()
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    (out / "checkpoints" / ".00000099.tmp.pt").write_bytes(b"half a checkpoint")  # as a kill may leave one
+    newest = max((out / "checkpoints").glob("[0-9]*.pt"))
+    assert int(newest.stem) < steps_in(small_recipe("distil"), 30)  # it was killed before its end
+    newest.write_bytes(newest.read_bytes()[:1000])  # and a disk may lose the end of a file
+    small_run("distil", data, out)
+    first, second = weights(tmp_path / "whole"), weights(out)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    columns = [
+        [(row["step"], row["loss"]) for row in csv.DictReader((each / "log.csv").open())]
+        for each in (out, tmp_path / "whole")
+    ]
+    assert columns[0] == columns[1]
+
+
+@pytest.mark.parametrize("name", ["cls-in1k", "mae-in1k"])
+def test_stopped_and_resumed_is_bit_identical_for_other_objectives(name, data, tmp_path, monkeypatch):
+    small_run(name, data, tmp_path / "whole")
+    import spot.training.run as module
+
+    whole_train = module.train
+    monkeypatch.setattr(module, "train", lambda *a, **k: whole_train(*a, **k, stop_after=5))
+    small_run(name, data, tmp_path / "cut")
+    assert not (tmp_path / "cut" / "model").exists()
+    monkeypatch.undo()
+    small_run(name, data, tmp_path / "cut", {"workers": 1})
+    first, second = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_two_processes_with_half_the_batch_match_one(data, tmp_path):
+    changes = {"mix_share": 0.0, "epochs": 2.0, "ema": 0.0}
+    small_run("distil", data, tmp_path / "one", **changes)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29571")
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = program(*launcher, name="distil", data=data, out=tmp_path / "two", **changes)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert max((first[name] - second[name]).abs().max() for name in first) < 1e-4
+    rows = [list(csv.DictReader((tmp_path / each / "log.csv").open()))[-1] for each in ("one", "two")]
+    assert float(rows[0]["loss"]) == pytest.approx(float(rows[1]["loss"]), rel=1e-5)
+
+
+def test_accumulated_parts_are_the_whole_batch(data, tmp_path):
+    changes = {"mix_share": 0.0, "epochs": 1.0, "drop_path": 0.0}
+    small_run("distil", data, tmp_path / "one", **changes)
+    small_run("distil", data, tmp_path / "four", {"accumulate": 4}, **changes)
+    first, second = weights(tmp_path / "one"), weights(tmp_path / "four")
+    assert max((first[name] - second[name]).abs().max() for name in first) < 1e-4
+
+
+def test_a_loss_that_is_no_number_stops_with_where_it_happened(data, tmp_path):
+    with pytest.raises(InputError, match=re.escape("the supervised loss became nan at step")) as caught:
+        small_run("cls-in1k", data, tmp_path / "run", lr=1e30, clip_grad=None)
+    assert "rate" in str(caught.value)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_the_average_stays_nearer_to_the_start_than_the_weights(data, tmp_path):
+    start, moved, averaged = (
+        model.state_dict()
+        for model in (
+            make_nano(),
+            small_run("distil", data, tmp_path / "a", epochs=1.0, ema=0.0),
+            small_run("distil", data, tmp_path / "b", epochs=1.0, ema=0.9),
+        )
+    )
+    for name in ("vit.pos_embed", "vit.blocks.0.attn.qkv.weight"):
+        assert 0 < (averaged[name] - start[name]).norm() < 0.9 * (moved[name] - start[name]).norm()
+
+
+@pytest.mark.parametrize(
+    "changed, sentence",
+    [
+        ({"lr": 1e-2}, "recipe.lr = 0.001, not 0.01"),
+        ({"seed": 1}, "recipe.seed = 0, not 1"),
+    ],
+)
+def test_a_folder_is_not_continued_under_another_recipe(changed, sentence, data, tmp_path):
+    small_run("distil", data, tmp_path / "run", epochs=0.3)
+    before = sorted((file, file.stat().st_mtime_ns) for file in (tmp_path / "run").rglob("*"))
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        small_run("distil", data, tmp_path / "run", epochs=0.3, **changed)
+    assert before == sorted((file, file.stat().st_mtime_ns) for file in (tmp_path / "run").rglob("*"))
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(data, tmp_path):
+    (tmp_path / "thesis.tex").write_text("do not lose me")
+    with pytest.raises(InputError, match="not a training run"):
+        small_run("distil", data, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_finished_run_is_not_trained_again(data, tmp_path):
+    small_run("distil", data, tmp_path / "run", epochs=1.0)
+    first = weights(tmp_path / "run")
+    small_run("distil", data, tmp_path / "run", epochs=1.0)
+    second = weights(tmp_path / "run")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_batch_that_does_not_divide_is_refused(data, tmp_path):
+    with pytest.raises(InputError, match="batch of 8 does not divide into 3 parts"):
+        small_run("distil", data, tmp_path / "run", {"accumulate": 3})
+
+
+def test_steps_and_epochs_count_images():
+    recipe = small_recipe("distil")  # 3 epochs, batch 8
+    assert steps_in(recipe, 30) == 11  # 90 / 8
+    assert [step for step in range(1, 12) if ends_epoch(step, 8, 30)] == [4, 8]  # images 30 and 60 pass there
+    assert [step for step in range(1, 5) if ends_epoch(step, 60, 30)] == [1, 2, 3, 4]
+    assert math.isclose(steps_in(small_recipe("distil", epochs=0.01), 30), 1)
+
+
+def test_memory_does_not_grow_with_steps(data, tmp_path):
+    import resource
+
+    small_run("distil", data, tmp_path / "warm", epochs=2.0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    small_run("distil", data, tmp_path / "long", {"checkpoint_minutes": 60.0}, epochs=12.0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # kB, over 45 steps

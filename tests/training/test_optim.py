@@ -1,0 +1,74 @@
+import math
+
+import pytest
+
+from spot.training.objectives import Masked, Supervised
+from spot.training.optim import build_optimizer, learning_rate, parameter_groups, set_rate
+from spot.training.recipes import find_recipe, override
+from tests.conftest import make_nano
+
+
+def scales(model, recipe) -> dict[str, tuple[float, float]]:
+    groups = parameter_groups(model, recipe)
+    return {name: (group.scale, group.weight_decay) for group in groups for name in group.names}
+
+
+def test_early_layers_learn_faster_when_retrofitting():
+    found = scales(make_nano(depth=3), override(find_recipe("cls-in1k"), {"img_size": 32}))
+    assert found["vit.patch_embed.proj.weight"] == (1, 0.05)
+    assert found["vit.blocks.0.attn.qkv.weight"] == (1, 0.05)
+    assert found["vit.blocks.1.attn.qkv.weight"] == (0.65, 0.05)
+    assert found["vit.blocks.2.mlp.fc2.weight"] == (pytest.approx(0.4225), 0.05)
+    assert found["vit.norm.weight"] == (1, 0)
+    assert found["vit.head.weight"] == (1, 0.05)
+
+
+def test_late_layers_learn_faster_when_fine_tuning():
+    found = scales(make_nano(depth=3), find_recipe("mae-finetune"))
+    assert found["vit.head.weight"][0] == 1
+    assert found["vit.blocks.2.attn.qkv.weight"][0] == pytest.approx(0.65)
+    assert found["vit.blocks.0.attn.qkv.weight"][0] == pytest.approx(0.65**3)
+    assert found["vit.patch_embed.proj.weight"][0] == pytest.approx(0.65**4)
+
+
+def test_vectors_do_not_decay():
+    model = make_nano()
+    found = scales(model, find_recipe("cls-in1k"))
+    for name, parameter in model.named_parameters():
+        vector = parameter.ndim == 1 or name in ("vit.cls_token", "vit.pos_embed")
+        assert found[name][1] == (0 if vector else 0.05), name
+
+
+def test_the_decoder_learns_at_the_full_rate_and_each_parameter_is_in_one_group():
+    recipe = override(find_recipe("mae-in1k"), {"decoder_width": "32", "decoder_depth": "1", "decoder_heads": "2"})
+    objective = Masked(make_nano(), recipe)
+    found = scales(objective, recipe)
+    assert found["autoencoder.decoder.blocks.0.attn.qkv.weight"] == (1, 0.05)
+    assert found["autoencoder.decoder.mask_token"] == (1, 0)
+    assert found["autoencoder.encoder.vit.blocks.1.attn.qkv.weight"] == (0.75, 0.05)
+    trainable = [name for name, parameter in objective.named_parameters() if parameter.requires_grad]
+    assert sorted(found) == sorted(trainable)
+
+
+def test_set_rate_keeps_the_groups_shares():
+    recipe = find_recipe("cls-in1k")
+    optimizer = build_optimizer(Supervised(make_nano(), recipe), recipe)
+    set_rate(optimizer, 0.5)
+    assert {round(group["lr"], 6) for group in optimizer.param_groups} == {0.5, 0.325}
+
+
+def test_the_rate_warms_up_then_follows_a_cosine():
+    recipe = override(find_recipe("cls-in1k"), {"lr": "1.0"})
+    rates = [learning_rate(recipe, step, 14, 4) for step in range(14)]
+    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert rates[9] == pytest.approx(0.5)  # half way down
+    assert rates[13] == pytest.approx((1 + math.cos(math.pi * 0.9)) / 2)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_fine_tuning_warms_up_along_a_cosine_from_1e7():
+    recipe = find_recipe("mae-finetune")
+    rates = [learning_rate(recipe, step, 100, 10) for step in range(10)]
+    assert rates[4] == pytest.approx((1e-7 + 1e-3) / 2)  # half way up
+    assert rates[9] == pytest.approx(1e-3)
+    assert rates[0] == pytest.approx(1e-7 + (1e-3 - 1e-7) * (1 - math.cos(math.pi / 10)) / 2)

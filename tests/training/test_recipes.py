@@ -1,0 +1,133 @@
+import re
+
+import pytest
+
+from spot.errors import InputError
+from spot.training.recipes import RECIPES, Distil, find_recipe, override
+
+# tab:all_config, typed from the paper: the three columns.
+TABLE = """
+sampler          isotropic             isotropic             isotropic
+batch size       2048                  2048                  4096
+epochs           50                    50                    50
+img.size         224                   224                   224
+loss fn.         CE (0.1 smooth.)      CE (0.1 smooth.)      MSE
+optimizer        AdamW                 AdamW                 AdamW
+momentum         0.9, 0.99             0.9, 0.99             0.9, 0.95
+lr.sched.        cos.decay (5 w.u.)    cos.decay (5 w.u.)    cos.decay (5 w.u.)
+lr               6e-5                  6e-5                  3e-3
+dropout path     0.1                   0.2                   0
+opt. eps         1e-8                  1e-8                  1e-8
+augment          rrc / randaug(15, .5) rrc / randaug(15, .5) rrc
+mixup            0.8                   0.8                   0.8
+cutmix           1.0                   1.0                   1.0
+llrd             0.65                  0.65                  0.75
+"""
+MODELS = {
+    "cls-in1k": "vit_base_patch16_224.augreg_in1k",
+    "cls-in21k": "vit_base_patch16_224.augreg2_in21k_ft_in1k",
+    "mae-in1k": "vit_base_patch16_224.mae",  # timm's name for mae_vit_base_patch16_in1k
+}
+
+
+def printed(recipe) -> dict[str, str]:
+    """A recipe in the words of the paper's table."""
+    loss = f"CE ({recipe.smoothing} smooth.)" if recipe.objective == "supervised" else "MSE"
+    randaug = f" / randaug({recipe.randaug[0]}, {str(recipe.randaug[1]).lstrip('0')})" if recipe.randaug else ""
+    return {
+        "sampler": recipe.prior,
+        "batch size": str(recipe.batch_size),
+        "epochs": str(recipe.epochs),
+        "img.size": str(recipe.img_size),
+        "loss fn.": loss,
+        "optimizer": {"adamw": "AdamW"}[recipe.optimizer],
+        "momentum": "{}, {}".format(*recipe.betas),
+        "lr.sched.": {"cosine": "cos.decay"}[recipe.schedule] + f" ({recipe.warmup_epochs} w.u.)",
+        "lr": f"{recipe.lr:.0e}".replace("e-0", "e-"),
+        "dropout path": f"{recipe.drop_path:g}",
+        "opt. eps": f"{recipe.eps:.0e}".replace("e-0", "e-"),
+        "augment": "rrc" + randaug,
+        "mixup": str(recipe.mixup),
+        "cutmix": str(recipe.cutmix),
+        "llrd": str(recipe.llrd),
+    }
+
+
+@pytest.mark.parametrize("column, name", enumerate(MODELS))
+def test_every_value_of_the_papers_table_is_in_its_recipe(column, name):
+    table = {}
+    for line in TABLE.strip().splitlines():
+        key, *values = re.split(r"\s{2,}", line.replace("AdamW ", "AdamW  ").replace(".5) rrc", ".5)  rrc"))
+        table[key] = values[column]
+    assert printed(find_recipe(name)) == table
+    assert find_recipe(name).model == MODELS[name]
+
+
+def test_mae_fine_tuning_follows_the_papers_footnote():
+    recipe = find_recipe("mae-finetune")
+    assert (recipe.epochs, recipe.warmup_shape, recipe.warmup_lr, recipe.lr, recipe.clip_grad) == (
+        100,
+        "cosine",
+        1e-7,
+        1e-3,
+        3,
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_every_recipe_says_where_it_comes_from_what_it_costs_and_how_to_run_it(recipe):
+    assert recipe.origin
+    assert recipe.cost
+    assert recipe.expected
+    verb = {"supervised": ("retrofit", "finetune"), "distil": ("retrofit",), "mae": ("pretrain",)}[recipe.objective]
+    assert recipe.command.split()[1] in verb
+    assert f"--recipe {recipe.name}" in recipe.command
+
+
+def test_text_becomes_the_fields_type():
+    recipe = override(
+        find_recipe("distil"),
+        {
+            "lr": "1e-4",
+            "epochs": "3",
+            "budgets": "((4, 9), (16,))",
+            "shares": "[1, 0.5]",
+            "weights": (1.0, 2),
+            "randaug": "(9, 0.5)",
+        },
+    )
+    assert recipe.lr == 1e-4
+    assert recipe.epochs == 3.0
+    assert isinstance(recipe.epochs, float)
+    assert recipe.budgets == ((4, 9), (16,))
+    assert recipe.shares == (1.0, 0.5)
+    assert recipe.randaug == (9, 0.5)
+    assert override(recipe, {"randaug": "none", "precision": "bf16", "compile": "true"}).precision == "bf16"
+    assert find_recipe("distil").lr == 3e-4  # the shipped one stays
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"learning_rate": "1"}, "no field of recipe distil 'learning_rate'"),
+        ({"epoch": "1"}, "did you mean 'epochs'"),
+        ({"name": "x"}, "no field"),
+        ({"smoothing": "0.1"}, "no field"),  # another objective's
+        ({"lr": "fast"}, "lr must be float, got 'fast'"),
+        ({"lr": "0"}, "above 0"),
+        ({"batch_size": "2.5"}, "batch_size must be int"),
+        ({"betas": "(0.9,)"}, "betas must be"),
+        ({"faster": "middle"}, "one of early, late"),
+        ({"ema": "1.5"}, "between 0 and 1"),
+        ({"shares": "(1.0,)"}, "4 budgets, 1 shares and 4 weights"),
+    ],
+)
+def test_a_bad_change_is_one_sentence(changes, sentence):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        override(find_recipe("distil"), changes)
+
+
+def test_an_unknown_recipe_suggests_the_near_one():
+    with pytest.raises(InputError, match="'distil'"):
+        find_recipe("distill")
+    assert isinstance(find_recipe("distil"), Distil)
