@@ -24,21 +24,21 @@ def data(
 ) -> None:
     """Describe the built-in data set, and show examples of its 32 classes.
 
-    Scenes are drawn on demand, the same on every machine; each factor below is an option, here
-    and in spot.data.scenes.Scenes.
-
-    example: spot data scenes --show --distractors 0 8
+    Scenes are drawn on demand, the same on every machine. Each factor below is an option here and
+    a field of spot.data.difficulty.Difficulty.
 
     Args:
-        name: The data set.
-        show: Save a contact sheet: every outline (rows) with every texture (columns).
-        masks: Darken everything but the object on that sheet, by its exact mask.
-        out: Where the contact sheet goes.
-        examples: How many scenes of each class are on it.
+        name: the data set.
+        show: save a contact sheet, every outline (rows) with every texture (columns).
+        masks: darken everything but the object on that sheet, by its exact mask.
+        out: where the contact sheet goes.
+        examples: how many scenes of each class are on it.
         split: train, validation or test.
-        seed: Another seed, another data set of the same kind.
-        json: Also write the description to this file.
-        difficulty: The factors.
+        seed: another seed is another data set of the same kind.
+        json: also write the description to this file.
+        difficulty: the factors.
+
+    example: spot data scenes --show --distractors 0 8
     """
     from time import process_time
 

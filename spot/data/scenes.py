@@ -1,4 +1,4 @@
-"""Scenes: a built-in data set of small photographs-to-be, drawn on demand and never stored.
+"""Scenes: the built-in data set, drawn on demand and never stored.
 
 A scene is an RGB image with one object in front of a darker 1/f background, among smaller
 distractors. Its class is the object's outline and surface texture, 8 × 4 = 32 classes; where it
@@ -38,8 +38,6 @@ Draws = NDArray[np.float64]
 
 CLASSES: tuple[str, ...] = tuple(f"{texture} {outline}" for outline in OUTLINES for texture in TEXTURES)
 SPLITS = {"train": 1_000_000, "validation": 4_096, "test": 8_192}  # number of scenes, if none is asked for
-
-
 DEFAULT = Difficulty()
 
 
@@ -64,7 +62,7 @@ CHUNK = 32  # so many scenes at once stay in the processor's cache
 def draw(indices: Sequence[int], seed: int = 0, difficulty: Difficulty = DEFAULT) -> SceneBatch:
     """The scenes with these indices (B,), each whatever else is drawn with it."""
     numbers = np.asarray(indices, np.int64)
-    parts = [pictures(numbers[at : at + CHUNK], seed, difficulty) for at in range(0, len(numbers), CHUNK)]
+    parts = [pictures(numbers[at : at + CHUNK], seed, difficulty) for at in range(0, max(1, len(numbers)), CHUNK)]
     images, masks, centers = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
     labels = torch.from_numpy(numbers % len(CLASSES))
     return SceneBatch(images.float().div_(255), labels, [f"{n:08d}" for n in numbers], masks, centers)
@@ -87,7 +85,7 @@ def pictures(indices: NDArray[np.int64], seed: int, difficulty: Difficulty) -> t
     thing = main_object(indices % len(CLASSES), key, difficulty)
     mask = paint(canvas, np.arange(len(key)), thing, difficulty)
 
-    noise = bells(key, Stream.NOISE, 3 * size * size).reshape(-1, 3, size, size)
+    noise = bells(key, Stream.NOISE, 3 * size * size).reshape(len(key), 3, size, size)
     light = canvas[frame] + np.float32(difficulty.noise) * noise
     image = np.floor(np.clip(light, 0, 1) * 255 + np.float32(0.5)).astype(np.uint8)
     return image, mask[frame], (thing.center / size).astype(np.float32)
@@ -169,7 +167,7 @@ def clouds(noise: Array, sides: Sequence[int], size: int) -> Array:
     field = np.zeros((len(noise), sides[0], sides[0]), np.float32)
     for side in sides:
         octave, noise = noise[:, : side * side], noise[:, side * side :]
-        field = doubled(field + octave.reshape(-1, side, side))
+        field = doubled(field + octave.reshape(len(field), side, side))
     while field.shape[1] < size:
         field = doubled(field)
     return field[:, :size, :size]
@@ -250,7 +248,7 @@ def doubled(field: Array) -> Array:
         before = np.concatenate([field[:, :1], field[:, :-1]], 1)
         after = np.concatenate([field[:, 1:], field[:, -1:]], 1)
         pairs = np.stack([0.75 * field + 0.25 * before, 0.75 * field + 0.25 * after], 2)
-        field = pairs.reshape(len(field), -1, field.shape[2]).swapaxes(1, axis)
+        field = pairs.reshape(len(field), 2 * field.shape[1], field.shape[2]).swapaxes(1, axis)
     return field
 
 
@@ -285,6 +283,11 @@ class Scenes(Dataset[tuple[Tensor, int, str]]):
 
     def __len__(self) -> int:
         return self.length
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of every scene, without drawing any."""
+        return [f"{self.split}/{index:08d}" for index in range(self.length)]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int, str]:
         return self.__getitems__([index])[0]

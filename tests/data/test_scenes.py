@@ -89,6 +89,7 @@ def test_a_batch_is_what_it_says():
         assert values.min() >= 0
         assert values.max() <= 1
     assert batch.labels.tolist() == [*range(32), *range(8)]
+    assert draw([]).images.shape == (0, 3, 64, 64)
 
 
 def test_class_names_are_texture_and_outline():
