@@ -1,0 +1,152 @@
+"""Timing: no absolute time is asserted, only what follows from a clock that the test itself sets."""
+
+import pytest
+import torch
+from torch import nn
+
+from spot.errors import InputError
+from spot.evaluation import throughput
+from spot.evaluation.throughput import interleaved, measure, peak_bytes, spread, threads, tokenizer_share
+from spot.models.patch_dropout import PatchDropout
+from spot.models.plain import PlainViT
+from spot.models.tome import ToMe
+from tests.conftest import make_nano
+
+
+class Clock:
+    """A clock that only moves when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setitem(throughput.CLOCKS, "wall", lambda: self.now)
+
+    def work(self, seconds, order=None, name=""):
+        def call(images):
+            self.now += seconds
+            if order is not None:
+                order.append(name)
+
+        return call
+
+
+def test_every_model_is_timed_once_in_every_round_and_each_begins_in_turn(monkeypatch):
+    clock, order = Clock(monkeypatch), []
+    models = {name: clock.work(seconds, order, name) for name, seconds in (("a", 2.0), ("b", 1.0), ("c", 4.0))}
+    seconds = interleaved(models, torch.zeros(1), rounds=4)
+    assert seconds == {"a": [2.0] * 4, "b": [1.0] * 4, "c": [4.0] * 4}
+    assert "".join(order) == "abcbcacababc"
+
+
+def test_a_slow_spell_of_the_machine_does_not_change_the_ratio(monkeypatch):
+    clock, calls, rate = Clock(monkeypatch), [], [1, 9, 9, 1, 5]
+
+    class Timed(nn.Module):
+        """Whatever slows the machine slows both calls of a round."""
+
+        def __init__(self, model, seconds):
+            super().__init__()
+            self.model, self.seconds = model, seconds
+
+        def forward(self, images):
+            clock.now += self.seconds * rate[len(calls) // 2 % 5]
+            calls.append(self)
+            return self.model(images)
+
+    model = make_nano()
+    monkeypatch.setattr(throughput, "macs", lambda *_: 1)
+    models = {"slow": Timed(PlainViT(model), 3.0), "fast": Timed(PlainViT(model), 1.0)}
+    slow, fast = measure(models, batch_sizes=[4], rounds=5, warm_up=0, shape=(3, 32, 32))
+    assert (slow["speed-up"], fast["speed-up"]) == (1.0, pytest.approx(3.0))
+    assert fast["images/s"] == pytest.approx(4 / 5)  # the median round took five seconds
+
+
+def test_rows_carry_cost_beside_speed():
+    model = make_nano()
+    models = {"vit": PlainViT(model), "dropped": PatchDropout(model, 4), "merged": ToMe(model, tokens=6)}
+    rows = measure(models, batch_sizes=(1, 3), rounds=2, warm_up=1)
+    assert [(row["model"], row["batch"]) for row in rows] == [(name, batch) for batch in (1, 3) for name in models]
+    assert rows[0]["MAC ratio"] == rows[0]["speed-up"] == 1.0
+    assert rows[1]["MAC ratio"] == pytest.approx(rows[0]["GMACs"] / rows[1]["GMACs"])
+    assert rows[1]["MAC ratio"] > 3
+    assert [row["tokens"] for row in rows[:3]] == [16, 4, 6]
+    assert all(0 < row["tokenizer"] < 1 and row["images/s"] > 0 and row["spread"] >= 0 for row in rows)
+    assert rows[3]["peak MB"] == pytest.approx(3 * rows[0]["peak MB"], rel=0.1)
+
+
+def test_the_spread_is_the_middle_half_by_the_median():
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((4 - 2) / 3)
+
+
+def test_peak_memory_counts_what_is_alive_at_once():
+    class Three(nn.Module):
+        def forward(self, images):
+            a = images + 1  # one image alive
+            b = a * 2  # two
+            del a
+            c = b.view(-1).relu()  # two: the view is nothing new
+            b.add_(1)  # in place
+            del b
+            return c + 1  # two
+
+    images = torch.zeros(10, 3, 8, 8)
+    assert peak_bytes(Three(), images) == 2 * images.numel() * 4
+
+
+@pytest.mark.parametrize("kind", ["spot", "tome", "vit"])
+def test_the_tokenizer_s_share_is_what_passes_before_the_first_block(kind, monkeypatch):
+    clock, model = Clock(monkeypatch), make_nano()
+    # The patch projection takes three seconds, every MLP one; there are two blocks.
+    whole = {"spot": model, "tome": ToMe(model, r=2), "vit": PlainViT(model)}[kind]
+    tokenize = model.tokenizer if kind == "spot" else model.vit.patch_embed
+    tokenize.register_forward_hook(lambda *_: clock.work(3.0)(None))
+    for block in model.vit.blocks:
+        block.mlp.register_forward_hook(lambda *_: clock.work(1.0)(None))
+    assert tokenizer_share(whole, torch.zeros(1, 3, 32, 32)) == pytest.approx(3 / 5)
+    assert not any(part._forward_pre_hooks for part in model.modules())
+
+
+def test_compiled_models_are_compiled_and_others_are_not(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, **_: compiled.append(model) or model)
+    model = PlainViT(make_nano())
+    measure({"vit": model}, batch_sizes=[1], rounds=1)
+    assert not compiled
+    measure({"vit": model}, batch_sizes=[1], rounds=1, compiled=True)
+    assert compiled == [model]
+
+
+def test_bfloat16_is_timed_on_a_copy_that_shares_what_was_shared(monkeypatch):
+    monkeypatch.setattr(throughput, "has_bfloat16", lambda device: True)
+    model = make_nano()
+    ready = throughput.prepared({"vit": PlainViT(model), "spot": model}, "bfloat16")
+    assert ready["vit"].model is ready["spot"]
+    assert next(ready["spot"].parameters()).dtype == torch.bfloat16
+    assert next(model.parameters()).dtype == torch.float32
+    measure({"spot": model}, batch_sizes=[1], rounds=1, precision="bfloat16")
+
+
+def test_bfloat16_is_refused_where_the_device_has_none(monkeypatch):
+    monkeypatch.setattr(throughput, "has_bfloat16", lambda device: False)
+    with pytest.raises(InputError, match="no bfloat16"):
+        measure({"spot": make_nano()}, precision="bfloat16")
+
+
+def test_threads_are_set_back():
+    before = torch.get_num_threads()
+    with threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_what_cannot_be_timed_is_refused(monkeypatch):
+    with pytest.raises(InputError, match="no model"):
+        measure({})
+    with pytest.raises(InputError, match="at least one round"):
+        measure({"spot": make_nano()}, rounds=0)
+    with pytest.raises(InputError, match="3 × 32 × 32 and 3 × 48 × 48"):
+        measure({"small": make_nano(), "large": make_nano(img_size=48)})
+    with pytest.raises(InputError, match="at least one thread"), threads(0):
+        pass
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    with pytest.raises(InputError, match="one CPU thread"):
+        measure({"spot": make_nano()}, clock="processor")
