@@ -116,7 +116,7 @@ def evaluate(
     if not state.is_main_process:
         return
     rows = with_cost(rows, loaded, found)
-    report.show(readable(rows), f"{loaded.name} on {data}", caption=summary(found))
+    report.show(readable(rows), f"{loaded.name} on {data}", caption=summary(found, known))
     if json is not None:
         about = {
             "arguments": asked,
@@ -278,7 +278,7 @@ def readable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name not in empty} for line in table]
 
 
-def summary(found: "Evaluation") -> str:
+def summary(found: "Evaluation", known: bool) -> str:
     """What the table stands on, and whether reading images held the model up."""
     share = found.waited / max(found.seconds, 1e-9)
     text = (
@@ -288,6 +288,8 @@ def summary(found: "Evaluation") -> str:
         text += "; more --workers may help"
     if found.skipped:
         text += f". {len(found.skipped)} could not be read and are not counted, the first {found.skipped[0]}"
+    if not known:
+        text += ". The folders are not the model's classes, so neighbours vote and the classifier is not judged"
     return text + "."
 
 

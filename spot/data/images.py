@@ -318,6 +318,9 @@ def open_data(
         raise InputError(f"at least one image is needed, got a limit of {limit}")
     if TIMM.fullmatch(str(path_or_name)) and not Path(path_or_name).is_dir():
         data = timm_data(str(path_or_name), split, root, transform=transform, unreadable=unreadable)
+        count = classes if isinstance(classes, int) else len(classes or data.classes)
+        if data.classes and len(data.classes) != count:
+            raise InputError(f"{path_or_name} has {len(data.classes)} classes, the model {count}")
     else:
         data = image_folder(Path(path_or_name), split, classes, transform=transform, unreadable=unreadable)
     if limit is not None:
@@ -334,6 +337,9 @@ def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **
         raise InputError(f"a folder of images was expected, but {root} is {what}")
     top = split_folder(root, split)
     folders = subfolders(top)
+    files = sorted(str(path) for path in top.iterdir() if path.is_file() and is_image(str(path)))
+    if folders and files:
+        raise InputError(f"{top} holds images beside folders, such as {Path(files[0]).name}; name one folder")
     if folders:
         indices = class_indices(folders, classes)
         samples = make_dataset(top, indices, is_valid_file=is_image, allow_empty=True)
@@ -341,7 +347,6 @@ def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **
         answers = root / f"LOC_{split}_solution.csv"
         wnids = kaggle_answers(answers) if answers.is_file() else {}
         indices = class_indices(sorted(set(wnids.values())), classes) if wnids else {}
-        files = sorted(str(path) for path in top.iterdir() if path.is_file() and is_image(str(path)))
         samples = [(file, indices.get(wnids.get(Path(file).stem, ""), -1)) for file in files]
     if not samples:
         raise InputError(f"there is no image in {top}; images end in {', '.join(EXTENSIONS)}")

@@ -76,6 +76,17 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
     assert np.asarray(open_image(tmp_path / "a.png"))[0, :, 0].tolist() == [0, 1, 128, 255]
 
 
+def test_sixteen_bits_in_colour_too(tmp_path):
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)  # 1 × 1 pixel, RGB of 16 bits each
+    pixel = zlib.compress(b"\0" + struct.pack(">HHH", 65535, 32896, 0))
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixel) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(file)
+    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == (255, 128, 0)
+
+
 def test_a_sixteen_bit_tiff_is_read_too(tmp_path):
     Image.fromarray(np.full((3, 2), 65535 // 5, dtype=np.uint16)).save(tmp_path / "a.tif")
     image = open_image(tmp_path / "a.tif")
@@ -94,9 +105,7 @@ def test_floating_point_pixels_without_a_scale_are_refused(tmp_path):
 
 
 def test_cmyk_is_shown_in_its_colours(tmp_path):
-    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(
-        tmp_path / "a.jpg", quality=100
-    )  # magenta + yellow ink: red
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=100)  # magenta + yellow ink: red
     red, green, blue = open_image(tmp_path / "a.jpg").getpixel((4, 4))
     assert (red > 240, green < 15, blue < 15) == (True, True, True)
 
@@ -138,9 +147,7 @@ def test_a_truncated_jpeg_is_named(tmp_path):
         open_image(cut_short(tmp_path / "a.jpg"))
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"hello", b"\x89PNG\r\n\x1a\n" + b"\0" * 40], ids=["empty", "text", "broken"]
-)
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n" + b"\0" * 40], ids=["empty", "text", "broken"])
 def test_a_file_that_is_no_image_is_named(tmp_path, content):
     (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(InputError, match=r"a\.png (is not an image|cannot be read)"):
@@ -261,6 +268,12 @@ def test_a_flat_folder_has_no_labels(tmp_path):
         (-1, "a.jpg"),
         (-1, "b.png"),
     ]
+
+
+def test_images_beside_class_folders_are_not_left_out_in_silence(tmp_path):
+    picture(folders(tmp_path, "ant", "cat") / "stray.png")
+    with pytest.raises(InputError, match=r"images beside folders, such as stray\.png"):
+        open_data(tmp_path, transform=plain)
 
 
 def test_imagenet_with_train_and_val_gives_the_split_asked_for(tmp_path):
@@ -398,9 +411,7 @@ def mnist(tmp_path) -> Path:
     pixels = np.zeros((3, 28, 28), dtype=np.uint8)
     pixels[1] = 255
     for part, labels in (("t10k", [7, 2, 1]), ("train", [5, 0, 4])):
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(
-            struct.pack(">IIII", 0x803, 3, 28, 28) + pixels.tobytes()
-        )
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, 3, 28, 28) + pixels.tobytes())
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 3) + bytes(labels))
     return tmp_path
 
@@ -410,10 +421,14 @@ def test_a_torchvision_data_set_is_opened_by_timms_name(mnist):
     samples = list(data)
     assert [(label, key) for _, label, key in samples] == [(7, "00000000"), (2, "00000001"), (1, "00000002")]
     assert samples[1][0].flatten().tolist() == [255, 255, 255]  # grey became RGB
-    assert [
-        label for _, label, _ in open_data("torch/mnist", transform=plain, root=mnist, split="train")
-    ] == [5, 0, 4]
+    assert [label for _, label, _ in open_data("torch/mnist", transform=plain, root=mnist, split="train")] == [5, 0, 4]
     assert len(open_data("torch/mnist", transform=plain, root=mnist, limit=2)) == 2
+
+
+def test_ten_digits_are_not_the_first_ten_of_a_thousand_classes(mnist):
+    with pytest.raises(InputError, match="torch/mnist has 10 classes, the model 1000"):
+        open_data("torch/mnist", transform=plain, root=mnist, classes=WNIDS)
+    assert len(open_data("torch/mnist", transform=plain, root=mnist, classes=10)) == 3
 
 
 def test_a_timm_name_that_cannot_be_opened_says_why(tmp_path):
