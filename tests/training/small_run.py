@@ -17,6 +17,8 @@ SMALL = {"img_size": 32, "batch_size": 8, "epochs": 3.0, "warmup_epochs": 0.5, "
 OWN = {
     "distil": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
     "cls-in1k": {},
+    "cls-in21k": {},
+    "mae-finetune": {},
     "mae-in1k": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2},
 }
 

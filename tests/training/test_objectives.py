@@ -1,0 +1,155 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from spot.errors import InputError
+from spot.training.images import Part
+from spot.training.objectives import Distil, Masked, Supervised, read_map
+from tests.conftest import make_nano
+from tests.training.small_run import small_recipe
+
+IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(8)
+WHOLE = Part(step=3, first=0, of=8, images=IMAGES, labels=LABELS)
+PLAIN = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0}
+
+
+def halves() -> list[Part]:
+    return [Part(3, first, 8, IMAGES[first : first + 4], LABELS[first : first + 4]) for first in (0, 4)]
+
+
+# Supervised
+
+
+def test_supervised_on_the_grid_is_the_cross_entropy_of_the_timm_model():
+    model = make_nano()
+    recipe = small_recipe("cls-in1k", smoothing=0.0, **PLAIN)  # isotropic, 16 tokens: the grid of 4 × 4
+    loss, correct = Supervised(model, recipe)(WHOLE)
+    logits = model.vit(IMAGES)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, LABELS))
+    assert correct == (logits.argmax(1) == LABELS).sum()
+    smooth = Supervised(model, small_recipe("cls-in1k", smoothing=0.1, **PLAIN))(WHOLE).loss
+    torch.testing.assert_close(smooth, F.cross_entropy(logits, LABELS, label_smoothing=0.1))
+
+
+def test_uniform_positions_are_drawn_for_each_image_and_step():
+    seen = []
+    model = make_nano()
+    objective = Supervised(model, small_recipe("cls-in1k", prior="uniform", tokens=5, **PLAIN))
+    forward = model.forward
+    model.forward = lambda images, positions: seen.append(positions) or forward(images, positions)
+    for part in (WHOLE, WHOLE, WHOLE._replace(step=4)):
+        objective(part)
+    assert seen[0].shape == (8, 5, 2)
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
+    assert len(seen[0].flatten(1).unique(dim=0)) == 8
+
+
+def test_labels_are_needed_and_their_absence_is_said():
+    with pytest.raises(InputError, match="--recipe distil"):
+        Supervised(make_nano(), small_recipe("cls-in1k"))(WHOLE._replace(labels=LABELS - 1))
+
+
+def test_mixing_changes_images_the_same_way_every_time():
+    objective = Supervised(make_nano(), small_recipe("cls-in1k", drop_path=0.0))
+    first, again = objective(WHOLE).loss, objective(WHOLE).loss
+    assert torch.equal(first, again)
+    assert not torch.equal(first, Supervised(make_nano(), small_recipe("cls-in1k", **PLAIN))(WHOLE).loss)
+    with pytest.raises(InputError, match="odd"):
+        objective(WHOLE._replace(images=IMAGES[:7], labels=LABELS[:7]))
+
+
+# Distil
+
+
+def distil(**changes) -> Distil:
+    return Distil(make_nano(), small_recipe("distil", **changes))
+
+
+def test_the_untrained_student_on_the_grid_has_nothing_to_learn():
+    loss = distil(budgets=((16,),), shares=(1.0,), weights=(1.0,))(WHOLE).loss
+    assert abs(loss) < 1e-5
+
+
+def test_off_the_grid_it_has_and_the_teacher_stays_as_it_was():
+    objective = distil()
+    before = [parameter.clone() for parameter in objective._teacher[0].parameters()]
+    loss = objective(WHOLE).loss
+    loss.backward()
+    assert loss > 0.01
+    assert all(parameter.grad is None for parameter in objective._teacher[0].parameters())
+    with torch.no_grad():
+        for parameter in objective.model.parameters():
+            parameter.sub_(0.01 * parameter.grad)
+    after = list(objective._teacher[0].parameters())
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert objective(WHOLE).loss < loss
+    assert not any(name.startswith("_teacher") for name in objective.state_dict())
+
+
+def test_the_divergence_of_classes_is_kullback_leiblers():
+    changes = {"budgets": ((9,),), "shares": (1.0,), "weights": (1.0,), "priors": ("isotropic",), "jitter": 0.0}
+    objective = distil(**changes, pooled=0.0, features=0.0, **PLAIN)
+    model = objective.model
+    columns = (torch.arange(3) + 0.5) / 3
+    positions = torch.cartesian_prod(columns, columns).expand(8, -1, -1)
+    teacher, student = model.vit(IMAGES).softmax(1), model(IMAGES, positions).softmax(1)
+    by_hand = sum(
+        teacher[image, label] * (teacher[image, label].log() - student[image, label].log())
+        for image in range(8)
+        for label in range(10)
+    )
+    torch.testing.assert_close(objective(WHOLE).loss, by_hand / 8)
+
+
+def test_a_batch_in_two_parts_is_the_same_batch():
+    objective = distil(**PLAIN)
+    torch.testing.assert_close(sum(objective(part).loss for part in halves()) / 2, objective(WHOLE).loss)
+
+
+@pytest.mark.parametrize("share, taken", [(1.0, 8), (0.5, 4), (0.25, 2), (0.01, 1)])
+def test_a_reading_takes_its_share_of_the_batch(share, taken):
+    objective = distil()
+    whole = objective.rows(share, 0, WHOLE)
+    assert len(whole) == taken
+    pieces = torch.cat([objective.rows(share, 0, part) + part.first for part in halves()])
+    assert torch.equal(whole, pieces)
+
+
+def test_budgets_and_priors_are_drawn_anew_at_every_step_and_stay_inside():
+    objective = distil(budgets=((4, 9), (5,)), jitter=1.0)
+    places = [objective.place(IMAGES, 0, WHOLE._replace(step=step)) for step in range(40)]
+    assert {positions.shape[1] for positions in places} == {4, 9}
+    assert all(positions.min() >= 0.5 / 32 and positions.max() <= 1 - 0.5 / 32 for positions in places)
+    even = [positions for positions in places if positions.shape[1] == 4]
+    assert len({positions.numpy().tobytes() for positions in even}) > 3
+
+
+def test_the_teachers_map_is_read_where_tokens_stand():
+    tokens = torch.tensor([[[0.0], [1.0], [10.0], [11.0]]])  # a 2 × 2 grid of cells at 0.25 and 0.75
+    positions = torch.tensor([[[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.5, 0.25], [0.5, 0.5], [0.0, 1.0]]])
+    read = read_map(tokens, (2, 2), positions)[0, :, 0]
+    torch.testing.assert_close(read, torch.tensor([0.0, 1.0, 10.0, 5.0, 5.5, 1.0]))
+
+
+# Masked
+
+
+def test_masked_shows_a_quarter_of_the_tokens_and_other_ones_next_time():
+    objective = Masked(make_nano(), small_recipe("mae-in1k"))
+    shown = objective.choose(WHOLE)
+    assert shown.shape == (8, 4)
+    assert all(len(set(row.tolist())) == 4 for row in shown)
+    assert not torch.equal(shown, objective.choose(WHOLE._replace(step=4)))
+    assert torch.equal(shown, torch.cat([objective.choose(part) for part in halves()]))
+
+
+def test_masked_loss_of_parts_is_that_of_the_batch():
+    objective = Masked(make_nano(), small_recipe("mae-in1k", **PLAIN))
+    torch.testing.assert_close(sum(objective(part).loss for part in halves()) / 2, objective(WHOLE).loss)
+
+
+def test_masked_needs_something_to_show_and_something_to_hide():
+    with pytest.raises(InputError, match="of 16 tokens"):
+        Masked(make_nano(), small_recipe("mae-in1k", visible=0.01))
