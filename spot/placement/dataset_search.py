@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from spot import report
 from spot.errors import InputError
@@ -28,13 +28,14 @@ Maps = Callable[[Tensor, Sequence[str]], Tensor]
 class KeyedImages(Protocol):
     """A data set of (image (C, H, W), label or -1, key), with None for an image to leave out."""
 
-    keys: Sequence[str]
+    @property
+    def keys(self) -> Sequence[str]: ...
 
     def __getitem__(self, index: int, /) -> Sample | None: ...
 
 
 class Searched(NamedTuple):
-    """All placements of a data set, and how many of them this run made in how many seconds."""
+    """The placements of a data set, and how many of them this run made in how many seconds."""
 
     placements: Placements
     images: int
@@ -80,33 +81,37 @@ def search_dataset(
     about = _about(model, data, prior, saliency, seed, objective, keep, settings)
     writer = PlacementWriter(path, about)
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
-    chunks = [range(start, min(start + batch_size, len(data.keys))) for start in range(0, len(data.keys), batch_size)]
-    todo = [[index for index in chunk if data.keys[index] not in writer.done] for chunk in chunks]
+    keys = data.keys
+    chunks = [range(len(keys))[first : first + batch_size] for first in range(0, len(keys), batch_size)]
+    todo = [[index for index in chunk if keys[index] not in writer.done] for chunk in chunks]
     todo = [chunk for chunk in todo[process::processes] if chunk]
-    loader = DataLoader(data, batch_sampler=todo, num_workers=workers, collate_fn=_collated)  # type: ignore[arg-type, var-annotated]
+    loader: Any = DataLoader(_Batches(data, todo), batch_size=None, num_workers=workers)
     device = next(model.parameters()).device
     count, start = 0, time.perf_counter()
     with report.progress(shown=shown and process == 0) as bar:
         task = bar.add_task("searching", total=sum(map(len, todo)))
         for chunk, batch in zip(todo, loader, strict=True):
+            if isinstance(batch, InputError):
+                raise batch
             if batch is not None:
-                images, labels, keys = batch
+                images, labels, names = batch
                 part = _search_batch(
-                    model, images.to(device), labels, keys, about,
+                    model, images.to(device), labels, names, about,
                     prior=prior, saliency=saliency, seed=seed, keep=keep, objective=objective, **settings,
                 )  # fmt: skip
-                name = hashlib.sha256("\0".join(keys).encode()).hexdigest()[:8]
-                writer.append(f"{chunk[0]:08d}-{name}", part)
-                count += len(keys)
+                mark = hashlib.sha256("\0".join(names).encode()).hexdigest()[:8]
+                writer.append(f"{chunk[0]:08d}-{mark}", part)
+                count += len(names)
             bar.advance(task, len(chunk))
     seconds = time.perf_counter() - start
     if state:
         state.wait_for_everyone()
     if process == 0:
-        placements = writer.finish(data.keys)
+        writer.finish(keys)
     if state:
         state.wait_for_everyone()
-    return Searched(placements if process == 0 else Placements.load(path), count, seconds)
+    placements = Placements.load(path)
+    return Searched(placements.select(key for key in keys if key in placements), count, seconds)
 
 
 def place(
@@ -140,6 +145,12 @@ def place(
     )
 
 
+def obfuscated(labels: Tensor, keys: Sequence[str], classes: int, seed: int) -> Tensor:
+    """A wrong label for each image (B,), which depends on its key and the seed, not on the batch."""
+    each = zip(labels.split(1), keys, strict=True)
+    return torch.cat([wrong_labels(label, classes, generator_for(seed, f"label of {key}")) for label, key in each])
+
+
 def _search_batch(
     model: Any,
     images: Tensor,
@@ -159,11 +170,8 @@ def _search_batch(
     if objective in LABELLED and bool((labels < 0).any()):
         missing = keys[int((labels < 0).nonzero()[0])]
         raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
-    if objective == "obfuscate":
-        # Drawn here, per image; what is left to do is an ordinary descent.
-        draws = [wrong_labels(label, model.num_classes, generator_for(seed, f"label of {key}"))
-                 for label, key in zip(labels.split(1), keys, strict=True)]  # fmt: skip
-        targets, objective = torch.cat(draws), "descent"
+    if objective == "obfuscate":  # what is left to do, once wrong labels are drawn, is a descent
+        targets, objective = obfuscated(labels, keys, model.num_classes, seed), "descent"
     elif not callable(objective) and objective not in LABELLED:
         targets = None
     result = search(model, images, targets, start, objective=objective, **settings)
@@ -214,9 +222,24 @@ def _about(
     }
 
 
-def _collated(samples: list[Sample | None]) -> tuple[Tensor, Tensor, list[str]] | None:
-    found = [sample for sample in samples if sample is not None]
-    if not found:
-        return None
-    images, labels, keys = zip(*found, strict=True)
-    return torch.stack(images), torch.tensor(labels, dtype=torch.int64), list(keys)
+class _Batches(Dataset[Any]):
+    """The batches of some indices, read in this process or another: images, labels and keys, or None."""
+
+    def __init__(self, data: KeyedImages, chunks: list[list[int]]) -> None:
+        self.data, self.chunks = data, chunks
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor, list[str]] | InputError | None:
+        chunk = self.chunks[number]
+        at_once = getattr(self.data, "__getitems__", None)
+        try:
+            samples = at_once(chunk) if at_once else [self.data[index] for index in chunk]
+        except InputError as error:  # handed over, because a reader process would wrap it in its traceback
+            return error
+        found = [sample for sample in samples if sample is not None]
+        if not found:
+            return None
+        images, labels, keys = zip(*found, strict=True)
+        return torch.stack(images), torch.tensor(labels, dtype=torch.int64), list(keys)

@@ -192,6 +192,8 @@ class PlacementWriter:
 
     def finish(self, order: Iterable[str]) -> Placements:
         """Merge all shards into the file, with keys in this order first, and remove the shards."""
+        if self.path.exists() and not self.shards.exists():
+            return Placements.load(self.path)
         parts: list[Placements] = []
         seen: set[str] = set()
         for part in self._written():  # a kill during finish() leaves images in the file and in shards

@@ -112,7 +112,7 @@ def search(
     weight_decay: float = 0.0,
     project: bool = True,
     grid: int | tuple[int, int] | None = None,
-    snap: Literal["end", "every step"] = "end",
+    snap: Literal["end", "every-step"] = "end",
     dense: Tensor | None = None,
     generator: Generator | None = None,
     max_batch: int | None = None,
@@ -139,7 +139,7 @@ def search(
         project: keep positions in the paper's Ω, between the centres of the outermost pixels.
         grid: rows and columns (or one number for both) of a grid that the result must lie on.
         snap: with a grid, "end" searches freely and moves the final positions to the nearest cells
-            (the paper's grid rows); "every step" lets the model read nothing but cells: the gradient
+            (the paper's grid rows); "every-step" lets the model read nothing but cells: the gradient
             there moves a free position, of which the model reads the nearest cell. (Putting the free
             position itself back into the cell would undo every step shorter than half a cell.)
         dense: logits (B, classes) to agree with; by default those of a SpotViT on its own grid.
@@ -151,17 +151,17 @@ def search(
     positions = _checked_positions(images, positions)
     labels = _checked_labels(images, labels, objective)
     dense = _checked_dense(model, images, dense, objective)
-    part = partial(
+    part: Callable[..., SearchResult] = partial(
         _search_part, model, steps=steps, lr=lr, objective=objective, optimizer=optimizer,
         weight_decay=weight_decay, project=project, cells=_checked_grid(grid), snap=snap,
         generator=generator, mixed_precision=mixed_precision,
     )  # fmt: skip
     size = max_batch or len(images)
     with frozen(model), torch.inference_mode(False), torch.enable_grad():
-        images, positions = _ordinary(images), _ordinary(positions)
+        columns = [_ordinary(column) for column in (images, labels, positions, dense)]
         parts = [
-            part(images[each], _pick(labels, each), positions[each], _pick(dense, each))
-            for each in (slice(start, start + size) for start in range(0, len(images), size))
+            part(*(None if column is None else column[begin : begin + size] for column in columns))
+            for begin in range(0, len(images), size)
         ]
     return parts[0] if len(parts) == 1 else _joined(parts)
 
@@ -205,7 +205,7 @@ def _search_part(
     trajectory, losses, outputs = [], [], []
     for step in range(steps + 1):
         last = step == steps
-        on_grid = cells is not None and (last or snap == "every step")
+        on_grid = cells is not None and (last or snap == "every-step")
         here = snapped(place, cells) if on_grid else place.clone()  # type: ignore[arg-type]
         with torch.set_grad_enabled(not last):
             logits = read(here.requires_grad_(not last))
@@ -223,7 +223,7 @@ def _search_part(
             stepper.step()
             if project:
                 place.clamp_(low, high)
-    first = 0 if cells is None or snap == "every step" else steps  # the first step that honours the grid
+    first = 0 if cells is None or snap == "every-step" else steps  # the first step that honours the grid
     best_step = torch.stack(losses[first:], 1).argmin(1) + first
     return SearchResult(torch.stack(trajectory, 1), torch.stack(losses, 1), torch.stack(outputs, 1), best_step, target)
 
@@ -289,12 +289,10 @@ def _gradient(loss: Tensor, positions: Tensor) -> Tensor:
     return gradient
 
 
-def _pick(column: Tensor | None, each: slice) -> Tensor | None:
-    return None if column is None else column[each]
-
-
-def _ordinary(tensor: Tensor) -> Tensor:
+def _ordinary(tensor: Tensor | None) -> Tensor | None:
     """The tensor without its history, and out of inference mode, whose tensors autograd cannot keep."""
+    if tensor is None:
+        return None
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
@@ -316,8 +314,8 @@ def _check_settings(
         raise unknown("objective", objective, OBJECTIVES)
     if optimizer not in OPTIMIZERS:
         raise unknown("optimizer", optimizer, OPTIMIZERS)
-    if snap not in ("end", "every step"):
-        raise unknown("snap", snap, ("end", "every step"))
+    if snap not in ("end", "every-step"):
+        raise unknown("snap", snap, ("end", "every-step"))
     if steps < 1:
         raise InputError(f"a search takes at least 1 step, got {steps}")
     if not 0 < lr < math.inf:

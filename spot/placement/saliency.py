@@ -169,7 +169,7 @@ class MapFolder:
         Args:
             transform: the images' own, from PIL to normalised (3, H, W).
             data_config: with the "mean" and "std" of that normalisation, as timm gives it.
-            root: where the images are; with it, a map of another size than its image is refused.
+            root: where the images' files are; a map of another size than its image is then refused.
         """
         self.folder = Path(folder)
         if not self.folder.is_dir():
@@ -191,7 +191,8 @@ class MapFolder:
             picture = Image.open(path).convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:
             raise InputError(f"the saliency map {path} cannot be read: {error}") from None
-        if self.root is not None and picture.size != (size := _size(Path(self.root) / key)):
+        image = None if self.root is None else Path(self.root) / key
+        if image is not None and image.is_file() and picture.size != (size := _size(image)):
             raise InputError(
                 f"the saliency map {path} is {picture.width} × {picture.height}, but its image is "
                 f"{size[0]} × {size[1]} (width × height); make maps of the image's size"
@@ -309,8 +310,6 @@ def _blurred(maps: Tensor, sigma: float) -> Tensor:
 
 def _size(path: Path) -> tuple[int, int]:
     """(width, height) of a picture as a person sees it, without decoding it."""
-    if not path.is_file():
-        raise InputError(f"an image was expected at {path}, to compare its saliency map's size with")
     with Image.open(path) as picture:
         sideways = picture.getexif().get(0x0112, 1) >= 5
         return (picture.height, picture.width) if sideways else (picture.width, picture.height)

@@ -1,0 +1,222 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from spot.errors import InputError
+from spot.placement.dataset_search import obfuscated, place, search_dataset
+from spot.placement.files import Placements
+from spot.placement.oracle import search
+from tests.conftest import make_nano
+
+
+class Pictures:
+    """Random images by number, a few of which cannot be read."""
+
+    def __init__(self, count, unreadable=(), labelled=True):
+        self.keys = [f"class{index % 3}/{index:03d}.jpg" for index in range(count)]
+        self.unreadable, self.labelled, self.read = unreadable, labelled, []
+
+    def __getitem__(self, index):
+        self.read.append(self.keys[index])
+        if index in self.unreadable:
+            return None
+        image = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(index))
+        return image, index % 10 if self.labelled else -1, self.keys[index]
+
+
+def nano(tokens=5, prior="uniform"):
+    model = make_nano()
+    model.tokens, model.prior = tokens, prior
+    return model
+
+
+def test_every_image_is_searched_as_if_alone(tmp_path):
+    data, model = Pictures(7), nano()
+    done = search_dataset(model, data, tmp_path / "p.safetensors", batch_size=3, seed=4, steps=2)
+    assert done.images == 7
+    assert list(done.placements.keys) == data.keys
+    for index, key in enumerate(data.keys):
+        image, label, _ = data[index]
+        start = place(model, image[None], [key], seed=4)
+        alone = search(model, image[None], torch.tensor([label]), start, steps=2)
+        kept = done.placements.select([key])
+        torch.testing.assert_close(kept.trajectory, alone.trajectory, atol=1e-5, rtol=0)
+        torch.testing.assert_close(kept.values["losses"], alone.losses, atol=1e-4, rtol=1e-4)
+        chances = alone.logits.softmax(-1)[:, :, label]
+        torch.testing.assert_close(kept.values["probabilities"], chances, atol=1e-5, rtol=1e-4)
+        assert kept.values["predictions"].tolist() == alone.logits.argmax(-1).tolist()
+        assert kept.values["labels"].tolist() == [label]
+
+
+def test_the_file_says_what_made_it(tmp_path):
+    search_dataset(nano(), Pictures(2), tmp_path / "p.safetensors", seed=4, steps=2, lr=0.01)
+    about = Placements.load(tmp_path / "p.safetensors").metadata
+    assert about["tokens"] == 5
+    assert about["prior"] == "uniform"
+    assert about["objective"] == "descent"
+    assert about["seed"] == 4
+    assert about["settings"]["steps"] == 2
+    assert about["settings"]["lr"] == 0.01
+    assert about["settings"]["project"] is True
+    assert len(about["model_hash"]) == 16
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    path = tmp_path / "p.safetensors"
+    search_dataset(nano(), Pictures(4), path, batch_size=3, steps=2)
+    more = Pictures(6)
+    done = search_dataset(nano(), more, path, batch_size=3, steps=2)
+    assert more.read == more.keys[4:]
+    assert done.images == 2
+    assert list(Placements.load(path).keys) == more.keys
+    fewer = search_dataset(nano(), Pictures(2), path, steps=2)  # of a larger file, the data's own images
+    assert fewer.images == 0
+    assert list(fewer.placements.keys) == more.keys[:2]
+    assert len(Placements.load(path)) == 6
+
+
+def test_a_changed_setting_seed_or_model_is_refused_and_nothing_is_lost(tmp_path):
+    path = tmp_path / "p.safetensors"
+    search_dataset(nano(), Pictures(2), path, steps=2)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"settings.steps=2, now settings.steps=3; write to another file"):
+        search_dataset(nano(), Pictures(2), path, steps=3)
+    with pytest.raises(InputError, match="seed=0, now seed=1"):
+        search_dataset(nano(), Pictures(2), path, steps=2, seed=1)
+    other = nano()
+    with torch.no_grad():
+        other.vit.head.bias += 1
+    with pytest.raises(InputError, match="model_hash"):
+        search_dataset(other, Pictures(2), path, steps=2)
+    assert path.read_bytes() == before
+
+
+def test_unreadable_images_are_left_out(tmp_path):
+    done = search_dataset(nano(), Pictures(5, unreadable=(0, 3)), tmp_path / "p.safetensors", batch_size=2, steps=1)
+    assert done.images == 3
+    assert "class0/000.jpg" not in done.placements
+    with pytest.raises(InputError, match="no image was searched"):
+        search_dataset(nano(), Pictures(1, unreadable=(0,)), tmp_path / "none.safetensors", steps=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]
+
+
+def test_positions_alone_can_be_kept(tmp_path):
+    whole = search_dataset(nano(), Pictures(3), tmp_path / "t.safetensors", steps=2)
+    final = search_dataset(nano(), Pictures(3), tmp_path / "p.safetensors", steps=2, keep="positions")
+    assert final.placements.trajectory.shape == (3, 1, 5, 2)
+    assert torch.equal(final.placements.positions, whole.placements.positions)
+
+
+def test_wrong_labels_belong_to_the_image(tmp_path):
+    one = search_dataset(nano(), Pictures(6), tmp_path / "a.safetensors", objective="obfuscate", batch_size=6, steps=1)
+    two = search_dataset(nano(), Pictures(6), tmp_path / "b.safetensors", objective="obfuscate", batch_size=4, steps=1)
+    targets, labels = one.placements.values["targets"], one.placements.values["labels"]
+    assert (targets != labels).all()
+    assert torch.equal(targets, two.placements.values["targets"])
+    assert torch.equal(targets, obfuscated(labels, one.placements.keys, 10, 0))
+
+
+def test_without_labels_there_is_agreement(tmp_path):
+    with pytest.raises(InputError, match=r"class0/000.jpg has none; use 'agree' or 'entropy'"):
+        search_dataset(nano(), Pictures(2, labelled=False), tmp_path / "p.safetensors", steps=1)
+    data = Pictures(2, labelled=False)
+    done = search_dataset(nano(), data, tmp_path / "p.safetensors", objective="agree", steps=3)
+    losses = done.placements.values["losses"]
+    assert (losses[:, -1] < losses[:, 0]).all()
+    assert done.placements.values["probabilities"].isnan().all()
+
+
+def test_salient_starts_are_drawn_from_the_maps_of_each_image(tmp_path):
+    def corner(images, keys):  # only the upper left quarter is salient
+        maps = torch.zeros(len(images), 32, 32)
+        maps[:, :16, :16] = 1
+        return maps
+
+    done = search_dataset(
+        nano(), Pictures(3), tmp_path / "p.safetensors", prior="salient", saliency=corner, steps=1, lr=1e-6
+    )
+    assert (done.placements.positions < 0.5 + 1e-4).all()
+    assert done.placements.metadata["prior"] == "salient"
+    with pytest.raises(InputError, match="with a saliency"):
+        search_dataset(nano(), Pictures(3), tmp_path / "q.safetensors", prior="salient", steps=1)
+
+
+def test_reader_processes_change_nothing_and_their_errors_stay_one_sentence(tmp_path):
+    here = search_dataset(nano(), Pictures(5), tmp_path / "a.safetensors", batch_size=2, steps=1)
+    there = search_dataset(nano(), Pictures(5), tmp_path / "b.safetensors", batch_size=2, steps=1, workers=1)
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    assert here.images == there.images
+
+    class Broken(Pictures):
+        def __getitem__(self, index):
+            raise InputError("001.jpg cannot be read")
+
+    with pytest.raises(InputError, match=r"^001.jpg cannot be read$"):
+        search_dataset(nano(), Broken(2), tmp_path / "c.safetensors", steps=1, workers=1)
+
+
+def test_two_processes_write_the_file_that_one_writes(tmp_path):
+    class Process:
+        """What accelerate.PartialState tells a process; the test runs them one after the other."""
+
+        num_processes = 2
+
+        def __init__(self, index):
+            self.process_index = index
+
+        def wait_for_everyone(self):
+            if self.process_index == 1:
+                raise EOFError  # the other one goes on from here
+
+    search_dataset(nano(), Pictures(7), tmp_path / "one.safetensors", batch_size=2, steps=1)
+    path = tmp_path / "two.safetensors"
+    with pytest.raises(EOFError):
+        search_dataset(nano(), Pictures(7), path, batch_size=2, steps=1, state=Process(1))
+    search_dataset(nano(), Pictures(7), path, batch_size=2, steps=1, state=Process(0))
+    assert path.read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("options, message", [({"batch_size": 0}, "at least 1"), ({"keep": "all"}, "'all'")])
+def test_bad_options_are_refused(tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        search_dataset(nano(), Pictures(1), tmp_path / "p.safetensors", **options)
+
+
+RUN = """
+import sys, time
+from tests.placement.test_dataset_search import Pictures, nano
+from spot.placement.dataset_search import search_dataset
+
+class Slow(Pictures):
+    def __getitem__(self, index):
+        time.sleep(float(sys.argv[2]))
+        return super().__getitem__(index)
+
+search_dataset(nano(prior="sobol"), Slow(24), sys.argv[1], batch_size=4, steps=2, objective="obfuscate")
+"""
+
+
+def test_a_killed_search_goes_on_to_the_same_file_byte_for_byte(tmp_path):
+    path, shards = tmp_path / "killed.safetensors", tmp_path / "killed.safetensors.shards"
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(path), "0.05"], cwd=Path(__file__).parents[2])
+    deadline = time.monotonic() + 60
+    while len(list(shards.glob("[!.]*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not path.exists()
+    assert 2 <= len(list(shards.glob("[!.]*"))) < 6
+
+    model, rest = nano(prior="sobol"), Pictures(24)
+    search_dataset(model, rest, path, batch_size=4, steps=2, objective="obfuscate")
+    assert 0 < len(rest.read) <= 16  # two shards of four were there
+    whole = tmp_path / "whole.safetensors"
+    search_dataset(model, Pictures(24), whole, batch_size=4, steps=2, objective="obfuscate")
+    assert path.read_bytes() == whole.read_bytes()
+    assert not shards.exists()

@@ -1,0 +1,426 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import spot
+from spot.errors import InputError
+from spot.placement.oracle import (
+    OBJECTIVES,
+    OPTIMIZERS,
+    PRESETS,
+    agreement,
+    entropy,
+    frozen,
+    search,
+    snapped,
+    wrong_labels,
+)
+from spot.placement.priors import isotropic, uniform
+
+
+class Bowl(nn.Module):
+    """Two classes; class 0 is the more probable the nearer every token is to `best` of its image.
+
+    The margin is m = −8 · Σ |position − best|², so its cross-entropy log(1 + exp(−m)) is lowest, and
+    log 2, exactly at best.
+    """
+
+    def __init__(self, best):
+        super().__init__()
+        self.best = nn.Parameter(torch.tensor(best))  # (2,)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, images, positions):
+        best = self.best + images.mean((1, 2, 3))[:, None, None]
+        margin = -8 * (positions - best).square().sum((1, 2))
+        return self.drop(torch.stack([margin, torch.zeros_like(margin)], 1))
+
+
+def start(count=3, tokens=4):
+    images = torch.zeros(count, 3, 32, 32)
+    return images, torch.zeros(count, dtype=torch.int64), uniform(images, tokens, torch.Generator().manual_seed(1))
+
+
+# The optimum of a toy problem is known in closed form
+
+
+@pytest.mark.parametrize("optimizer, lr", [("adam", 0.01), ("adamw", 0.01), ("sgd", 0.05)])
+def test_descent_finds_the_best_positions_of_a_quadratic_model(optimizer, lr):
+    images, labels, positions = start()
+    found = search(Bowl([0.3, 0.6]), images, labels, positions, steps=300, lr=lr, optimizer=optimizer)
+    torch.testing.assert_close(found.positions, torch.tensor([0.3, 0.6]).expand(3, 4, 2), atol=2e-3, rtol=0)
+    torch.testing.assert_close(found.losses[:, -1], torch.full((3,), math.log(2)), atol=1e-4, rtol=0)
+
+
+def test_each_image_goes_to_its_own_optimum():
+    images = torch.tensor([-0.1, 0.0, 0.2])[:, None, None, None].expand(3, 3, 8, 8)
+    _, labels, positions = start()
+    found = search(Bowl([0.4, 0.4]), images, labels, positions, steps=300, lr=0.01)
+    torch.testing.assert_close(
+        found.positions.mean(1), torch.tensor([[0.3, 0.3], [0.4, 0.4], [0.6, 0.6]]), atol=2e-3, rtol=0
+    )
+
+
+def test_an_optimum_outside_the_image_is_approached_up_to_the_last_pixel_centre():
+    images, labels, positions = start()
+    options = {"steps": 100, "lr": 0.05, "optimizer": "sgd"}
+    found = search(Bowl([1.4, 0.5]), images, labels, positions, **options)
+    torch.testing.assert_close(found.positions[..., 0], torch.full((3, 4), 1 - 0.5 / 32))
+    torch.testing.assert_close(found.positions[..., 1], torch.full((3, 4), 0.5), atol=1e-4, rtol=0)
+    free = search(Bowl([1.4, 0.5]), images, labels, positions, project=False, **options)
+    torch.testing.assert_close(free.positions[..., 0], torch.full((3, 4), 1.4), atol=1e-4, rtol=0)
+
+
+def test_adam_moves_every_coordinate_by_the_learning_rate_in_its_first_step():
+    images, labels, positions = start()
+    moved = search(Bowl([0.5, 0.5]), images, labels, positions, steps=1, lr=3e-3).positions - positions
+    torch.testing.assert_close(moved, 3e-3 * (0.5 - positions).sign(), atol=1e-6, rtol=0)
+
+
+def test_the_authors_settings_pull_to_the_upper_left_corner_and_ours_do_not():
+    images, labels, positions = start()
+
+    def indifferent(images, positions):  # no gradient to speak of, so only decay moves anything
+        return positions.sum((1, 2))[:, None] * torch.zeros(2)
+
+    ours = search(indifferent, images, labels, positions, **PRESETS["paper"])
+    theirs = search(indifferent, images, labels, positions, **PRESETS["authors"])
+    torch.testing.assert_close(ours.positions, positions)
+    torch.testing.assert_close(theirs.positions, positions * (1 - 3e-3 * 1e-2) ** 5)
+
+
+def test_ascent_goes_the_other_way():
+    images, labels, positions = start()
+    found = search(Bowl([0.5, 0.5]), images, labels, positions, steps=20, lr=0.01, objective="ascent")
+    assert ((found.positions - 0.5).abs() >= (positions - 0.5).abs() - 1e-6).all()
+    assert (found.losses.diff(dim=1) < 0).all()  # the objective is always lowered: minus the cross-entropy here
+
+
+def test_what_a_search_returns_is_the_start_and_every_step():
+    images, labels, positions = start()
+    model = Bowl([0.2, 0.2]).eval()
+    found = search(model, images, labels, positions, steps=4, lr=0.1)
+    assert found.trajectory.shape == (3, 5, 4, 2)
+    assert found.logits.shape == (3, 5, 2)
+    assert found.losses.shape == (3, 5)
+    torch.testing.assert_close(found.trajectory[:, 0], positions.clamp(0.5 / 32, 1 - 0.5 / 32))
+    for step in range(5):  # each step's logits and losses belong to that step's positions
+        logits = model(images, found.trajectory[:, step])
+        torch.testing.assert_close(found.logits[:, step], logits)
+        torch.testing.assert_close(found.losses[:, step], -logits.log_softmax(1)[:, 0])
+
+
+def test_the_best_step_need_not_be_the_last():
+    images, labels, positions = start(2, 1)
+    positions[:] = 0.5  # steps of 0.3 jump over the optimum at 0.45, further every time
+    found = search(Bowl([0.45, 0.45]), images, labels, positions, steps=2, lr=0.3)
+    assert found.best_step.tolist() == [0, 0]
+    torch.testing.assert_close(found.best, found.trajectory[:, 0])
+
+
+# Real gradients, of a real ViT
+
+
+def test_the_first_step_follows_finite_differences(nano):
+    nano = nano.double()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 3, 32, 32, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([3, 7])
+    positions = 0.2 + 0.6 * torch.rand(2, 5, 2, generator=generator)
+
+    def loss(places):
+        logits = nano(images, places)
+        return -logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
+
+    slopes = torch.zeros(2, 5, 2, dtype=torch.float64)
+    for token in range(5):
+        for axis in range(2):
+            shift = torch.zeros(2, 5, 2, dtype=torch.float64)
+            shift[:, token, axis] = 1e-5
+            with torch.no_grad():
+                slopes[:, token, axis] = (loss(positions + shift) - loss(positions - shift)) / 2e-5
+    # Plain gradient descent moves by −lr · slope.
+    moved = search(nano, images, labels, positions, steps=1, lr=1e-3, optimizer="sgd", project=False).positions
+    torch.testing.assert_close((moved - positions).double() / -1e-3, slopes, atol=2e-4, rtol=2e-3)
+
+
+def test_descent_raises_and_ascent_lowers_the_true_class_on_real_images(vit_tiny, photographs):
+    images, labels = photographs
+    positions = isotropic(images, 49)
+
+    def right(objective):
+        found = search(vit_tiny, images, labels, positions, objective=objective)
+        chances = found.logits.softmax(-1)[torch.arange(len(images)), :, labels]
+        return chances.mean(0)
+
+    towards, away = right("descent"), right("ascent")
+    assert towards[0] == away[0]
+    assert towards[-1] > towards[0] + 0.1
+    assert away[-1] < 0.5 * away[0]
+
+
+def test_agreement_needs_no_label_and_brings_the_dense_prediction_nearer(vit_tiny, photographs):
+    images, _ = photographs
+    found = search(vit_tiny, images[:4], None, isotropic(images[:4], 49), objective="agree")
+    with torch.no_grad():
+        dense = vit_tiny.vit(images[:4]).log_softmax(1)
+        sparse = found.logits[:, -1].log_softmax(1)
+    by_hand = (dense.exp() * (dense - sparse)).sum(1)
+    torch.testing.assert_close(found.losses[:, -1], by_hand, atol=1e-3, rtol=1e-3)
+    assert (found.losses[:, -1] < found.losses[:, 0]).all()
+
+
+# No image feels its neighbours
+
+
+def test_a_permuted_batch_gives_the_permuted_result(nano):
+    images, labels, positions = batch(6)
+    order = torch.tensor([4, 2, 0, 5, 1, 3])
+    found = search(nano, images, labels, positions)
+    permuted = search(nano, images[order], labels[order], positions[order])
+    torch.testing.assert_close(permuted.trajectory, found.trajectory[order], atol=1e-6, rtol=0)
+    torch.testing.assert_close(permuted.losses, found.losses[order], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_image_is_searched_alone_as_in_any_batch(nano, optimizer):
+    nano = nano.double()  # rounding aside; see the real model below
+    images, labels, positions = batch(5)
+    images = images.double()
+    together = search(nano, images, labels, positions, optimizer=optimizer)
+    for index in range(5):
+        one = slice(index, index + 1)
+        alone = search(nano, images[one], labels[one], positions[one], optimizer=optimizer)
+        torch.testing.assert_close(alone.trajectory[0], together.trajectory[index], atol=1e-6, rtol=0)
+
+
+def test_on_a_real_vit_too_to_a_hundred_thousandth(vit_tiny, photographs):
+    images, labels = (column[:4] for column in photographs)
+    positions = isotropic(images, 25)
+    together = search(vit_tiny, images, labels, positions)
+    apart = search(vit_tiny, images, labels, positions, max_batch=1)
+    torch.testing.assert_close(apart.trajectory, together.trajectory, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_micro_batches_change_nothing(nano, objective):
+    images, labels, positions = batch(5)
+    whole, parts = (
+        search(
+            nano,
+            images,
+            labels,
+            positions,
+            objective=objective,
+            max_batch=size,
+            generator=torch.Generator().manual_seed(3),
+        )
+        for size in (None, 2)
+    )
+    torch.testing.assert_close(parts.trajectory, whole.trajectory, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts.losses, whole.losses, atol=1e-5, rtol=1e-4)
+    assert parts.best_step.tolist() == whole.best_step.tolist()
+
+
+# The model is only read
+
+
+def test_the_model_is_as_before_and_no_parameter_has_a_gradient(nano):
+    nano.train()
+    nano.vit.blocks[0].eval()
+    nano.vit.head.requires_grad_(False)
+    modes = {name: module.training for name, module in nano.named_modules()}
+    flags = {name: parameter.requires_grad for name, parameter in nano.named_parameters()}
+    images, labels, positions = batch(2)
+    images.requires_grad_()
+    search(nano, images, labels, positions, steps=2)
+    assert modes == {name: module.training for name, module in nano.named_modules()}
+    assert flags == {name: parameter.requires_grad for name, parameter in nano.named_parameters()}
+    assert all(parameter.grad is None for parameter in nano.parameters())
+    assert images.grad is None
+    assert not positions.requires_grad
+    with pytest.raises(RuntimeError, match="on purpose"), frozen(nano):
+        raise RuntimeError("on purpose")
+    assert flags == {name: parameter.requires_grad for name, parameter in nano.named_parameters()}
+
+
+def test_during_the_search_the_model_is_frozen_and_does_not_drop_out():
+    seen = []
+
+    class Watched(Bowl):
+        def forward(self, images, positions):
+            parameters = any(parameter.requires_grad for parameter in self.parameters())
+            seen.append((self.training, self.drop.training, parameters, images.requires_grad))
+            return super().forward(images, positions)
+
+    images, labels, positions = start()
+    search(Watched([0.5, 0.5]).train(), images.requires_grad_(), labels, positions, steps=3)
+    assert seen == [(False, False, False, False)] * 4  # steps + 1 calls
+
+
+def test_a_search_inside_no_grad_and_inference_mode_works(nano):
+    images, labels, positions = batch(2)
+    expected = search(nano, images, labels, positions).trajectory
+    with torch.no_grad():
+        torch.testing.assert_close(search(nano, images, labels, positions).trajectory, expected)
+    with torch.inference_mode():
+        inside = search(nano, images.clone(), labels.clone(), positions.clone()).trajectory
+    torch.testing.assert_close(inside, expected)
+
+
+def test_mixed_precision_follows_the_full_one(nano):
+    images, labels, positions = batch(4)
+    full = search(nano, images, labels, positions)
+    mixed = search(nano, images, labels, positions, mixed_precision=True)
+    assert mixed.trajectory.dtype == mixed.logits.dtype == torch.float32
+    torch.testing.assert_close(mixed.logits[:, 0], full.logits[:, 0], atol=0.05, rtol=0.05)
+    assert (mixed.losses[:, -1] < mixed.losses[:, 0]).all()
+
+
+# Grids
+
+
+def test_positions_snap_to_the_nearest_cell():
+    cells = [0.125, 0.375, 0.625, 0.875]
+    places = torch.tensor([[0.0, 0.25 + 1e-4], [0.24, 0.51], [1.0, 0.99]])
+    expected = [[cells[0], cells[1]], [cells[0], cells[2]], [cells[3], cells[3]]]
+    assert snapped(places, (4, 4)).tolist() == expected
+    assert snapped(torch.tensor([[0.9, 0.9]]), (1, 2)).tolist() == [[0.5, 0.75]]
+
+
+def test_snapped_positions_are_the_vit_grid_itself(nano):
+    places = torch.rand(1, 50, 2, generator=torch.Generator().manual_seed(0))
+    grid = {tuple(cell) for cell in nano.grid().tolist()}
+    assert {tuple(cell) for cell in snapped(places, nano.grid_size)[0].tolist()} <= grid
+
+
+def test_snapping_at_the_end_leaves_the_way_free():
+    images, labels, positions = start()
+    model = Bowl([0.3, 0.6]).eval()
+    free = search(model, images, labels, positions, steps=10, lr=0.05)
+    found = search(model, images, labels, positions, steps=10, lr=0.05, grid=4)
+    torch.testing.assert_close(found.trajectory[:, :-1], free.trajectory[:, :-1])
+    torch.testing.assert_close(found.positions, snapped(free.positions, (4, 4)))
+    torch.testing.assert_close(found.logits[:, -1], model(images, found.positions))
+    assert found.best_step.tolist() == [10] * 3  # the only step on the grid
+
+
+def test_at_every_step_the_model_reads_only_cells_and_still_gets_there():
+    images, labels, positions = start()
+    options = {"grid": (4, 4), "snap": "every-step", "lr": 0.02}
+    found = search(Bowl([0.3, 0.6]), images, labels, positions, steps=60, **options)
+    torch.testing.assert_close(found.trajectory, snapped(found.trajectory, (4, 4)))
+    # The cell nearest to (0.3, 0.6) is (0.375, 0.625); steps are far shorter than a cell.
+    assert found.best.tolist() == [[[0.375, 0.625]] * 4] * 3
+
+
+# Objectives
+
+
+def test_entropy_and_agreement_of_known_distributions():
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(entropy(logits), torch.tensor([math.log(4), 0.0]))
+    # KL of (3/4, 1/4) from (1/2, 1/2) = 3/4 log(3/2) + 1/4 log(1/2)
+    dense, sparse = torch.tensor([[0.75, 0.25]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    torch.testing.assert_close(agreement(sparse, dense), torch.tensor([0.75 * math.log(1.5) + 0.25 * math.log(0.5)]))
+    torch.testing.assert_close(agreement(dense, dense), torch.tensor([0.0]))
+
+
+def test_wrong_labels_are_seeded_never_right_and_equally_likely():
+    labels = torch.tensor([0, 1, 2, 3]).repeat(5000)
+    wrong = wrong_labels(labels, 4, torch.Generator().manual_seed(0))
+    assert torch.equal(wrong, wrong_labels(labels, 4, torch.Generator().manual_seed(0)))
+    assert (wrong != labels).all()
+    shares = torch.stack([torch.bincount(wrong[labels == label], minlength=4) for label in range(4)]) / 5000
+    torch.testing.assert_close(shares, (1 - torch.eye(4)) / 3, atol=0.03, rtol=0)
+
+
+def test_obfuscation_descends_on_wrong_labels(nano):
+    images, labels, positions = batch(6)
+    found = search(nano, images, labels, positions, objective="obfuscate", generator=torch.Generator().manual_seed(0))
+    assert (found.target != labels).all()
+    same = search(nano, images, found.target, positions)
+    torch.testing.assert_close(found.trajectory, same.trajectory)
+
+
+def test_a_function_is_an_objective(nano):
+    images, labels, positions = batch(3)
+
+    def margin(logits, labels):
+        return -logits.gather(1, labels[:, None])[:, 0]
+
+    found = search(nano, images, labels, positions, objective=margin)
+    torch.testing.assert_close(found.losses[:, 0], margin(nano(images, positions), labels), atol=1e-5, rtol=1e-5)
+    assert (found.losses[:, -1] < found.losses[:, 0]).all()
+
+
+def test_the_papers_two_settings_are_named():
+    assert PRESETS["paper"] == {"steps": 5, "lr": 3e-3}
+    assert PRESETS["paper-long"] == {"steps": 10, "lr": 1e-2}
+    assert spot.search is search
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"labels": torch.tensor([0, 10])}, "between 0 and 9.*got 10"),
+        ({"labels": torch.tensor([-1, 3])}, "between 0 and 9.*got -1"),
+        ({"labels": torch.tensor([1, 2, 3])}, r"labels must have shape \(2,\).*got \(3,\)"),
+        ({"labels": torch.tensor([0.5, 1.0])}, "integers, got torch.float32"),
+        ({"labels": None}, "needs labels; without them use 'agree' or 'entropy'"),
+        ({"steps": 0}, "at least 1 step, got 0"),
+        ({"lr": 0.0}, "positive"),
+        ({"lr": math.nan}, "positive"),
+        ({"max_batch": 0}, "at least 1 image"),
+        ({"grid": 0}, "at least 1 row"),
+        ({"objective": "decent"}, "did you mean 'descent'"),
+        ({"optimizer": "adamax"}, "did you mean"),
+        ({"snap": "each"}, "no snap 'each'"),
+        ({"positions": torch.rand(2, 5)}, r"shape \(2, N, 2\), got \(2, 5\)"),
+        ({"positions": torch.rand(3, 5, 2)}, r"shape \(2, N, 2\), got \(3, 5, 2\)"),
+        ({"positions": torch.full((2, 5, 2), torch.nan)}, "NaN"),
+        ({"images": torch.rand(3, 32, 32)}, r"\(B, C, H, W\)"),
+        ({"images": torch.full((2, 3, 32, 32), torch.nan)}, "not finite"),
+        ({"objective": "agree", "dense": torch.zeros(3, 10)}, r"logits of shape \(2, classes\), got \(3, 10\)"),
+        ({"objective": lambda logits, labels: logits.mean()}, r"one value per image, \(2,\), got \(\)"),
+        ({"model": lambda images, positions: torch.zeros(2, 10)}, "no gradient to positions"),
+        ({"model": lambda images, positions: torch.zeros(2, 10, requires_grad=True)}, "no gradient to positions"),
+        ({"model": lambda images, positions: positions.sum()}, r"logits of shape \(2, classes\), got \(\)"),
+        ({"model": lambda images, positions: positions.mean(1), "objective": "agree"}, "pass dense="),
+        (
+            {"model": lambda images, positions: positions.sum((1, 2))[:, None], "objective": "obfuscate", "labels": 0},
+            "at least two classes",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(nano, change, message):
+    images, labels, positions = batch(2)
+    given = {"model": nano, "images": images, "labels": labels, "positions": positions, **change}
+    if isinstance(given["labels"], int):
+        given["labels"] = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(InputError, match=message) as raised:
+        search(**given)
+    assert "\n" not in str(raised.value)
+    assert all(parameter.requires_grad for parameter in nano.parameters())
+
+
+def batch(count, tokens=5):
+    generator = torch.Generator().manual_seed(count)
+    images = torch.rand(count, 3, 32, 32, generator=generator)
+    labels = torch.randint(10, (count,), generator=generator)
+    return images, labels, 0.1 + 0.8 * torch.rand(count, tokens, 2, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def photographs(shared_data, vit_tiny):
+    """Sixteen real images of sixteen classes, as ViT-Ti takes them, and their labels."""
+    from spot.data.images import data_for
+
+    data = data_for(vit_tiny, shared_data / "imagenet-val-2k", limit=16)
+    samples = [data[index] for index in range(16)]
+    return torch.stack([image for image, _, _ in samples]), torch.tensor([label for _, label, _ in samples])
