@@ -17,8 +17,8 @@ from spot.atomic import whole
 from spot.data.images import Images, class_folders, evaluation_transform, loader, open_data
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
-from spot.models.checkpoints import fingerprint
 from spot.models.spot_vit import SpotViT
+from spot.placement.files import fingerprint
 from spot.training.images import Plan, check_division, parts
 from spot.training.loop import accelerated, one_step, peak_memory, prepare, steps_in, train
 from spot.training.objectives import OBJECTIVES
@@ -65,6 +65,12 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[I
     )
     if not isinstance(data, Images):
         raise InputError(f"{options.data} is a stream, which training cannot shuffle; use a folder")
+    label = data.source[data.order[0]][1]
+    if isinstance(recipe, Supervised) and (label is None or label < 0):
+        raise InputError(
+            f"recipe {recipe.name} needs labels, one folder per class, but {options.data} has none; "
+            "for retrofitting without labels use --recipe distil"
+        )
     if recipe.img_size != model.img_size[0]:
         raise InputError(
             f"recipe {recipe.name} wants images of {recipe.img_size} pixels, the model {model.img_size}; "

@@ -1,0 +1,132 @@
+import json
+
+import pytest
+
+import spot
+from spot.cli import main
+from tests.conftest import make_nano
+from tests.training.small_run import make_images
+
+SMALL = ("img_size=32", "batch_size=8", "epochs=1", "warmup_epochs=0")
+DISTIL = (*SMALL, "budgets=((4,9),(16,))", "shares=(1,0.5)", "weights=(1,1)")
+MAE = (*SMALL, "decoder_width=32", "decoder_depth=1", "decoder_heads=2")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images") / "all")
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory, data):
+    """The same images without labels."""
+    folder = tmp_path_factory.mktemp("flat")
+    for file in data.rglob("*.png"):
+        (folder / f"{file.parent.name}-{file.name}").write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nano")
+    make_nano().save_pretrained(folder)
+    return folder
+
+
+def command(*words) -> None:
+    main([str(word) for word in words])
+
+
+def sentence(capsys, *words) -> str:
+    """What a refused command says: one sentence, exit code 2."""
+    with pytest.raises(SystemExit) as stopped:
+        command(*words)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("spot: ")
+    assert "Traceback" not in said
+    return said
+
+
+def test_distil_retrofits_unlabelled_images(nano, flat, tmp_path):
+    command("retrofit", nano, "--data", flat, "--out", tmp_path / "run", "--set", *DISTIL)
+    before, after = make_nano(), spot.load(tmp_path / "run" / "model")
+    assert not before.vit.pos_embed.equal(after.vit.pos_embed)
+    assert before.vit.head.weight.equal(after.vit.head.weight)  # head_rate is 0 in this recipe
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert settings["recipe"]["batch_size"] == 8
+    assert settings["images"]["count"] == 30
+
+
+def test_pretrain_then_finetune_gives_a_classifier_with_mean_pooling(nano, flat, data, tmp_path):
+    command("pretrain", nano, "--data", flat, "--out", tmp_path / "mae", "--set", *MAE)
+    command("finetune", tmp_path / "mae" / "model", "--data", data, "--out", tmp_path / "ft", "--set", *SMALL)
+    model = spot.load(tmp_path / "ft" / "model")
+    assert model.vit.global_pool == "avg"
+    assert model.num_classes == 10
+
+
+def test_finetune_makes_a_head_for_the_datas_classes(nano, tmp_path):
+    three = make_images(tmp_path / "three", classes=3)
+    command("finetune", nano, "--data", three, "--out", tmp_path / "ft", "--set", *SMALL)
+    assert spot.load(tmp_path / "ft" / "model").num_classes == 3
+
+
+def test_dry_run_shows_the_plan_and_writes_nothing_else(nano, data, tmp_path, capsys):
+    given = ("--data", data, "--out", tmp_path / "run", "--json", tmp_path / "plan.json", "--recipe", "cls-in1k")
+    command("retrofit", nano, *given, "--dry-run", "--set", "img_size=32", "batch_size=10", "epochs=4")
+    shown = capsys.readouterr().out
+    for word in ("parameter groups", "llrd", "12 steps over 30 images", "hours", "GB"):
+        assert word in shown
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["settings"]["steps"] == 12
+    assert {round(row["scale"], 4) for row in plan["rows"]} == {1.0, 0.65}
+    parameters = sum(parameter.numel() for parameter in make_nano().parameters())
+    assert sum(row["parameters"] for row in plan["rows"]) == parameters
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_field_that_does_not_exist_suggests_the_near_one(nano, data, tmp_path, capsys):
+    said = sentence(capsys, "retrofit", nano, "--data", data, "--out", tmp_path / "run", "--set", "epoch=3")
+    assert "did you mean 'epochs'" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_of_another_verb_is_refused(nano, data, tmp_path, capsys):
+    said = sentence(capsys, "retrofit", nano, "--data", data, "--out", tmp_path / "run", "--recipe", "mae-in1k")
+    assert "mae-in1k is a mae recipe" in said
+
+
+def test_an_output_folder_that_holds_something_else_is_left_alone(nano, data, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("do not lose me")
+    said = sentence(capsys, "retrofit", nano, "--data", data, "--out", tmp_path, "--set", *DISTIL)
+    assert "choose another --out" in said
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_without_images_is_refused(nano, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    said = sentence(capsys, "retrofit", nano, "--data", tmp_path / "empty", "--out", tmp_path / "run")
+    assert "no image" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_are_asked_for_where_the_recipe_needs_them(nano, flat, tmp_path, capsys):
+    given = ("--data", flat, "--out", tmp_path / "run", "--recipe", "cls-in1k", "--set", *SMALL)
+    assert "--recipe distil" in sentence(capsys, "retrofit", nano, *given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_another_architecture_are_refused(nano, data, tmp_path, capsys):
+    given = ("--weights", nano / "model.safetensors", "--data", data, "--out", tmp_path / "run")
+    said = sentence(capsys, "retrofit", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", *given)
+    assert len(said) > 20
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", ["retrofit", "pretrain", "finetune"])
+def test_help_has_an_example(verb, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command(verb, "--help")
+    assert stopped.value.code == 0
+    assert f"example: spot {verb} " in capsys.readouterr().out
