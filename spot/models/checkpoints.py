@@ -5,7 +5,6 @@ configuration as JSON; a folder has the same configuration beside it in config.j
 the hub shows. Pickles are only ever opened with weights_only=True.
 """
 
-import hashlib
 import json
 import math
 import pickle
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from spot.atomic import whole
 from spot.errors import InputError, unknown
+from spot.models.deltas import apply_delta, is_delta, read_about
 from spot.models.spot_vit import SpotViT, adapt, create_timm, refuse_unfit
 from spot.placement.priors import Prior
 from spot.tokens.authors import AuthorsTokenizer
@@ -44,7 +44,7 @@ def load(
 
     Args:
         name: a built-in model, a folder or file that SPoT saved, a hub id, a timm name (its pretrained
-            ViT, adapted), or the authors' published .pth file.
+            ViT, adapted), a retrofit on one (`timm name+spot`), or the authors' published .pth file.
         weights: a file with the timm model's weights, instead of downloading them.
         tokens, prior: where to place tokens, instead of as the model was saved.
         options: for a timm name, what timm.create_model takes.
@@ -58,11 +58,11 @@ def load(
 
 
 def _load(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
-    path = Path(name)
-    if name in built_in():
-        return load_file(built_in()[name])
+    path = built_in().get(name, Path(name))
     if path.is_dir():
         return load_folder(path)
+    if path.is_file() and is_delta(path):
+        return load_delta(path, weights)
     if path.is_file():
         if weights is not None:
             raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
@@ -70,15 +70,12 @@ def _load(name: str, weights: str | Path | None, options: dict[str, Any]) -> Spo
     if path.suffix in (".safetensors", ".pth", ".pt", ".bin"):
         raise InputError(f"there is no file {path}")
     architecture = name.removeprefix("timm/").split(".")[0]
-    if timm.is_model(architecture) or ":" in name:
+    if (timm.is_model(architecture) and not name.endswith("+spot")) or ":" in name:
         return load_timm(name.removeprefix("timm/"), weights, options)
     if name.count("/") == 1:
         return load_pretrained(name)
-    raise unknown(
-        "model",
-        name,
-        [*built_in(), *timm.list_models(module="vision_transformer"), *timm.list_models("eva02*")],
-    )
+    known = [*built_in(), *timm.list_models(module="vision_transformer"), *timm.list_models(module="eva")]
+    raise unknown("model", name, known)
 
 
 def built_in() -> dict[str, Path]:
@@ -101,6 +98,15 @@ def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) ->
     overlay = {"file": str(weights), "custom_load": False}
     vit = create_timm(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
     return SpotViT(vit, options=options)
+
+
+def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
+    """A retrofit kept as what it added to a timm ViT, whose weights come from timm or from a file."""
+    about = read_about(path)
+    model = load_timm(about["base"], weights, {})
+    model.vit.load_state_dict(apply_delta(model.vit.state_dict(), path))
+    model.tokens, model.prior = about["config"].get("tokens", model.tokens), about["config"].get("prior", model.prior)
+    return model
 
 
 # SPoT's own format
@@ -224,15 +230,6 @@ def load_pretrained(model_id: str, *, tokens: int | None = None, prior: str | No
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise InputError(f"cannot get {model_id} from the hub: {error}") from error
     return load_file(Path(file), tokens=tokens, prior=prior)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A short hash of a model's weights, by name and value: which model made a result."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:

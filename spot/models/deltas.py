@@ -79,6 +79,15 @@ def pack(name: str, change: Tensor, method: Method, rank: int) -> dict[str, Tens
     return {name: (matrix / scale).round().to(torch.int8).view(change.shape).contiguous(), name + SCALE: scale}
 
 
+def is_delta(path: str | Path) -> bool:
+    """Whether a file is a delta; a damaged file is not."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return KEY in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 def read_about(path: str | Path) -> dict[str, Any]:
     """What a delta says of itself: base, hash, method and config."""
     try:
