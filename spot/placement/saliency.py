@@ -84,7 +84,8 @@ class OnnxSaliency:
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, onnxruntime.get_available_providers())
         except Exception as error:  # onnxruntime's own exceptions derive from nothing narrower
-            raise InputError(f"{path} is not an ONNX model that onnxruntime can run: {error}") from None
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{path} is not an ONNX model that onnxruntime can run: {reason}") from None
         entry = self.session.get_inputs()[0]
         sides = [side if isinstance(side, int) else 320 for side in entry.shape[-2:]]
         self.input, self.size, self.name = entry.name, (sides[0], sides[1]), Path(path).name

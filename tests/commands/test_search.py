@@ -1,0 +1,140 @@
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from spot.cli import main
+from spot.commands.search import class_numbers, picture_files
+from spot.placement.files import Placements
+from tests.conftest import VIT_TINY, make_nano
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A nano model on disk."""
+    make_nano().save_pretrained(tmp_path / "nano")
+    return str(tmp_path / "nano")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Ten class folders with two images each, as many classes as the nano model has."""
+    generator = torch.Generator().manual_seed(0)
+    for index in range(20):
+        file = tmp_path / "data" / f"class{index % 10}" / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(255, (40, 50, 3), generator=generator, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(file)
+    return tmp_path / "data"
+
+
+def refused(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(["search", *map(str, arguments)])
+    assert stop.value.code == 2
+    sentence = capsys.readouterr().err
+    assert sentence.startswith("spot: ")
+    assert sentence.count("\n") == 1
+    return sentence
+
+
+def test_a_picture_per_image_and_a_table(model, folder, tmp_path, capsys):
+    images = [folder / "class0" / "0.png", folder / "class1" / "1.png"]
+    out, table = tmp_path / "out", tmp_path / "table.json"
+    main(["search", *map(str, images), "--model", model, "--label", "3", "7", "--tokens", "4", "--out", str(out),
+          "--json", str(table)])  # fmt: skip
+    assert sorted(file.name for file in out.iterdir()) == ["0.png", "1.png"]
+    assert Image.open(out / "0.png").width > 1000
+    rows = json.loads(table.read_text())["rows"]
+    assert [row["class"] for row in rows] == ["class 3", "class 7"]
+    assert all(row["after"] > row["before"] for row in rows)
+    assert "0.png" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("objective", ["ascent", "obfuscate", "entropy", "agree"])
+def test_every_objective_runs(model, folder, tmp_path, objective):
+    label = ["--label", "3"] if objective in ("ascent", "obfuscate") else []
+    out, table = tmp_path / "one.png", tmp_path / "table.json"
+    main(["search", str(folder / "class0" / "0.png"), "--model", model, "--objective", objective, *label,
+          "--tokens", "4", "--grid", "--snap", "every-step", "--preset", "paper-long", "--prior", "uniform",
+          "--out", str(out), "--json", str(table)])  # fmt: skip
+    assert out.exists()
+    settings = json.loads(table.read_text())["settings"]
+    assert settings["steps"] == 10
+    assert settings["grid"] == [4, 4]
+    assert settings["objective"] == objective
+
+
+def test_without_a_label_the_dense_prediction_is_the_goal(model, folder, tmp_path):
+    main(["search", str(folder / "class0" / "0.png"), "--model", model, "--tokens", "4", "--out",
+          str(tmp_path / "out"), "--json", str(tmp_path / "table.json")])  # fmt: skip
+    assert json.loads((tmp_path / "table.json").read_text())["settings"]["objective"] == "agree"
+
+
+def test_a_data_set_becomes_a_placements_file_that_evaluate_reads(model, folder, tmp_path, capsys):
+    out = tmp_path / "p.safetensors"
+    search = ["search", "--data", str(folder), "--model", model, "--tokens", "4", "--out", str(out), "--workers", "0"]
+    main([*search, "--limit", "10"])
+    assert "10 searched now" in capsys.readouterr().out.replace("\n", " ")
+    main(search)
+    assert "10 were there before" in " ".join(capsys.readouterr().out.split())
+    kept = Placements.load(out)
+    assert len(kept) == 20
+    assert "class3/13.png" in kept
+    main(["evaluate", model, "--data", str(folder), "--placements", str(out), "--workers", "0",
+          "--json", str(tmp_path / "e.json")])  # fmt: skip
+    (row,) = json.loads((tmp_path / "e.json").read_text())["rows"]
+    # The search saw the same accuracy at its last step as the evaluation of its file.
+    right = (kept.values["predictions"][:, -1] == kept.values["labels"]).double().mean().item()
+    assert row["top1"] == pytest.approx(100 * right)
+    assert row["tokens"] == 4
+
+
+def test_starts_can_be_drawn_from_maps_on_disk(model, folder, tmp_path):
+    main(["saliency", "--data", str(folder), "--out", str(tmp_path / "maps")])
+    main(["search", "--data", str(folder), "--model", model, "--tokens", "4", "--prior", "salient", "--saliency",
+          str(tmp_path / "maps"), "--out", str(tmp_path / "p.safetensors"), "--workers", "0"])  # fmt: skip
+    about = Placements.load(tmp_path / "p.safetensors").metadata
+    assert about["prior"] == "salient"
+    assert about["saliency"] == "maps"
+
+
+def test_bad_input_is_one_sentence_and_leaves_nothing(model, folder, tmp_path, capsys):
+    image, out = folder / "class0" / "0.png", tmp_path / "out"
+    common = ("--model", model, "--tokens", "4", "--out", out)
+    assert "either images or --data" in refused(capsys, *common)
+    assert "either images or --data" in refused(capsys, image, "--data", folder, *common)
+    assert "0 and 9" in refused(capsys, image, "--label", "10", *common)
+    assert "one --label for all" in refused(capsys, image, image, image, "--label", "1", "2", *common)
+    assert "needs labels" in refused(capsys, image, "--objective", "ascent", *common)
+    assert "at least 1 step" in refused(capsys, image, "--steps", "0", *common)
+    assert "missing" in refused(capsys, tmp_path / "no.jpg", *common)
+    assert "add --saliency" in refused(capsys, image, "--prior", "salient", *common)
+    assert "goes with --prior" in refused(capsys, image, "--saliency", "spectral", *common)
+    assert "did you mean" in refused(capsys, image, "--prior", "isotropc", *common)
+    assert ".safetensors" in refused(capsys, "--data", folder, *common)
+    assert "brings its own labels" in refused(capsys, "--data", folder, "--label", "1", *common)
+    assert not out.exists()
+
+
+def test_classes_are_known_by_number_name_synonym_and_folder(vit_tiny):
+    names = ["tench, Tinca tinca", "goldfish, Carassius auratus"]
+    given = ["1", "Tinca tinca", "goldfish", "n01443537"]
+    assert class_numbers(given, 4, vit_tiny, names) == [1, 0, 1, 1]
+    assert class_numbers(["tench"], 3, vit_tiny, names) == [0, 0, 0]
+
+
+def test_images_of_one_name_have_their_own_pictures(tmp_path):
+    paths = [tmp_path / "a" / "x.jpg", tmp_path / "b" / "x.jpg", tmp_path / "x.png"]
+    assert [file.name for file in picture_files(paths, tmp_path)] == ["x.png", "x-2.png", "x-3.png"]
+
+
+def test_a_real_photograph_with_a_real_model(shared_data, tmp_path):
+    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    (image, *_) = sorted((shared_data / "imagenet-val-2k" / "n02099601").iterdir())
+    main(["search", str(image), "--model", VIT_TINY, "--weights", str(weights), "--label", "golden retriever",
+          "--tokens", "49", "--out", str(tmp_path), "--json", str(tmp_path / "t.json")])  # fmt: skip
+    (row,) = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert row["class"] == "golden retriever"
+    assert row["after"] > 2 * row["before"]

@@ -1,0 +1,257 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from spot.data.images import data_for, evaluation_transform
+from spot.errors import InputError
+from spot.placement.priors import salient
+from spot.placement.saliency import (
+    ClipSeg,
+    MapFolder,
+    OnnxSaliency,
+    checked_maps,
+    ground_truth,
+    open_saliency,
+    resolve_saliency,
+    rgb,
+    spectral_residual,
+    stretched,
+    unnormalised,
+)
+
+HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "input_size": (3, 32, 32)}
+
+
+def odd_one_out(height=60, width=90, at=(40, 20), side=8):
+    """Stripes everywhere, but for one small checked square with its centre at (y, x)."""
+    image = torch.zeros(3, height, width)
+    image[:, :, ::6] = image[:, :, 1::6] = image[:, :, 2::6] = 0.5
+    y, x = (centre - side // 2 for centre in at)
+    image[:, y : y + side, x : x + side] = (torch.arange(side)[:, None] + torch.arange(side)) % 2
+    return image[None]
+
+
+def centroid(maps):
+    """The mean (y, x) of the salient pixels, those above a half."""
+    return (maps[0] > 0.5).nonzero().float().mean(0)
+
+
+# Spectral residual
+
+
+@pytest.mark.parametrize("at", [(40, 20), (15, 70), (30, 45)])
+def test_the_odd_one_out_stands_out(at):
+    maps = spectral_residual(odd_one_out(at=at))
+    assert maps.shape == (1, 60, 90)
+    torch.testing.assert_close(centroid(maps), torch.tensor(at).float(), atol=5, rtol=0)
+
+
+def test_maps_of_images_do_not_depend_on_each_other_and_span_zero_to_one():
+    images = torch.cat([odd_one_out(at=(40, 20)), odd_one_out(at=(15, 70))])
+    maps = spectral_residual(images)
+    torch.testing.assert_close(maps[1:], spectral_residual(images[1:]), atol=1e-5, rtol=1e-4)
+    assert maps.amin((1, 2)).tolist() == [0, 0]
+    assert maps.amax((1, 2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 200), (200, 3), (64, 64), (65, 33)])
+def test_any_size_has_a_map(shape):
+    image = torch.rand(1, 3, *shape, generator=torch.Generator().manual_seed(0))
+    assert checked_maps(spectral_residual(image), image).shape == (1, *shape)
+
+
+def test_where_nothing_stands_out_everything_is_alike():
+    assert (spectral_residual(torch.full((1, 3, 40, 50), 0.3)) == 1).all()
+
+
+# Networks
+
+
+def test_u2net_finds_an_object_of_known_outline(shared_data):
+    """A red disc on grey: the real network's map covers it and not the rest."""
+    network = OnnxSaliency(shared_data / "weights" / "u2netp.onnx")
+    image = torch.full((1, 3, 120, 160), 0.55)
+    y, x = torch.meshgrid(torch.arange(120.0), torch.arange(160.0), indexing="ij")
+    disc = ((y - 60) ** 2 + (x - 100) ** 2).sqrt() < 30
+    image[:, 0][disc[None]], image[:, 1][disc[None]], image[:, 2][disc[None]] = 0.9, 0.2, 0.1
+    found = network(image)
+    assert found.shape == (1, 120, 160)
+    overlap = ((found[0] > 0.5) & disc).sum() / ((found[0] > 0.5) | disc).sum()
+    assert overlap > 0.8
+    two = network(torch.cat([image, image.flip(-1)]))
+    torch.testing.assert_close(two[:1], found)
+    assert ((two[1] > 0.5) & disc.flip(-1)).sum() > 0.8 * disc.sum()
+
+
+@pytest.fixture(scope="module")
+def tiny_clipseg(tmp_path_factory):
+    """A random CLIPSeg of eight-wide layers with a tokenizer of letters, saved as from_pretrained reads it."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("clipseg")
+    letters = [*"abcdefghijklmnopqrstuvwxyz"]
+    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    tokenizer.save_pretrained(folder)
+    layer = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPSegConfig(
+        text_config={**layer, "vocab_size": len(words), "max_position_embeddings": 77, "eos_token_id": len(words) - 1},
+        vision_config={**layer, "image_size": 32, "patch_size": 8},
+        projection_dim=8,
+        reduce_dim=8,
+        extract_layers=[0, 1],
+        decoder_num_attention_heads=2,
+        decoder_intermediate_size=16,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.CLIPSegForImageSegmentation(config)
+        for parameter in model.parameters():
+            parameter.data.add_(0.3 * torch.randn_like(parameter))
+        model.save_pretrained(folder)
+    return folder
+
+
+def test_clipseg_maps_each_image_by_its_prompt(tiny_clipseg):
+    network = ClipSeg("dog", tiny_clipseg, side=64)
+    images = torch.rand(3, 3, 40, 50, generator=torch.Generator().manual_seed(0))
+    maps = network(images)
+    assert checked_maps(maps, images).shape == (3, 40, 50)
+    torch.testing.assert_close(network(images[1:2]), maps[1:2], atol=1e-4, rtol=1e-4)  # one image alone too
+    named = network(images, ["dog", "a cat", "zebra"])
+    torch.testing.assert_close(named[0], maps[0], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(named[1], maps[1], atol=1e-3)
+    with pytest.raises(InputError, match="one prompt per image, got 2 for 3"):
+        network(images, ["a", "b"])
+
+
+def test_clipseg_reads_as_transformers_does(tiny_clipseg):
+    """The map is the sigmoid of transformers' own logits for the same pixels, stretched."""
+    import transformers
+
+    network = ClipSeg("dog", tiny_clipseg, side=64)
+    image = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))  # already of the network's size
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_clipseg)
+    model = transformers.CLIPSegForImageSegmentation.from_pretrained(tiny_clipseg).eval()
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
+    pixels = (image[0] - mean) / std
+    with torch.no_grad():
+        logits = model(pixel_values=pixels[None], **tokenizer("dog", return_tensors="pt")).logits.reshape(64, 64)
+    chances = logits.sigmoid()
+    expected = (chances - chances.min()) / (chances.max() - chances.min())
+    torch.testing.assert_close(network(image)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+# Masks and maps on disk
+
+
+def test_a_known_mask_is_a_saliency():
+    mask = torch.zeros(2, 8, 8)
+    mask[:, 2:4, 5:7] = 1
+    images = torch.zeros(2, 3, 8, 8)
+    positions = salient(ground_truth(mask))(images, 50, torch.Generator().manual_seed(0))
+    inside = (positions >= torch.tensor([2, 5]) / 8) & (positions <= torch.tensor([4, 7]) / 8)
+    assert inside.all()
+
+
+def test_maps_on_disk_are_found_by_name_and_cropped_as_their_image(tmp_path):
+    """A photograph and its map show the same: what the model sees of both must coincide."""
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 255, (60, 100), dtype=np.uint8)
+    for file in ("images/class/a.bmp", "maps/class/a.png"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        Image.fromarray(picture).save(tmp_path / file)
+    transform = evaluation_transform(HALF)
+    image = transform(Image.open(tmp_path / "images/class/a.bmp").convert("RGB"))[None]
+    maps = MapFolder(tmp_path / "maps", transform, HALF, tmp_path / "images")(image, ["class/a.bmp"])
+    torch.testing.assert_close(maps[0], image[0, 0] * 0.5 + 0.5, atol=1e-5, rtol=0)
+
+
+def save_map(folder, size, value):
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, value).save(folder / "a.png")
+
+
+@pytest.mark.parametrize(
+    "trouble, message",
+    [
+        ("missing", "no saliency map for image 'a.jpg'"),
+        ("size", r"is 40 × 40, but its image is 50 × 40 \(width × height\)"),
+        ("zero", "map of image 'a.jpg' is zero everywhere"),
+        ("broken", "cannot be read"),
+    ],
+)
+def test_a_bad_map_on_disk_is_named(tmp_path, trouble, message):
+    Image.new("RGB", (50, 40)).save(tmp_path / "a.jpg")
+    maps = tmp_path / "maps"
+    save_map(maps, (40, 40) if trouble == "size" else (50, 40), 0 if trouble == "zero" else 100)
+    if trouble == "missing":
+        (maps / "a.png").unlink()
+    if trouble == "broken":
+        (maps / "a.png").write_bytes((maps / "a.png").read_bytes()[:40])
+    folder = resolve_saliency(maps, HALF, evaluation_transform(HALF), tmp_path)
+    with pytest.raises(InputError, match=message) as raised:
+        folder(torch.zeros(1, 3, 32, 32), ["a.jpg"])
+    assert "\n" not in str(raised.value)
+
+
+# What models see
+
+
+def test_unnormalised_shows_a_saliency_the_original_colours():
+    config = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    original = torch.rand(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
+    normalised = (original - mean) / std
+    torch.testing.assert_close(rgb(normalised, config), original)
+    red = unnormalised(lambda images: images[:, 0], config)
+    torch.testing.assert_close(red(normalised), original[:, 0])
+
+
+def test_a_real_photograph_has_its_map_under_every_normalisation(vit_tiny, shared_data):
+    data = data_for(vit_tiny, shared_data / "imagenet-val-2k", limit=1)
+    image, _, key = data[0]
+    maps = resolve_saliency("spectral", vit_tiny.data_config, data.transform)(image[None], [key])
+    torch.testing.assert_close(maps, spectral_residual(rgb(image[None], vit_tiny.data_config)))
+
+
+def test_stretching_uses_each_maps_own_range():
+    maps = torch.tensor([[[1.0, 2.0], [3.0, 5.0]], [[4.0, 4.0], [4.0, 4.0]]])
+    assert stretched(maps).tolist() == [[[0, 0.25], [0.5, 1]], [[1, 1], [1, 1]]]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "maps, message",
+    [
+        (torch.ones(1, 8, 9), r"the images' size \(1, 8, 8\), got \(1, 8, 9\)"),
+        (torch.zeros(1, 8, 8), "zero everywhere"),
+        (torch.full((1, 8, 8), 1.5), r"leaves \[0, 1\]"),
+        (torch.full((1, 8, 8), torch.nan), r"leaves \[0, 1\]"),
+    ],
+)
+def test_bad_maps_are_refused(maps, message):
+    with pytest.raises(InputError, match=message):
+        ground_truth(maps)(torch.zeros(1, 3, 8, 8))
+
+
+def test_bad_images_and_names_are_refused(tmp_path):
+    with pytest.raises(InputError, match="RGB images"):
+        spectral_residual(torch.zeros(1, 1, 8, 8))
+    with pytest.raises(InputError, match="use unnormalised"):
+        spectral_residual(torch.full((1, 3, 8, 8), -1.0))
+    with pytest.raises(InputError, match="did you mean 'spectral'"):
+        open_saliency("spectra")
+    with pytest.raises(InputError, match="not a file"):
+        open_saliency(tmp_path / "u2net.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+    with pytest.raises(InputError, match=r"bad\.onnx is not an ONNX model"):
+        open_saliency(tmp_path / "bad.onnx")
+    with pytest.raises(InputError, match="could not be loaded"):
+        ClipSeg(checkpoint=tmp_path / "nowhere")

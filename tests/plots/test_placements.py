@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from spot.errors import InputError
+from spot.plots.placements import (
+    AWAY,
+    TOWARDS,
+    draw_image,
+    draw_paths,
+    placement_figure,
+    placement_gallery,
+    save,
+    seen,
+)
+
+
+def trajectory(*steps):
+    """(steps + 1, 1, 2) of one token, from (y, x) pairs."""
+    return torch.tensor(steps)[:, None]
+
+
+def test_the_pixels_a_window_shows_are_those_under_it():
+    shown = seen(torch.zeros(3, 10, 20), torch.tensor([[0.5, 0.25], [0.0, 1.0]]), 4)
+    expected = torch.zeros(10, 20)
+    expected[3:7, 3:7] = 1  # centred at y = 5, x = 5
+    expected[:2, 18:] = 1  # what is in the image of a window on its corner
+    assert torch.equal(shown, expected)
+
+
+def test_colours_run_from_dark_purple_to_bright_yellow_or_to_red():
+    assert TOWARDS(0.0)[:3] == pytest.approx((0.267, 0.005, 0.329), abs=0.01)
+    assert TOWARDS(1.0)[:3] == pytest.approx((0.993, 0.906, 0.144), abs=0.01)
+    assert AWAY(0.0)[:3] == pytest.approx((0.267, 0.005, 0.329), abs=0.01)
+    assert AWAY(1.0)[:3] == pytest.approx((0.863, 0.196, 0.125), abs=0.01)
+
+
+@pytest.mark.parametrize("colors", [TOWARDS, AWAY])
+def test_a_path_has_the_first_colour_at_its_start_and_the_last_at_its_end(tmp_path, colors):
+    """One token goes right through the middle: its line is read back from the picture."""
+    image = torch.full((3, 50, 100), 0.5)
+    figure = Figure(figsize=(4, 2), dpi=100)
+    axes = figure.add_axes((0, 0, 1, 1))
+    draw_image(axes, image)
+    draw_paths(axes, image, trajectory((0.5, 0.1), (0.5, 0.5), (0.5, 0.9)), colors)
+    save(figure, tmp_path / "path.png")
+    pixels = np.asarray(Image.open(tmp_path / "path.png").convert("RGB")) / 255  # 4 picture pixels per image pixel
+    assert pixels[100, 120] == pytest.approx(colors(0.0)[:3], abs=0.02)
+    assert pixels[100, 280] == pytest.approx(colors(1.0)[:3], abs=0.02)
+    assert pixels[20, 200] == pytest.approx((0.5, 0.5, 0.5), abs=0.01)
+
+
+@pytest.mark.parametrize("adversarial", [False, True])
+def test_a_figure_has_three_panels_with_their_captions(tmp_path, adversarial):
+    figure = placement_figure(
+        torch.rand(3, 40, 30),
+        torch.rand(6, 9, 2),
+        8,
+        start="start: tench 1.0%",
+        end="end: tench 90.0%",
+        title="a.jpg",
+        adversarial=adversarial,
+    )
+    assert [axes.get_title() for axes in figure.axes] == ["start: tench 1.0%", "9 tokens, 5 steps", "end: tench 90.0%"]
+    save(figure, tmp_path / "a.png")
+    assert Image.open(tmp_path / "a.png").width == pytest.approx(10.5 * 130, abs=2)
+
+
+def test_a_gallery_has_a_panel_per_image(tmp_path):
+    figure = placement_gallery(
+        torch.rand(7, 3, 20, 20),
+        torch.rand(7, 3, 4, 2),
+        captions=[str(index) for index in range(7)],
+        masks=torch.rand(7, 20, 20),
+        window=4,
+        columns=3,
+    )
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["0", "1", "2", "3", "4", "5", "6", "", ""]
+    save(figure, tmp_path / "gallery.pdf")
+    assert (tmp_path / "gallery.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_bad_input_is_refused(tmp_path):
+    with pytest.raises(InputError, match="one trajectory"):
+        placement_gallery(torch.rand(2, 3, 8, 8), torch.rand(3, 2, 4, 2))
+    with pytest.raises(InputError, match="a picture can be"):
+        save(Figure(), tmp_path / "a.docx")
+    assert list(tmp_path.iterdir()) == []
