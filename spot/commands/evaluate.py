@@ -180,8 +180,10 @@ def opened(model: Any, data: str, split: str, *, need_classes: bool, **reading: 
     from spot.data.images import data_for, evaluation_transform, open_data
     from spot.errors import InputError
 
+    if model.num_classes == 0 and need_classes:
+        raise InputError(f"{model.name} has no classifier; measure its features with --knn")
     try:
-        return data_for(model, data, split=split, **reading), True
+        return data_for(model, data, split=split, **reading), model.num_classes > 0
     except InputError:
         if need_classes:
             raise
@@ -289,7 +291,7 @@ def summary(found: "Evaluation", known: bool) -> str:
     if found.skipped:
         text += f". {len(found.skipped)} could not be read and are not counted, the first {found.skipped[0]}"
     if not known:
-        text += ". The folders are not the model's classes, so neighbours vote and the classifier is not judged"
+        text += ". The model has no classifier for these classes, so only neighbours vote"
     return text + "."
 
 

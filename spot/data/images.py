@@ -62,14 +62,16 @@ def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
         with warnings.catch_warnings():
             # Pillow warns from 89 megapixels and refuses from 179; the refusal is enough.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.filterwarnings("ignore", "Corrupt EXIF data")
             image = source if isinstance(source, Image.Image) else Image.open(source)
             image.load()
+            image = ImageOps.exif_transpose(image)
     except Image.DecompressionBombError:
         raise InputError(f"{name} is too large to decode; scale it below 179 megapixels first") from None
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError) as error:
         reason = "is not an image" if "cannot identify" in str(error) else f"cannot be read: {error}"
         raise InputError(f"{name} {reason}") from None
-    return rgb(ImageOps.exif_transpose(image), name)
+    return rgb(image, name)
 
 
 def rgb(image: Image.Image, name: object) -> Image.Image:

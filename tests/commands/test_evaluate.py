@@ -148,8 +148,20 @@ def test_neighbours_vote_for_classes_the_model_does_not_have(model, images, tmp_
     (row,) = rows_of(tmp_path / "out.json")
     assert row["knn"] == 100.0
     assert "top1" not in row
-    assert "the classifier is not judged" in " ".join(capsys.readouterr().out.split())
+    assert "only neighbours vote" in " ".join(capsys.readouterr().out.split())
     assert "10 unnamed classes, the data 4 class folders" in refused(capsys, model, "--data", images)
+
+
+def test_a_model_without_a_classifier_has_neighbours_only(images, tmp_path, capsys):
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 0}
+    save_folder(spot.adapt("vit_tiny_patch16_224", **shape), tmp_path / "model")
+    model = str(tmp_path / "model")
+    assert "has no classifier; measure its features with --knn" in refused(capsys, model, "--data", images)
+    wanted = ["--knn", str(images), "--k", "1", "--workers", "0", "--cache", str(tmp_path / "cache")]
+    main(["evaluate", model, "--data", str(images), *wanted, "--json", str(tmp_path / "out.json")])
+    (row,) = rows_of(tmp_path / "out.json")
+    assert row["knn"] == 100.0
+    assert "top1" not in row
 
 
 def test_the_built_in_scenes_are_data_too(tmp_path):

@@ -70,6 +70,12 @@ def test_an_exif_rotated_image_stands_upright(tmp_path):
     assert image.getpixel((5, 17)) == BLUE
 
 
+def test_a_damaged_exif_block_does_not_spoil_the_image(tmp_path, recwarn):
+    Image.new("RGB", (8, 6), RED).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff")
+    assert open_image(tmp_path / "a.jpg").size == (8, 6)
+    assert not recwarn.list
+
+
 def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
     values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
     Image.fromarray(values).save(tmp_path / "a.png")
