@@ -66,8 +66,8 @@ def search(
             less probable, obfuscate makes a random wrong one more so; entropy and agree (with what
             the model says of the whole image) need no label.
         tokens: how many.
-        prior: where tokens start; by default as the model says. salient and background need --saliency.
-        saliency: spectral, clipseg, an .onnx file or a folder of maps.
+        prior: where tokens start; by default as the model says.
+        saliency: for salient and background: spectral (the default), clipseg, an .onnx file or a folder of maps.
         seed: of random priors and wrong labels, together with each image's name.
         preset: the paper's 5 steps at rate 0.003 or 10 at 0.01, or what the authors' code does.
         steps: instead of the preset's.
@@ -118,17 +118,18 @@ def search(
         from spot.data.images import Stream, available_workers, data_for
         from spot.placement.dataset_search import search_dataset
 
+        file = out or Path("placements.safetensors")
         found = data_for(loaded, data, split=split, unreadable=unreadable, limit=limit, root=data_root)
         if isinstance(found, Stream):
             raise InputError(f"{data} is a stream, whose images have no names to keep placements under")
         done = search_dataset(
-            loaded, found, out or Path("placements.safetensors"), seed=seed, batch_size=batch_size,
+            loaded, found, file, seed=seed, batch_size=batch_size,
             workers=available_workers() if workers is None else workers, keep=keep, state=state,
             objective=objective or "descent", **start, **settings,
         )  # fmt: skip
         rows = accuracy_rows(done)
         about = {**done.placements.metadata, "images": done.images, "seconds": done.seconds}
-        caption = summary(done, len(found), out or Path("placements.safetensors"))
+        caption = summary(done, len(found), file)
     if not state.is_main_process:
         return
     from spot import report
@@ -151,13 +152,11 @@ def starting_prior(model: Any, prior: str | None, saliency: str | None, data: st
         if prior is not None:
             model.prior = prior
         return {}
-    if saliency is None:
-        raise InputError(f"the {prior} prior reads saliency maps; add --saliency spectral, or a model or folder")
     from spot.data.images import evaluation_transform
     from spot.placement.saliency import resolve_saliency
 
     transform = evaluation_transform(model.data_config)
-    return {"prior": prior, "saliency": resolve_saliency(saliency, model.data_config, transform, data)}
+    return {"prior": prior, "saliency": resolve_saliency(saliency or "spectral", model.data_config, transform, data)}
 
 
 def search_images(

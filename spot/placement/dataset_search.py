@@ -6,6 +6,7 @@ soon as it is done, so that a run that was killed and started again writes the s
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,7 +79,7 @@ def search_dataset(
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
     objective = settings.pop("objective", "descent")
-    about = _about(model, data, prior, saliency, seed, objective, keep, settings)
+    about = _about(model, prior, saliency, seed, objective, keep, settings)
     writer = PlacementWriter(path, about)
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
     keys = data.keys
@@ -191,7 +192,6 @@ def _search_batch(
 
 def _about(
     model: Any,
-    data: KeyedImages,
     prior: str | None,
     saliency: Maps | None,
     seed: int,
@@ -208,7 +208,7 @@ def _about(
         if name not in ("objective", "dense", "generator", "max_batch")
     }
     own = model.prior if isinstance(model.prior, str) else getattr(model.prior, "__name__", str(model.prior))
-    return {
+    about = {
         "spot": __version__,
         "model": getattr(model, "name", type(model).__name__),
         "model_hash": fingerprint(model),
@@ -220,6 +220,7 @@ def _about(
         "keep": keep,
         "settings": {name: settings.get(name, default) for name, default in defaults.items()},
     }
+    return json.loads(json.dumps(about))  # as it will be read back, for comparison
 
 
 class _Batches(Dataset[Any]):

@@ -174,7 +174,7 @@ class PlacementWriter:
         if self.path.suffix != ".safetensors":
             raise InputError(f"placements are written to a .safetensors file, got {self.path}")
         self.shards = self.path.with_name(f"{self.path.name}.shards")
-        self.metadata = json.loads(json.dumps(dict(metadata)))  # as it will be read back
+        self.metadata = dict(metadata)
         self.done = {key for part in self._written() for key in part.keys}
 
     def _written(self) -> Iterable[Placements]:

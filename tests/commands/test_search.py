@@ -110,7 +110,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(model, folder, tmp_path, c
     assert "needs labels" in refused(capsys, image, "--objective", "ascent", *common)
     assert "at least 1 step" in refused(capsys, image, "--steps", "0", *common)
     assert "missing" in refused(capsys, tmp_path / "no.jpg", *common)
-    assert "add --saliency" in refused(capsys, image, "--prior", "salient", *common)
+    assert "no saliency 'spectra'" in refused(capsys, image, "--prior", "salient", "--saliency", "spectra", *common)
     assert "goes with --prior" in refused(capsys, image, "--saliency", "spectral", *common)
     assert "did you mean" in refused(capsys, image, "--prior", "isotropc", *common)
     assert ".safetensors" in refused(capsys, "--data", folder, *common)

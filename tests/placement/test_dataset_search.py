@@ -97,6 +97,14 @@ def test_a_changed_setting_seed_or_model_is_refused_and_nothing_is_lost(tmp_path
     assert path.read_bytes() == before
 
 
+def test_a_grid_search_is_resumed_too(tmp_path):
+    path, options = tmp_path / "p.safetensors", {"steps": 1, "grid": (4, 4), "batch_size": 2}
+    search_dataset(nano(), Pictures(3), path, **options)
+    done = search_dataset(nano(), Pictures(5), path, **options)
+    assert done.images == 2
+    assert ((done.placements.positions * 4) % 1 == 0.5).all()
+
+
 def test_unreadable_images_are_left_out(tmp_path):
     done = search_dataset(nano(), Pictures(5, unreadable=(0, 3)), tmp_path / "p.safetensors", batch_size=2, steps=1)
     assert done.images == 3

@@ -1,0 +1,56 @@
+"""A search step beside a forward pass of the same model at the same tokens.
+
+Batch 16, 25 tokens, 224 × 224, random weights. "step" is (search of 5 steps − one forward pass) / 5 by one
+forward pass without gradients, in the same round, median over rounds; "unfrozen" is the same for a plain
+loop that leaves the parameters' gradients on, as the authors' code does.
+"""
+
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+
+import spot
+from spot.evaluation.throughput import interleaved
+
+BATCH, TOKENS, STEPS = 16, 25, 5
+
+
+def run(rounds: int = 9) -> list[dict]:
+    return [row(name, rounds) for name in ("vit_tiny_patch16_224", "vit_base_patch16_224")]
+
+
+def row(name: str, rounds: int) -> dict:
+    model = spot.adapt(name, tokens=TOKENS)
+    images = torch.randn(BATCH, 3, 224, 224)
+    labels = torch.randint(1000, (BATCH,))
+    positions = model.place(images)
+
+    @torch.no_grad()
+    def forward(images):
+        model(images, positions)
+
+    def unfrozen(images):
+        places = positions.clone().requires_grad_()
+        stepper = torch.optim.AdamW([places], lr=3e-3)
+        for _ in range(STEPS):
+            stepper.zero_grad()
+            F.cross_entropy(model(images, places), labels).backward()
+            stepper.step()
+
+    calls = {
+        "forward": forward,
+        "search": lambda images: spot.search(model, images, labels, positions, steps=STEPS),
+        "unfrozen": unfrozen,
+    }
+    for call in calls.values():
+        call(images)
+    seconds = interleaved(calls, images, rounds)
+    each = list(zip(seconds["forward"], seconds["search"], seconds["unfrozen"], strict=True))
+    return {
+        "model": name,
+        "tokens": TOKENS,
+        "step / forward": median((search - once) / STEPS / once for once, search, _ in each),
+        "unfrozen / forward": median(loop / STEPS / once for once, _, loop in each),
+        "images/s": BATCH / median(seconds["search"]),
+    }
