@@ -14,9 +14,9 @@ class Difficulty:
 
     image_size: int = 64
     """Side of the image, in pixels."""
-    radius: tuple[float, float] = (0.16, 0.24)
+    radius: tuple[float, float] = (0.2, 0.28)
     """Size of the object: the radius of the disc with the same area, whatever the outline."""
-    rotation: float = 180.0
+    rotation: float = 30.0
     """Objects are turned by up to this many degrees, either way; 180 is every direction."""
     center_bias: float = 0.7
     """0: the object may be anywhere in the frame; 1: bell-shaped around the middle."""
@@ -25,13 +25,13 @@ class Difficulty:
     cell: (0.5, 0.5) is a patch centre, (0, 0) a patch corner. None: anywhere."""
     grid: int = 8
     """Cell of that patch grid, in pixels."""
-    distractors: tuple[int, int] = (0, 3)
+    distractors: tuple[int, int] = (0, 2)
     """How many small objects, of any outline and texture, lie behind the object."""
     distractor_radius: tuple[float, float] = (0.04, 0.06)
     """Size of a distractor, as `radius`."""
-    contrast: float = 0.6
+    contrast: float = 0.75
     """How much darker the background is: 0 as bright as the object on average, 1 black."""
-    texture_contrast: float = 0.6
+    texture_contrast: float = 0.5
     """How much a texture changes the object's brightness, dark to light, relative to its mean."""
     texture_period: float = 5.0
     """Distance from stripe to stripe, dot to dot, check to check of the same shade, in pixels."""
