@@ -52,8 +52,8 @@ def search(
     With images, a picture of each shows the windows at the start and at the end and the way between,
     from dark purple to bright yellow (red for ascent). With --data, all images are searched into one
     placements file; started again after a kill it goes on where it stopped. Any model can be
-    evaluated with that file: spot evaluate MODEL --data DIR --placements FILE. Under `accelerate
-    launch` the data are shared out.
+    evaluated with that file: spot evaluate MODEL --data DIR --placements FILE. Under `accelerate launch`
+    or torchrun the images are shared out.
 
     Args:
         images: photographs.
@@ -88,6 +88,7 @@ def search(
 
     example: spot search dog.jpg --label "golden retriever" --tokens 49
     """
+    import torch
     from accelerate import PartialState
 
     import spot
@@ -98,7 +99,8 @@ def search(
         raise InputError("give either images or --data, one of them")
     if data is not None and label:
         raise InputError("--label goes with images; a data set brings its own labels")
-    state = PartialState()
+    # Without an accelerator accelerate must be told so, or torchrun's processes would not find each other.
+    state = PartialState(cpu=not getattr(torch, "accelerator", torch.cuda).is_available())
     loaded = spot.load(model, weights=weights, tokens=tokens).to(state.device)
     start = starting_prior(loaded, prior, saliency, data)
     settings: dict[str, Any] = dict(PRESETS[preset])

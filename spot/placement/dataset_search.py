@@ -36,7 +36,7 @@ class KeyedImages(Protocol):
 
 
 class Searched(NamedTuple):
-    """The placements of a data set, and how many of them this run made in how many seconds."""
+    """The placements of a data set, and how many of them this run made, in how many seconds."""
 
     placements: Placements
     images: int
@@ -88,7 +88,7 @@ def search_dataset(
     todo = [chunk for chunk in todo[process::processes] if chunk]
     loader: Any = DataLoader(_Batches(data, todo), batch_size=None, num_workers=workers)
     device = next(model.parameters()).device
-    count, start = 0, time.perf_counter()
+    before, start = set(writer.done), time.perf_counter()
     with report.progress(shown=shown and process == 0) as bar:
         task = bar.add_task("searching", total=sum(map(len, todo)))
         for chunk, batch in zip(todo, loader, strict=True):
@@ -102,7 +102,6 @@ def search_dataset(
                 )  # fmt: skip
                 mark = hashlib.sha256("\0".join(names).encode()).hexdigest()[:8]
                 writer.append(f"{chunk[0]:08d}-{mark}", part)
-                count += len(names)
             bar.advance(task, len(chunk))
     seconds = time.perf_counter() - start
     if state:
@@ -111,8 +110,9 @@ def search_dataset(
         writer.finish(keys)
     if state:
         state.wait_for_everyone()
-    placements = Placements.load(path)
-    return Searched(placements.select(key for key in keys if key in placements), count, seconds)
+    kept = Placements.load(path)
+    placements = kept.select(key for key in keys if key in kept)
+    return Searched(placements, sum(key not in before for key in placements.keys), seconds)
 
 
 def place(
