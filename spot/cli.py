@@ -12,6 +12,7 @@ from inspect import getdoc
 from spot.errors import InputError, unknown
 
 VERBS: dict[str, str] = {
+    "demo": "show the whole method in a minute, on built-in data or on a photo",
     "predict": "say what is in an image, and show the windows the model saw",
     "evaluate": "measure accuracy and kNN of placements, budgets and baselines",
     "search": "move tokens to where a model sees an image better, or worse",

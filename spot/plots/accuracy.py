@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from spot.atomic import whole
 from spot.errors import InputError
 
-COSTS = {"tokens": "tokens", "gmacs": "multiply-adds per image, in billions"}
+COSTS = {"tokens": "tokens", "gmacs": "multiply-adds per image, in billions", "ms": "milliseconds per image, measured"}
 SCORES = {"top1": "top-1 accuracy, %", "knn": "kNN accuracy, %"}
 
 

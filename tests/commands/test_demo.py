@@ -1,0 +1,83 @@
+"""spot demo: on scenes, on a photograph, and where it cannot."""
+
+import os
+
+import pytest
+import torch
+from PIL import Image
+
+from spot.cli import main
+from spot.commands.demo import side_by_side
+from tests.conftest import VIT_TINY, make_nano
+
+
+@pytest.fixture
+def reader(tmp_path):
+    """A random ViT for scenes, as a folder."""
+    make_nano(img_size=64, num_classes=32).save_pretrained(tmp_path / "reader")
+    return str(tmp_path / "reader")
+
+
+def test_it_prints_the_table_and_draws_both_pictures(reader, tmp_path, capsys):
+    main(
+        [
+            "demo",
+            "--model",
+            reader,
+            "--scenes",
+            "32",
+            "--tokens",
+            "4",
+            "9",
+            "--gallery",
+            "3",
+            "--out",
+            str(tmp_path / "d"),
+        ]
+    )
+    text = capsys.readouterr().out
+    for name in ("patch dropout", "uniform", "gaussian", "sobol", "isotropic", "center", "salient", "oracle"):
+        assert name in text
+    assert "4 tokens" in text and "9 tokens" in text and "Next:" in text
+    for name in ("placements.png", "accuracy.png"):
+        assert min(Image.open(tmp_path / "d" / name).size) > 200
+
+
+def test_a_line_per_placement_and_a_column_per_budget():
+    rows = [{"placement": p, "tokens": n, "top1": s} for p, n, s in (("a", 9, 1.0), ("a", 4, 2.0), ("b", 4, 3.0))]
+    assert side_by_side(rows, (4, 9)) == [
+        {"placement": "a", "4 tokens": 2.0, "9 tokens": 1.0},
+        {"placement": "b", "4 tokens": 3.0, "9 tokens": None},
+    ]
+
+
+def test_a_photograph_is_shown_with_a_real_vit(shared_data, tmp_path, capsys):
+    photo = next((shared_data / "imagenet-val-2k" / "n02099601").glob("*.jpg"))
+    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    main(["demo", "--image", str(photo), "--weights", str(weights), "--tokens", "100", "--out", str(tmp_path)])
+    assert "Irish terrier" in capsys.readouterr().out  # what the ViT says of it with all tokens
+    assert (tmp_path / "placements.png").is_file()
+
+
+def refused(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", *arguments])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_bad_input_is_one_sentence(reader, tmp_path, capsys):
+    torch.save({}, tmp_path / "no.jpg")
+    assert "no.jpg" in refused(["--image", str(tmp_path / "no.jpg"), "--out", str(tmp_path)], capsys)
+    assert "32 scenes" in refused(["--model", reader, "--scenes", "8"], capsys)
+    assert "shown once" in refused(["--model", reader, "--tokens", "4", "4"], capsys)
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in refused(["--out", str(tmp_path / "file" / "d")], capsys)
+    make_nano().save_pretrained(tmp_path / "ten")
+    assert "10 classes" in refused(["--model", str(tmp_path / "ten"), "--out", str(tmp_path)], capsys)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    assert "cannot write" in refused(["--out", str(tmp_path / "d")], capsys)
