@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -18,7 +18,7 @@ Baseline = Literal["vit", "patch-dropout", "tome", "elastic"]
 
 
 def evaluate(
-    model: tyro.conf.Positional[str],
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")],
     /,
     data: str,
     weights: Path | None = None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -9,7 +10,7 @@ MODEL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
 
 def predict(
-    images: tyro.conf.Positional[tuple[Path, ...]],
+    images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE ...")],
     /,
     model: str = MODEL,
     weights: Path | None = None,
