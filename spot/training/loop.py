@@ -87,7 +87,7 @@ def train(
     warmup = min(total, round(recipe.warmup_epochs * len(plan) / recipe.batch_size))
     optimizer = build_optimizer(objective, recipe)
     average = ModelEmaV3(model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
-    progress = restore(folder, objective, optimizer, average)
+    progress = restore(folder, objective, optimizer, average, accelerator)
     wrapped, optimizer = accelerator.prepare(objective, optimizer)
     if average is not None:
         average.to(accelerator.device)
@@ -96,7 +96,7 @@ def train(
 
     def save() -> None:
         if accelerator.is_main_process:
-            folder.save(state_of(objective, optimizer, average, progress), progress.step)
+            folder.save(state_of(objective, optimizer, average, progress, accelerator), progress.step)
 
     end = total if stop_after is None else min(total, stop_after)
     stream = parts(
@@ -246,17 +246,22 @@ def stopped(recipe: Recipe, step: int, total: int, images: int, loss: float, rat
     )
 
 
-def state_of(objective: nn.Module, optimizer: Any, average: ModelEmaV3 | None, progress: Progress) -> dict[str, Any]:
+def state_of(
+    objective: nn.Module, optimizer: Any, average: ModelEmaV3 | None, progress: Progress, accelerator: Accelerator
+) -> dict[str, Any]:
     """Everything that a resumed run needs."""
     return {
         "objective": objective.state_dict(),
         "optimizer": optimizer.state_dict(),
         "average": None if average is None else average.module.state_dict(),
+        "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),  # float16's
         "progress": vars(progress),
     }
 
 
-def restore(folder: RunFolder, objective: nn.Module, optimizer: Any, average: ModelEmaV3 | None) -> Progress:
+def restore(
+    folder: RunFolder, objective: nn.Module, optimizer: Any, average: ModelEmaV3 | None, accelerator: Accelerator
+) -> Progress:
     """Go on from the folder's newest checkpoint, if it has one."""
     state = folder.load()
     if state is None:
@@ -265,6 +270,8 @@ def restore(folder: RunFolder, objective: nn.Module, optimizer: Any, average: Mo
     optimizer.load_state_dict(state["optimizer"])
     if average is not None:
         average.module.load_state_dict(state["average"])
+    if accelerator.scaler is not None:
+        accelerator.scaler.load_state_dict(state["scaler"])
     return Progress(**state["progress"])
 
 
@@ -296,7 +303,9 @@ class Reporter:
 
     def row(self, row: Mapping[str, Any]) -> None:
         if self.shown:
-            report.errors.print("  ".join(f"{name} {report.text(value, 3)}" for name, value in row.items()))
+            report.errors.print(
+                "  ".join(f"{name} {report.text(value, 3)}" for name, value in row.items()), soft_wrap=True
+            )
 
 
 def peak_memory() -> int:

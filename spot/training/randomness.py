@@ -33,7 +33,9 @@ def seeded(*numbers: int) -> Iterator[None]:
     """
     seed = mixed(*numbers)
     python, array = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(enabled=True):
+    # A worker process has no business with the GPU, and may not touch it.
+    on_gpu = torch.cuda.is_available() and torch.utils.data.get_worker_info() is None
+    with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)

@@ -34,6 +34,7 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     """Train a model by a recipe into a folder, or go on with the run that is there."""
     images, classes = training_images(model, recipe, options)
     folder = RunFolder(options.out, settings_of(model, recipe, images, options))
+    PartialState().wait_for_everyone()  # all have seen the folder before one writes to it
     weights = sampling_weights(model, recipe, images, folder, options.workers)
     plan = Plan(images, recipe, model.data_config, weights)
     objective = OBJECTIVES[recipe.objective](model, recipe)
