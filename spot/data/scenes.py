@@ -71,10 +71,7 @@ def draw(indices: Sequence[int], seed: int = 0, difficulty: Difficulty = DEFAULT
 def pictures(indices: NDArray[np.int64], seed: int, difficulty: Difficulty) -> tuple[NDArray[np.uint8], Array, Array]:
     """Images (B, 3, H, W) as bytes, masks (B, H, W) and centers (B, 2)."""
     key, size = keys(seed, indices), difficulty.image_size
-    margin = square_side(max(difficulty.radius[1], difficulty.distractor_radius[1]) * size) // 2
-    frame = (..., slice(margin, margin + size), slice(margin, margin + size))
-    canvas = np.zeros((len(key), 3, size + 2 * margin, size + 2 * margin), np.float32)  # room at every edge
-    canvas[frame] = background(key, difficulty)
+    canvas = background(key, difficulty)
 
     low, high = difficulty.distractors
     number = low + np.floor(uniforms(key, Stream.NUMBER, 1)[:, 0] * (high + 1 - low))
@@ -86,9 +83,9 @@ def pictures(indices: NDArray[np.int64], seed: int, difficulty: Difficulty) -> t
     mask = paint(canvas, np.arange(len(key)), thing, difficulty)
 
     noise = bells(key, Stream.NOISE, 3 * size * size).reshape(len(key), 3, size, size)
-    light = canvas[frame] + np.float32(difficulty.noise) * noise
+    light = canvas + np.float32(difficulty.noise) * noise
     image = np.floor(np.clip(light, 0, 1) * 255 + np.float32(0.5)).astype(np.uint8)
-    return image, mask[frame], (thing.center / size).astype(np.float32)
+    return image, mask, (thing.center / size).astype(np.float32)
 
 
 class Stream(IntEnum):
@@ -174,12 +171,14 @@ def clouds(noise: Array, sides: Sequence[int], size: int) -> Array:
 
 
 def paint(canvas: Array, chosen: NDArray[np.int64], things: Things, difficulty: Difficulty) -> Array:
-    """Draw M things into the chosen images of the canvas (B, 3, H', W'), the frame with a margin.
+    """Draw M things into the chosen images of the canvas (B, 3, H, W).
 
-    Returns how much of each pixel they cover, (M, H', W').
+    Returns how much of each pixel they cover, (M, H, W).
     """
-    side = square_side(things.largest)
-    corner = np.floor(things.center).astype(np.int64) - side // 2  # the first pixel of each thing's square
+    size = difficulty.image_size
+    side = min(2 * int(np.ceil(REACH * things.largest + 3)) + 1, size)  # 3: how far an acute tip is blurred
+    # The first pixel of a square that holds all of the thing that is in the frame.
+    corner = np.clip(np.floor(things.center).astype(np.int64) - side // 2, 0, size - side)
     offsets = corner[:, :, None] + np.arange(side) + 0.5 - things.center[:, :, None]  # (M, 2, side), from the centre
     down, right = offsets[:, 0, :, None], offsets[:, 1, None, :]
     cos, sin = cosine(things.turn)[:, None, None], sine(things.turn)[:, None, None]
@@ -200,20 +199,14 @@ def paint(canvas: Array, chosen: NDArray[np.int64], things: Things, difficulty: 
     light = 1 + np.float32(difficulty.texture_contrast) * shade
     color = things.color.astype(np.float32)[:, :, None, None]
 
-    cover = np.zeros((len(chosen), *canvas.shape[2:]), np.float32)
-    margin = (canvas.shape[2] - difficulty.image_size) // 2
+    cover = np.zeros((len(chosen), size, size), np.float32)
     for thing, image in enumerate(chosen):
-        top, left = corner[thing] + margin
+        top, left = corner[thing]
         square = (..., slice(top, top + side), slice(left, left + side))
         cover[thing][square] = alpha[thing]
         under = canvas[image][square]
         under += alpha[thing] * (color[thing] * light[thing] - under)
     return cover
-
-
-def square_side(radius: float) -> int:
-    """Side in pixels, odd, of the square that holds a thing of this radius around its centre's pixel."""
-    return 2 * int(np.ceil(REACH * radius + 3)) + 1  # 3: how far an acute tip is blurred
 
 
 def between(low: Any, high: Any, part: Any) -> Draws:
