@@ -1,1 +1,1 @@
-
+"""Accuracy, kNN, cost and throughput."""
