@@ -19,6 +19,8 @@ class CommandOptions(Options):
 
     set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE")] = ()
     """recipe fields to change, such as lr=1e-4 epochs=5"""
+    fresh: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[OPTION=VALUE ...]")] = None
+    """start from new weights, with timm's options for the model, such as img_size=64 depth=6"""
     weights: Path | None = None
     """a file with the timm model's weights, instead of downloading them"""
     dry_run: bool = False
@@ -40,9 +42,13 @@ def begin(
     recipe = chosen(recipe_name, objectives, options.set)
     import spot
     from spot.training.classifier import for_data
+    from spot.training.fresh import fresh, read_options
     from spot.training.run import dry_run, run
 
-    model = spot.load(name, weights=options.weights)
+    if options.fresh is None:
+        model = spot.load(name, weights=options.weights)
+    else:
+        model = fresh(name, read_options(options.fresh), recipe.seed)
     own = {field.name: getattr(options, field.name) for field in fields(Options)}
     if new_head:
         model = for_data(model, recipe, Options(**own), classes)

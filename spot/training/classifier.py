@@ -1,8 +1,11 @@
 """A new head on a pretrained encoder, for fine-tuning."""
 
+from pathlib import Path
+
 from timm.models.vision_transformer import VisionTransformer
 
 from spot.data.images import Images, evaluation_transform, open_data
+from spot.data.scenes import CLASSES
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT, create_timm
 from spot.training.options import Options
@@ -40,6 +43,8 @@ def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 
 
 def for_data(model: SpotViT, recipe: Recipe, options: Options, classes: int | None = None) -> SpotViT:
     """The model with a head for the data's classes, or for a given number of them."""
+    if classes is None and options.data == "scenes" and not Path("scenes").is_dir():
+        classes = len(CLASSES)
     if classes is None:
         transform = evaluation_transform(model.data_config)
         data = open_data(options.data, transform=transform, split=options.split)

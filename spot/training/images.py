@@ -4,6 +4,7 @@ Training reads an endless stream: epoch after epoch, each in an order of its own
 size G takes images s·G … s·G + G − 1 of it, divided first over accumulation, then over processes.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,13 +14,16 @@ from timm.data import create_transform
 from timm.data.auto_augment import RandAugment
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import Normalize
 
 from spot.data.images import Images, Stream
+from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.training.randomness import generator, seeded
 from spot.training.recipes import Recipe
 
 ORDER, CROP = 1, 2  # names of draws
+SCENES_PER_EPOCH = 8192
 
 
 class Part(NamedTuple):
@@ -64,6 +68,27 @@ class Plan(Dataset[tuple[Tensor, int]]):
         if sample is None:
             raise InputError(f"{self.images.keys[number]} cannot be read; take it out of the training images")
         return sample[0], sample[1]
+
+
+class ScenePlan(Plan):
+    """The built-in scenes as a stream: place p is scene p, so no scene is ever shown twice."""
+
+    def __init__(self, scenes: Scenes, data_config: dict[str, Any]) -> None:
+        self.epoch = len(scenes)
+        self.scenes = copy.copy(scenes)
+        self.scenes.length = 2**62
+        self.scenes.transform = Normalize(data_config["mean"], data_config["std"])
+
+    def __len__(self) -> int:
+        return self.epoch
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        return self.__getitems__([place])[0]
+
+    def __getitems__(self, places: list[int]) -> list[tuple[Tensor, int]]:
+        """Scenes are drawn many times faster together."""
+        batch = self.scenes.draw(places)
+        return list(zip(batch.images, batch.labels.tolist(), strict=True))
 
 
 def training_transform(recipe: Recipe, data_config: dict[str, Any]) -> Any:

@@ -48,12 +48,13 @@ class Objective(nn.Module):
 
 
 class Supervised(Objective):
-    """Cross-entropy on labels with smoothing, mixup and cutmix, at the recipe's prior and budget."""
+    """Cross-entropy on labels with smoothing, mixup and cutmix, at the recipe's prior and budget or drawn ones."""
 
     def __init__(self, model: SpotViT, recipe: SupervisedRecipe) -> None:
         super().__init__()
         self.model, self.recipe = model, recipe
-        self.tokens = recipe.tokens or len(model.grid())
+        self.budgets = recipe.budgets or (recipe.tokens or len(model.grid()),)
+        self.priors = recipe.priors or (recipe.prior,)
         self.mixup = mixing(recipe, num_classes=model.num_classes, label_smoothing=recipe.smoothing)
         self.cross_entropy = SoftTargetCrossEntropy()
 
@@ -61,7 +62,11 @@ class Supervised(Objective):
         if bool((part.labels < 0).any()):
             raise InputError("supervised training needs labels: one folder per class; without, use --recipe distil")
         images, targets = mix(self.mixup, self.recipe, part)
-        positions = place(self.recipe, self.recipe.prior, images, self.tokens, part, PLACE)
+        draw = generator(self.recipe.seed, BUDGET, part.step)
+        tokens, prior = (
+            each[int(torch.randint(len(each), (), generator=draw))] for each in (self.budgets, self.priors)
+        )
+        positions = place(self.recipe, prior, images, tokens, part, PLACE)
         with seeded(self.recipe.seed, DROP, part.step, part.first):
             logits = self.model(images, positions)
         return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == part.labels).float().sum())

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from spot.training.muon import Muon
 from spot.training.recipes import Recipe
 
 EMBEDDING = ("patch_embed", "pos_embed", "cls_token", "reg_token", "dist_token", "norm_pre", "rope")
@@ -74,7 +75,7 @@ def rate_scale(name: str, recipe: Recipe, depth: int) -> float:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """AdamW over the parameter groups; each remembers its scale for set_rate."""
+    """AdamW or Muon over the parameter groups; each remembers its scale for set_rate."""
     parameters = dict(model.named_parameters())
     groups: list[dict[str, Any]] = [
         {
@@ -86,7 +87,17 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         for group in parameter_groups(model, recipe)
         if group.scale > 0
     ]
-    return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
+    options: dict[str, Any] = {"lr": recipe.lr, "betas": recipe.betas, "eps": recipe.eps, "fused": True}
+    if recipe.optimizer == "adamw":
+        return AdamW(groups, **options)
+    inside = {id(parameter) for name, parameter in parameters.items() if "blocks." in name and parameter.ndim == 2}
+    divided = [
+        {**group, "params": chosen, "orthogonal": orthogonal}
+        for group in groups
+        for orthogonal in (True, False)
+        if (chosen := [each for each in group["params"] if (id(each) in inside) is orthogonal])
+    ]
+    return Muon(divided, **options)
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int, warmup: int) -> float:

@@ -12,7 +12,7 @@ class Options:
     """Where images come from, where results go, and how to compute."""
 
     data: str
-    """a folder of images, or a timm data set's name"""
+    """a folder of images, a timm data set's name, or scenes"""
     out: Path
     """folder for log, checkpoints and the trained model"""
     split: str = "train"

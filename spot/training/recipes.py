@@ -32,7 +32,7 @@ class Recipe:
     prior: str = "isotropic"  # the table's; the paper's equation says "uniform", i.i.d. for each image
     tokens: int | None = None  # None: as many as the ViT's grid has
 
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: from nothing (spot/training/muon.py)
     lr: float = 6e-5  # at the top, for the whole batch: not scaled by batch size
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
@@ -71,6 +71,8 @@ class Supervised(Recipe):
 
     smoothing: float = 0.1
     global_pool: Literal["token", "avg"] | None = None  # None: as the ViT has it
+    budgets: tuple[int, ...] = ()  # draw the step's tokens from these, instead of `tokens`
+    priors: tuple[str, ...] = ()  # draw the step's prior from these, instead of `prior`
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,95 @@ OBJECTIVES: dict[type[Recipe], str] = {Supervised: "supervised", Distil: "distil
 
 PAPER = "SPoT paper, table of training protocols for retrofitting"
 GPUS = "50 epochs of ImageNet-1k at 224 × 224: days of one large GPU, or hours of eight; not run by us"
+
+# The built-in models: nano ViTs on the built-in data set, where every scene is new and an epoch is 8,192 of them.
+FRESH: dict[str, Any] = {
+    "origin": "ours: nano ViTs on the built-in scenes",
+    "model": "vit_tiny_patch16_224",
+    "batch_size": 64,
+    "img_size": 64,
+    "optimizer": "muon",
+    "betas": (0.9, 0.95),
+    "llrd": 1.0,
+    "clip_grad": 1.0,
+    "drop_path": 0.0,
+    "mix_share": 0.0,
+    "randaug": None,
+}
+BUILT_IN = "spot/assets/README.md has what was measured"
+SPARSE = (9, 16, 16, 25, 36, 64)
+ANYWHERE = ("isotropic", "isotropic", "center", "sobol", "uniform")
+
+SCENES: tuple[Recipe, ...] = (
+    Supervised(
+        name="scenes",
+        **FRESH,
+        cost="about 10 minutes of one CPU core",
+        expected=BUILT_IN,
+        command="spot pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 "
+        "num_classes=32 --recipe scenes --data scenes --out runs/scenes",
+        epochs=5,
+        lr=3e-3,
+        warmup_epochs=0.3,
+        smoothing=0.0,
+    ),
+    Supervised(
+        name="scenes-retrofit",
+        **FRESH,
+        cost="about 4 minutes of one CPU core",
+        expected=BUILT_IN,
+        command="spot retrofit runs/scenes/model --recipe scenes-retrofit --data scenes --out runs/retrofitted",
+        epochs=4,
+        lr=1e-3,
+        warmup_epochs=0.2,
+        smoothing=0.0,
+        budgets=SPARSE,
+        priors=ANYWHERE,
+    ),
+    Distil(
+        name="scenes-distil",
+        **FRESH,
+        cost="about 6 minutes of one CPU core",
+        expected=BUILT_IN,
+        command="spot retrofit runs/scenes/model --recipe scenes-distil --data scenes --out runs/distilled",
+        epochs=3,
+        lr=1e-3,
+        warmup_epochs=0.2,
+        budgets=((9, 16), (16, 25), (36, 49), (64,)),
+        shares=(0.5, 0.5, 0.5, 0.25),
+        weights=(1.0, 1.0, 1.0, 1.0),
+        priors=ANYWHERE,
+        balance=0.0,
+    ),
+    Masked(
+        name="scenes-mae",
+        **FRESH,
+        cost="about 4 minutes of one CPU core",
+        expected="no accuracy of its own: fine-tune afterwards with scenes-finetune",
+        command="spot pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 "
+        "num_classes=32 --recipe scenes-mae --data scenes --out runs/mae",
+        epochs=8,
+        lr=3e-3,
+        warmup_epochs=0.4,
+        decoder_width=64,
+        decoder_depth=2,
+        decoder_heads=2,
+    ),
+    Supervised(
+        name="scenes-finetune",
+        **FRESH,
+        cost="about 10 minutes of one CPU core",
+        expected=BUILT_IN,
+        command="spot finetune runs/mae/model --recipe scenes-finetune --data scenes --out runs/finetuned",
+        epochs=10,
+        lr=2e-3,
+        warmup_epochs=0.4,
+        smoothing=0.0,
+        global_pool="avg",
+        budgets=(16, 25, 36, 64, 64),
+        priors=ANYWHERE,
+    ),
+)
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -184,6 +275,7 @@ RECIPES: dict[str, Recipe] = {
             cutmix=0.0,
             mix_share=0.5,
         ),
+        *SCENES,
     )
 }
 

@@ -6,6 +6,7 @@ The three verbs (retrofit, pretrain, finetune) differ only in which recipes they
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from spot import report
 from spot.atomic import whole
-from spot.data.images import Images, class_folders, evaluation_transform, loader, open_data
+from spot.data.images import Images, class_folders, data_for, evaluation_transform, loader, open_data
+from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import fingerprint
-from spot.training.images import Plan, check_division, parts
+from spot.training.images import SCENES_PER_EPOCH, Plan, ScenePlan, check_division, parts
 from spot.training.loop import accelerated, one_step, peak_memory, prepare, steps_in, train
 from spot.training.objectives import OBJECTIVES
 from spot.training.optim import build_optimizer, parameter_groups
@@ -36,11 +38,11 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     folder = RunFolder(options.out, settings_of(model, recipe, images, options))
     PartialState().wait_for_everyone()  # all have seen the folder before one writes to it
     weights = sampling_weights(model, recipe, images, folder, options.workers)
-    plan = Plan(images, recipe, model.data_config, weights)
+    plan = plan_of(images, recipe, model.data_config, weights)
     objective = OBJECTIVES[recipe.objective](model, recipe)
     validate = None
     if options.val is not None and recipe.objective != "mae":
-        validate = Validation(options.val, options.val_limit, classes, model.data_config, options.workers)
+        validate = Validation(model, options.val, options.val_limit, classes, options.workers)
     return train(
         objective,
         plan,
@@ -54,9 +56,16 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     )
 
 
-def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[Images, Sequence[str] | int]:
+def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[Images | Scenes, Sequence[str] | int]:
     """The images, with the model's own class numbers where the recipe needs labels."""
     classes = class_folders(model)
+    if recipe.img_size != model.img_size[0]:
+        raise InputError(
+            f"recipe {recipe.name} wants images of {recipe.img_size} pixels, the model {model.img_size}; "
+            "use --set img_size=…"
+        )
+    if options.data == "scenes" and not Path("scenes").is_dir():
+        return training_scenes(model, recipe, options.limit), classes
     data = open_data(
         options.data,
         transform=evaluation_transform(model.data_config),
@@ -72,17 +81,38 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[I
             f"recipe {recipe.name} needs labels, one folder per class, but {options.data} has none; "
             "for retrofitting without labels use --recipe distil"
         )
-    if recipe.img_size != model.img_size[0]:
-        raise InputError(
-            f"recipe {recipe.name} wants images of {recipe.img_size} pixels, the model {model.img_size}; "
-            "use --set img_size=…"
-        )
     return data, classes
 
 
-def settings_of(model: SpotViT, recipe: Recipe, images: Images, options: Options) -> dict[str, Any]:
+def training_scenes(model: SpotViT, recipe: Recipe, limit: int | None) -> Scenes:
+    """The built-in data set, if model and recipe are for it."""
+    scenes = Scenes("train", limit or SCENES_PER_EPOCH, seed=recipe.seed)
+    if recipe.img_size != scenes.difficulty.image_size:
+        raise InputError(
+            f"scenes have {scenes.difficulty.image_size} pixels a side, recipe {recipe.name} "
+            f"wants {recipe.img_size}; --recipe scenes, scenes-retrofit and so on are for them"
+        )
+    if isinstance(recipe, Supervised) and model.num_classes != len(scenes.classes):
+        raise InputError(f"scenes have {len(scenes.classes)} classes, the model {model.num_classes}; use spot finetune")
+    if isinstance(recipe, Distil) and recipe.balance:
+        raise InputError("scenes are never shown twice, so none can be drawn more often; use --set balance=0")
+    return scenes
+
+
+def plan_of(
+    images: Images | Scenes, recipe: Recipe, data_config: dict[str, Any], weights: Tensor | None = None
+) -> Plan:
+    """Which image comes when."""
+    if isinstance(images, Scenes):
+        return ScenePlan(images, data_config)
+    return Plan(images, recipe, data_config, weights)
+
+
+def settings_of(model: SpotViT, recipe: Recipe, images: Images | Scenes, options: Options) -> dict[str, Any]:
     """What decides the outcome of a run; a folder is only ever continued under the same."""
     keys = hashlib.sha256("\n".join(images.keys).encode()).hexdigest()[:16]
+    if isinstance(images, Scenes):
+        keys = repr(images.difficulty)
     return {
         "recipe": as_dict(recipe),
         "model": {"name": model.name, "weights": fingerprint(model)},
@@ -91,12 +121,14 @@ def settings_of(model: SpotViT, recipe: Recipe, images: Images, options: Options
     }
 
 
-def sampling_weights(model: SpotViT, recipe: Recipe, images: Images, folder: RunFolder, workers: int) -> Tensor | None:
+def sampling_weights(
+    model: SpotViT, recipe: Recipe, images: Images | Scenes, folder: RunFolder, workers: int
+) -> Tensor | None:
     """How often to draw each image, so that what the teacher sees rarely is not forgotten; None: alike.
 
     Labels are not used: an image's class is what the model itself says of it, on its grid.
     """
-    if not isinstance(recipe, Distil) or not recipe.balance or not model.num_classes:
+    if isinstance(images, Scenes) or not isinstance(recipe, Distil) or not recipe.balance or not model.num_classes:
         return None
     file, state = folder.path / "predictions.pt", PartialState()
     with state.main_process_first():
@@ -130,9 +162,9 @@ class Validation:
     """Accuracy on the grid and at a few budgets: model → {"val_grid": 75.5, …}."""
 
     def __init__(
-        self, data: str, limit: int | None, classes: Sequence[str] | int, data_config: dict[str, Any], workers: int
+        self, model: SpotViT, data: str, limit: int | None, classes: Sequence[str] | int, workers: int
     ) -> None:
-        self.data = open_data(data, transform=evaluation_transform(data_config), classes=classes, limit=limit)
+        self.data = data_for(model, data, classes=classes, limit=limit)
         self.workers = workers
 
     def __call__(self, model: SpotViT) -> Mapping[str, float]:
@@ -148,7 +180,7 @@ def dry_run(model: SpotViT, recipe: Recipe, options: Options, *, steps: int = 2)
     """What a run would do, after timing a few of its passes; nothing is written."""
     images, _ = training_images(model, recipe, options)
     folder = RunFolder(options.out, settings_of(model, recipe, images, options))
-    plan = Plan(images, recipe, model.data_config)
+    plan = plan_of(images, recipe, model.data_config)
     objective = OBJECTIVES[recipe.objective](model, recipe)
     accelerator = accelerated(recipe, options.accumulate, None, folder)
     check_division(recipe.batch_size, options.accumulate, accelerator.num_processes)
