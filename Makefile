@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench install clean
+.PHONY: demo test lint bench assets install clean
 
 demo: install
 	$(BIN)/spot demo
@@ -17,6 +17,9 @@ lint: install
 
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
+
+assets: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m spot.assets.make $(ARGS)
 
 install: .venv/installed
 

@@ -35,10 +35,14 @@ class Muon(AdamW):
         for shape, matrices in alike.items():
             directions = []
             for matrix in matrices:
-                momentum = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
-                momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-                directions.append(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov's look ahead
+                gradient: Any = matrix.grad
                 matrix.grad = None  # AdamW leaves it alone
+                state = self.state[matrix]
+                if not state:
+                    state["step"] = torch.zeros(())  # AdamW looks for one when a state is loaded
+                    state["momentum"] = torch.zeros_like(matrix)
+                momentum = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
+                directions.append(gradient.lerp(momentum, MOMENTUM))  # Nesterov's look ahead
             # Scaled so that a step is as long as AdamW's would be (Liu et al., 2025).
             length = group["lr"] * 0.2 * max(shape) ** 0.5
             for matrix, direction in zip(matrices, orthogonal(torch.stack(directions)), strict=True):

@@ -63,9 +63,8 @@ class Supervised(Objective):
             raise InputError("supervised training needs labels: one folder per class; without, use --recipe distil")
         images, targets = mix(self.mixup, self.recipe, part)
         draw = generator(self.recipe.seed, BUDGET, part.step)
-        tokens, prior = (
-            each[int(torch.randint(len(each), (), generator=draw))] for each in (self.budgets, self.priors)
-        )
+        tokens = self.budgets[int(torch.randint(len(self.budgets), (), generator=draw))]
+        prior = self.priors[int(torch.randint(len(self.priors), (), generator=draw))]
         positions = place(self.recipe, prior, images, tokens, part, PLACE)
         with seeded(self.recipe.seed, DROP, part.step, part.first):
             logits = self.model(images, positions)

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from spot.data.images import evaluation_transform, open_data
+from spot.data.scenes import Scenes
 from spot.errors import InputError
-from spot.training.images import Plan, parts, training_transform
+from spot.training.images import Plan, ScenePlan, parts, training_transform
 from tests.conftest import make_nano
 from tests.training.small_run import make_images, small_recipe
 
@@ -82,3 +83,14 @@ def test_an_unreadable_training_image_is_named(folder, tmp_path):
     (broken / "0" / "0.png").write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"0\.png"):
         [plan(broken)[place] for place in range(2)]
+
+
+def test_scenes_are_a_stream_that_never_repeats():
+    stream = ScenePlan(Scenes("train", 16, seed=3), make_nano().data_config)
+    assert len(stream) == 16  # an epoch, after which new scenes come
+    read_parts = read(stream, range(3))
+    expected = torch.stack([image for image, _, _ in (Scenes("train", 24, seed=3)[index] for index in range(24))])
+    found = torch.cat([part.images for part in read_parts])
+    torch.testing.assert_close(found, expected * 2 - 1)  # the nano's mean and deviation are one half
+    assert torch.cat([part.labels for part in read_parts]).tolist() == list(range(24))
+    assert torch.equal(read(stream, range(2, 3))[0].images, found[16:])

@@ -1,0 +1,76 @@
+"""The built-in models as shipped: small, good on the grid, and better off it than their parents."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import spot
+from spot.data.images import data_for, loader
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting, evaluate
+from spot.models import checkpoints
+from spot.models.checkpoints import built_in
+
+NAMES = ("scenes-a", "scenes-a-grid", "scenes-b", "scenes-b-grid", "scenes-mae")
+IMAGES = 320  # ten of each class; one standard deviation is 2 points
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    """Name → top-1 in percent on fresh scenes, by tokens; each model is measured once."""
+    known: dict[str, dict[int, float]] = {}
+
+    def measure(name: str) -> dict[int, float]:
+        if name not in built_in():
+            pytest.skip(f"{name} has not been trained yet")
+        if name not in known:
+            model = spot.load(name)
+            scenes = data_for(model, "scenes", split="test", limit=IMAGES)
+            settings = [Setting("isotropic", tokens) for tokens in (16, 64)]
+            found = evaluate(model, loader(scenes, 64), settings, shown=False)
+            known[name] = {row["tokens"]: row["top1"] for row in found.rows()}
+        return known[name]
+
+    return measure
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dense_accuracy_is_good_and_below_saturation(accuracy, name):
+    assert 80 < accuracy(name)[64] < 99.5
+
+
+@pytest.mark.parametrize("name", ["scenes-a", "scenes-b"])
+def test_a_retrofit_reads_few_tokens_better_than_its_grid_parent(accuracy, name):
+    assert accuracy(name)[16] > accuracy(f"{name}-grid")[16] + 5
+
+
+def test_all_assets_together_have_at_most_10_megabytes():
+    assert sum(path.stat().st_size for path in built_in().values()) <= 10e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_names_every_model_and_the_file_is_half_precision(name):
+    if name not in built_in():
+        pytest.skip(f"{name} has not been trained yet")
+    card = built_in()[name].with_name("README.md").read_text()
+    assert f"| {name} |" in card
+    assert {tensor.dtype for tensor in checkpoints.read_state(built_in()[name]).values()} == {torch.float16}
+
+
+def test_a_missing_asset_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(checkpoints, "built_in", dict)
+    with pytest.raises(InputError, match="scenes-a"):
+        spot.load("scenes-a")
+
+
+def test_a_truncated_asset_is_one_sentence(monkeypatch, tmp_path: Path):
+    if not built_in():
+        pytest.skip("nothing has been trained yet")
+    name, path = next(iter(built_in().items()))
+    short = tmp_path / path.name
+    short.write_bytes(path.read_bytes()[:-1000])
+    monkeypatch.setattr(checkpoints, "built_in", lambda: {name: short})
+    with pytest.raises(InputError, match="cut short") as raised:
+        spot.load(name)
+    assert "\n" not in str(raised.value)
