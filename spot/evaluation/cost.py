@@ -12,7 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from spot.errors import InputError
-from spot.models.tome import ToMe, merging_macs
+from spot.models.tome import ToMe
+from spot.models.tome_schedule import merging_macs
 
 
 def flops(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:

@@ -12,22 +12,30 @@ evenly. No block merges more than half its tokens: there a constant r becomes th
 paper, where r = 16 merges 10 of the last 20 tokens.
 
 With rotary positions a merged token stands at the mean position of the input tokens it stands
-for. With averaging or attention pooling it also weighs as many times in the pool.
+for. With averaging or attention pooling it also weighs as many times in the pool. Where a block
+runs its MLP beside its attention there is no between, and tokens merge after the block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import Attention, AttentionPoolLatent, AttentionRope
-from timm.models.eva import EvaAttention, EvaBlock, EvaBlockPostNorm
-from timm.models.vision_transformer import Block, ResPostBlock
+from timm.layers import AttentionPoolLatent
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
+from spot.models.tome_schedule import (
+    SIDE_BY_SIDE,
+    as_given,
+    attentions,
+    evenly,
+    merging_macs,
+    to_reach,
+    to_speed_up,
+)
 from spot.tokens.position_embedding import rotary_embedding
 
 
@@ -229,6 +237,11 @@ def combine(values: Tensor, share: Tensor, index: Tensor, r: int) -> Tensor:
 
 # ----------------------------------------------------------------------------- timm's blocks in two halves
 
+# By name, because older versions of timm do not have them all.
+POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")
+BLOCKS = ("Block", "EvaBlock", *POST_NORM, "ParallelThingsBlock", *SIDE_BY_SIDE)
+ATTENTION = ("Attention", "AttentionRope", "EvaAttention", "DiffAttention")
+
 
 def _embed_patches(vit: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
     """What timm's own patch grid gives the first block, and rotary angles where used: cheaper than windows."""
@@ -238,41 +251,58 @@ def _embed_patches(vit: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 class _Recording:
-    """A timm attention module that writes down the keys it computes; all else is the module's own."""
+    """A timm module that writes down the keys it computes; all else is the module's own."""
 
-    def __init__(self, attention: Any) -> None:
-        self.attention = attention
+    def __init__(self, module: Any) -> None:
+        self.module = module
         self.keys: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.attention, name)
+        return getattr(self.module, name)
 
     def k_norm(self, keys: Tensor) -> Tensor:
-        self.keys = self.attention.k_norm(keys)  # (B, heads, P + N, head_dim), before any rotation
+        self.keys = self.module.k_norm(keys)  # (B, heads, P + N, head_dim), before any rotation
         return self.keys
+
+
+def _attend(attention: Any, x: Tensor, given: dict[str, Tensor], heads: int = 1) -> tuple[Tensor, Tensor]:
+    """What a timm module makes of x, and the keys (B, P + N, head_dim) averaged over heads."""
+    recording = _Recording(attention)
+    y = type(attention).forward(recording, x, **given)
+    assert recording.keys is not None
+    return y, recording.keys.mean(heads)
 
 
 def _attention_half(block: Any, x: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """x plus the block's attention, and the keys (B, P + N, head_dim) averaged over heads."""
-    recording = _Recording(block.attn)
-    attention = type(block.attn).forward
-    if isinstance(block, (ResPostBlock, EvaBlockPostNorm)):
-        y = block.norm1(attention(recording, x, **given))
-    else:
-        y = _layer_scale(block, 1, attention(recording, block.norm1(x), **given))
-    assert recording.keys is not None
-    return x + block.drop_path1(y), recording.keys.mean(1)
+    kind = type(block).__name__
+    if kind in SIDE_BY_SIDE:
+        return _attend(block, x, given, heads=2 if kind == "ParallelScalingBlock" else 1)
+    if kind == "ParallelThingsBlock":
+        branches = [(branch, *_attend(branch.attn, branch.norm(x), given)) for branch in block.attns]
+        total = torch.stack([branch.drop_path(branch.ls(y)) for branch, y, _ in branches]).sum(0)
+        return x + total, torch.stack([keys for _, _, keys in branches]).mean(0)
+    if kind in POST_NORM:
+        y, keys = _attend(block.attn, x, given)
+        return x + block.drop_path1(block.norm1(y)), keys
+    y, keys = _attend(block.attn, block.norm1(x), given)
+    return x + block.drop_path1(_layer_scale(block, 1, y)), keys
 
 
 def _mlp_half(block: Any, x: Tensor) -> Tensor:
     """x plus the block's MLP."""
-    if isinstance(block, (ResPostBlock, EvaBlockPostNorm)):
+    kind = type(block).__name__
+    if kind in SIDE_BY_SIDE:
+        return x  # done with the attention
+    if kind == "ParallelThingsBlock":
+        return x + torch.stack([branch(x) for branch in block.ffns]).sum(0)
+    if kind in POST_NORM:
         return x + block.drop_path2(block.norm2(block.mlp(x)))
     return x + block.drop_path2(_layer_scale(block, 2, block.mlp(block.norm2(x))))
 
 
 def _layer_scale(block: Any, half: int, y: Tensor) -> Tensor:
-    if isinstance(block, EvaBlock):
+    if type(block).__name__ == "EvaBlock":
         gamma = block.gamma_1 if half == 1 else block.gamma_2
         return y if gamma is None else gamma * y
     return block.ls1(y) if half == 1 else block.ls2(y)
@@ -284,120 +314,14 @@ def _blocks(model: SpotViT) -> Sequence[Any]:
 
 
 def check_mergeable(model: SpotViT) -> None:
-    """Refuse backbones whose blocks have no place between attention and MLP, or whose pool cannot weigh."""
+    """Refuse blocks whose keys are not known, and pools in which a merged token cannot weigh more."""
     vit: Any = model.vit
     for block in vit.blocks:
-        if type(block) not in (Block, ResPostBlock, EvaBlock, EvaBlockPostNorm):
-            raise InputError(f"ToMe merges between attention and MLP, and {type(block).__name__} has no such place")
-        if type(block.attn) not in (Attention, AttentionRope, EvaAttention):
-            raise InputError(f"ToMe does not know the keys of {type(block.attn).__name__}")
+        for part in (block, *attentions(block)):
+            if type(part).__name__ not in (*BLOCKS, *ATTENTION):
+                raise InputError(f"ToMe does not know the keys of {type(part).__name__}")
     if vit.global_pool not in ("", "token", "max", "avg", "map"):
         raise InputError(f"ToMe cannot weigh merged tokens in the pool {vit.global_pool!r}; use token or avg")
     pool = getattr(vit, "attn_pool", None)
     if pool is not None and (type(pool) is not AttentionPoolLatent or pool.pos_embed is not None):
         raise InputError(f"ToMe cannot weigh merged tokens in {type(pool).__name__}")
-
-
-# ----------------------------------------------------------------------------- schedules
-
-
-def as_given(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
-    """The schedule of a constant r, at most half of what a block gets, or exactly of one r for each block."""
-    given = [r] * depth if isinstance(r, int) else list(r) if isinstance(r, Sequence) else []
-    if len(given) != depth or not all(isinstance(each, int) and each >= 0 for each in given):
-        raise InputError(f"r must be a whole number of at least 0, or {depth} of them, got {r!r}")
-    schedule, left = [], tokens
-    for number, each in enumerate(given):
-        most = left // 2
-        if each > most and (number == 0 or not isinstance(r, int)):
-            raise InputError(f"r = {each} is too large for block {number}: of its {left} tokens it can merge {most}")
-        schedule.append(min(each, most))
-        left -= schedule[-1]
-    return schedule
-
-
-def decreasing(r: int, depth: int) -> list[int]:
-    """As many merges as a constant r, falling linearly from 2r to 0: most is merged early."""
-    span = max(1, depth - 1)
-    early = [(4 * r * (span - i) + span) // (2 * span) for i in range(depth // 2)]  # 2r · (1 − i / span), rounded
-    return [*early, *[r] * (depth % 2), *(2 * r - mirrored for mirrored in reversed(early))]
-
-
-def evenly(amount: int, tokens: int, depth: int) -> list[int]:
-    """amount merges in equal shares, what is left over going to the first blocks, at most half each."""
-    schedule = []
-    for number in range(depth):
-        share = amount // depth + (number < amount % depth)
-        schedule.append(min(share, tokens // 2))
-        tokens -= schedule[-1]
-    return schedule
-
-
-def to_reach(target: int, tokens: int, depth: int) -> list[int]:
-    """The even schedule that leaves exactly `target` of `tokens`."""
-    if not isinstance(target, int) or target < 1 or target > tokens:
-        raise InputError(f"ToMe can leave 1 to {tokens} of {tokens} tokens, got {target!r}")
-    for amount in range(tokens - target, depth * tokens):
-        schedule = evenly(amount, tokens, depth)
-        surplus = target - (tokens - sum(schedule))
-        if surplus < 0:
-            continue
-        for number in reversed(range(depth)):  # halves overshoot: the last blocks give back
-            back = min(surplus, schedule[number])
-            schedule[number] -= back
-            surplus -= back
-        return schedule
-    least = tokens - sum(evenly(depth * tokens, tokens, depth))
-    raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
-
-
-def to_speed_up(speedup: float, tokens: int, blocks: Sequence[Any], prefix: int) -> list[int]:
-    """The lightest even schedule with at least `speedup` times fewer multiply-adds in the blocks."""
-    if not speedup >= 1:
-        raise InputError(f"speedup must be at least 1, got {speedup}")
-    depth, costs = len(blocks), [block_macs(block) for block in blocks]
-    dense = sum(along(costs, tokens, prefix, [0] * depth))
-    best = 1.0
-    for amount in range(depth * (tokens // 2) + 1):
-        schedule = evenly(amount, tokens, depth)
-        best = dense / sum(along(costs, tokens, prefix, schedule))
-        if best >= speedup:
-            return schedule
-    raise InputError(f"merging half the tokens in every block is {best:.2f} times faster, not {speedup}")
-
-
-# ----------------------------------------------------------------------------- cost
-
-Macs = Callable[[int, int, int], int]
-
-
-def block_macs(block: Any) -> Macs:
-    """A function (tokens, prefix tokens, r) → the block's multiply-adds for one image."""
-    attention, mlp = _weights(block.attn), _weights(block.mlp)
-    head, width = block.attn.head_dim, block.attn.head_dim * block.attn.num_heads
-
-    def macs(tokens: int, prefix: int, r: int) -> int:
-        count = tokens + prefix
-        matching = (tokens + 1) // 2 * (tokens // 2) * head if r else 0
-        return count * attention + 2 * count**2 * width + matching + (count - r) * mlp
-
-    return macs
-
-
-def merging_macs(blocks: Sequence[Any], tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
-    """Multiply-adds of each block for one image of `tokens` tokens and `prefix` prefix tokens."""
-    return along([block_macs(block) for block in blocks], tokens, prefix, schedule)
-
-
-def along(costs: Sequence[Macs], tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
-    """What each block costs when every one merges its share of what the last has left."""
-    macs = []
-    for cost, r in zip(costs, schedule, strict=True):
-        macs.append(cost(tokens, prefix, r))
-        tokens -= r
-    return macs
-
-
-def _weights(module: nn.Module) -> int:
-    """Entries of all weight matrices: the multiply-adds of one token."""
-    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))

@@ -1,0 +1,135 @@
+"""How many tokens ToMe merges in which block, and what that costs.
+
+A schedule has one number for each block: how many of the tokens that reach it are merged away, at
+most half of them. Multiply-adds (MACs) are counted as torch's flop counter does, by a formula, so
+that a schedule can be chosen by its cost.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from spot.errors import InputError
+
+SIDE_BY_SIDE = ("ParallelScalingBlock", "DiffParallelScalingBlock")  # timm's blocks with the MLP beside attention
+
+
+def as_given(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
+    """The schedule of a constant r, at most half of what a block gets, or exactly of one r for each block."""
+    given = [r] * depth if isinstance(r, int) else list(r) if isinstance(r, Sequence) else []
+    if len(given) != depth or not all(isinstance(each, int) and each >= 0 for each in given):
+        raise InputError(f"r must be a whole number of at least 0, or {depth} of them, got {r!r}")
+    schedule, left = [], tokens
+    for number, each in enumerate(given):
+        most = left // 2
+        if each > most and (number == 0 or not isinstance(r, int)):
+            raise InputError(f"r = {each} is too large for block {number}: of its {left} tokens it can merge {most}")
+        schedule.append(min(each, most))
+        left -= schedule[-1]
+    return schedule
+
+
+def decreasing(r: int, depth: int) -> list[int]:
+    """As many merges as a constant r, falling linearly from 2r to 0: most is merged early."""
+    span = max(1, depth - 1)
+    early = [(4 * r * (span - i) + span) // (2 * span) for i in range(depth // 2)]  # 2r · (1 − i / span), rounded
+    return [*early, *[r] * (depth % 2), *(2 * r - mirrored for mirrored in reversed(early))]
+
+
+def evenly(amount: int, tokens: int, depth: int) -> list[int]:
+    """amount merges in equal shares, what is left over going to the first blocks, at most half each."""
+    schedule = []
+    for number in range(depth):
+        share = amount // depth + (number < amount % depth)
+        schedule.append(min(share, tokens // 2))
+        tokens -= schedule[-1]
+    return schedule
+
+
+def to_reach(target: int, tokens: int, depth: int) -> list[int]:
+    """The even schedule that leaves exactly `target` of `tokens`."""
+    if not isinstance(target, int) or target < 1 or target > tokens:
+        raise InputError(f"ToMe can leave 1 to {tokens} of {tokens} tokens, got {target!r}")
+    for amount in range(tokens - target, depth * tokens):
+        schedule = evenly(amount, tokens, depth)
+        surplus = target - (tokens - sum(schedule))
+        if surplus < 0:
+            continue
+        for number in reversed(range(depth)):  # halves overshoot: the last blocks give back
+            back = min(surplus, schedule[number])
+            schedule[number] -= back
+            surplus -= back
+        return schedule
+    least = tokens - sum(evenly(depth * tokens, tokens, depth))
+    raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
+
+
+def to_speed_up(speedup: float, tokens: int, blocks: Sequence[Any], prefix: int) -> list[int]:
+    """The lightest even schedule with at least `speedup` times fewer multiply-adds in the blocks."""
+    if not speedup >= 1:
+        raise InputError(f"speedup must be at least 1, got {speedup}")
+    depth, costs = len(blocks), [block_macs(block) for block in blocks]
+    dense = sum(along(costs, tokens, prefix, [0] * depth))
+    best = 1.0
+    for amount in range(depth * (tokens // 2) + 1):
+        schedule = evenly(amount, tokens, depth)
+        best = dense / sum(along(costs, tokens, prefix, schedule))
+        if best >= speedup:
+            return schedule
+    raise InputError(f"merging half the tokens in every block is {best:.2f} times faster, not {speedup}")
+
+
+# ----------------------------------------------------------------------------- cost
+
+Macs = Callable[[int, int, int], int]
+
+
+def block_macs(block: Any) -> Macs:
+    """A function (tokens, prefix tokens, r) → the block's multiply-adds for one image."""
+    modules = attentions(block)
+    before = sum(map(_weights, modules))  # what every token takes before merging, and after it
+    after = 0 if type(block).__name__ in SIDE_BY_SIDE else _weights(block) - before
+    pairs = sum(map(_pair_macs, modules))
+    head = modules[0].head_dim
+
+    def macs(tokens: int, prefix: int, r: int) -> int:
+        count = tokens + prefix
+        matching = (tokens + 1) // 2 * (tokens // 2) * head if r else 0
+        return count * before + count**2 * pairs + matching + (count - r) * after
+
+    return macs
+
+
+def attentions(block: Any) -> list[Any]:
+    """The attention modules of a timm block; a block that runs its MLP beside its attention is one itself."""
+    if hasattr(block, "attns"):
+        return [branch.attn for branch in block.attns]
+    return [getattr(block, "attn", block)]
+
+
+def _pair_macs(attention: Any) -> int:
+    """What a query takes for a key: its products with the key and with the value."""
+    width = attention.num_heads * attention.head_dim
+    if "Diff" in type(attention).__name__:  # two keys for a value of twice their width
+        return 6 * width if attention.fused_attn else 4 * width
+    return 2 * width
+
+
+def merging_macs(blocks: Sequence[Any], tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
+    """Multiply-adds of each block for one image of `tokens` tokens and `prefix` prefix tokens."""
+    return along([block_macs(block) for block in blocks], tokens, prefix, schedule)
+
+
+def along(costs: Sequence[Macs], tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
+    """What each block costs when every one merges its share of what the last has left."""
+    macs = []
+    for cost, r in zip(costs, schedule, strict=True):
+        macs.append(cost(tokens, prefix, r))
+        tokens -= r
+    return macs
+
+
+def _weights(module: nn.Module) -> int:
+    """Entries of all weight matrices: the multiply-adds of one token."""
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
