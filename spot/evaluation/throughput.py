@@ -56,8 +56,8 @@ def measure(
 
     A row's columns: model, batch, tokens, GMACs for one image, MAC ratio (the first model's MACs by
     this one's), speed-up (its time by this one's), images/s, spread, tokenizer (share of the time
-    until the first block begins, always measured eagerly) and peak MB (tensors alive at once beyond
-    the weights, while one batch runs).
+    until the first block begins) and peak MB (tensors alive at once beyond the weights, while one
+    batch runs). The last two are always measured eagerly.
     """
     if not models:
         raise InputError("there is no model to time")
