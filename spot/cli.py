@@ -40,6 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         run(arguments[0], arguments[1:])
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        sys.stderr.close()
     except (InputError, OSError) as error:
         print(f"spot: {error}", file=sys.stderr)
         sys.exit(2)
@@ -56,7 +58,13 @@ def run(verb: str, arguments: list[str]) -> None:
 
     module = import_module(f"spot.commands.{verb.replace('-', '_')}")
     function = getattr(module, verb.replace("-", "_"))
-    tyro.cli(function, prog=f"spot {verb}", description=getdoc(function), args=arguments)
+    tyro.cli(function, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
+
+
+def description(docstring: str) -> str:
+    """What stands above the options: the docstring without its "Args:", which tyro puts beside them."""
+    parts = docstring.split("\n\n")
+    return "\n\n".join(part for part in parts if not part.startswith("Args:"))
 
 
 def overview() -> str:

@@ -250,7 +250,7 @@ class SpotViT(
             prefix = prefix + table[:, : self.num_prefix_tokens]
             table = table[:, self.num_prefix_tokens :]
         x = self.tokenizer(images, positions, vit.patch_embed, None if table is None else table[0], scale)
-        x = torch.cat([prefix.expand(len(x), -1, -1).to(x.dtype), x], 1)
+        x = torch.cat([prefix.expand(x.shape[0], -1, -1).to(x.dtype), x], 1)
         x = vit.norm_pre(vit.pos_drop(x))
         rope = getattr(vit, "rope", None)
         if rope is None:

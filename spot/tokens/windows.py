@@ -57,7 +57,7 @@ def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
         advice = "; for the authors' placements use positions[:, :, 0, 0]" if positions.ndim == 5 else ""
         advice = "; add a batch dimension with positions.expand(B, -1, -1)" if positions.ndim == 2 else advice
         raise InputError(f"positions must have shape (B, N, 2), got {tuple(positions.shape)}{advice}")
-    if len(positions) != len(images):
+    if positions.shape[0] != images.shape[0]:  # not len(): it would fix the batch when traced
         raise InputError(f"positions are for {len(positions)} images, but there are {len(images)}; pass one each")
     if positions.dtype not in (torch.float32, torch.float64):
         raise InputError(f"positions must be float32, got {positions.dtype}; coarser types cannot tell subpixels apart")

@@ -161,8 +161,11 @@ def test_it_compiles_without_a_graph_break(nano):
 @torch.no_grad()
 def test_it_exports(nano):
     images, positions = torch.randn(2, 3, 32, 32), torch.rand(2, 5, 2)
-    program = torch.export.export(nano, (images, positions))
-    torch.testing.assert_close(program.module()(images, positions), nano(images, positions), atol=1e-5, rtol=1e-5)
+    batch, tokens = torch.export.Dim("batch", min=2), torch.export.Dim("tokens", min=2)
+    shapes = {"images": {0: batch}, "positions": {0: batch, 1: tokens}}
+    program = torch.export.export(nano, (images, positions), dynamic_shapes=shapes).module()
+    images, positions = torch.randn(3, 3, 32, 32), torch.rand(3, 7, 2)  # another batch, another budget
+    torch.testing.assert_close(program(images, positions), nano(images, positions), atol=1e-5, rtol=1e-5)
 
 
 def test_per_image_gradients_through_function_transforms(nano):
