@@ -6,6 +6,7 @@ from torch import Generator, Tensor, nn
 
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
+from spot.tokens.tokenizer import Tokenizer
 
 
 class PlainViT(nn.Module):
@@ -13,6 +14,8 @@ class PlainViT(nn.Module):
 
     def __init__(self, model: SpotViT) -> None:
         super().__init__()
+        if type(model.tokenizer) is not Tokenizer:
+            raise InputError("this model's tokens are not a timm ViT's patches, so it has no plain ViT to compare with")
         self.model = model
 
     @property

@@ -37,6 +37,7 @@ from spot.models.tome_schedule import (
     to_speed_up,
 )
 from spot.tokens.position_embedding import rotary_embedding
+from spot.tokens.tokenizer import Tokenizer
 
 
 @dataclass
@@ -143,7 +144,8 @@ class ToMe(nn.Module):
     def merge(self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None) -> Merged:
         """Features with what became of every token."""
         vit: Any = self.model.vit
-        if positions is None and not self.own_placement and tuple(images.shape[-2:]) == self.model.img_size:
+        plain = type(self.model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == self.model.img_size
+        if plain and positions is None and not self.own_placement:
             positions = self.place(images)
             x, rope = _embed_patches(vit, images)
         else:

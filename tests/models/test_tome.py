@@ -15,8 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import spot
 from spot.errors import InputError
+from spot.models.plain import PlainViT
+from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe, match
 from spot.models.tome_schedule import evenly
+from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import rotary_embedding
 from tests.conftest import make_nano
 
@@ -255,6 +258,15 @@ def test_bfloat16_stays_close(kind):
     close = ToMe(half, r=4)(images.bfloat16(), model.grid().expand(2, -1, -1))
     assert close.dtype == torch.bfloat16
     assert (close - expected).abs().mean() < 0.2 * expected.std()
+
+
+def test_a_tokenizer_of_another_kind_is_used_as_it_is():
+    model = SpotViT(make_nano(**SMALL, pos_embed="none").vit, tokenizer=AuthorsTokenizer(8, 32)).eval()
+    images = pictures(model)
+    expected = model(images, model.grid().expand(2, -1, -1))
+    torch.testing.assert_close(ToMe(model, r=0)(images), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="no plain ViT"):
+        PlainViT(model)
 
 
 def test_the_wrapper_owns_no_parameters():
