@@ -263,8 +263,9 @@ def frozen(model: Model) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    training = [module for module in model.modules() if module.training]
+    modules = list(model.modules())
+    learning = [each for module in modules for each in module.parameters(recurse=False) if each.requires_grad]
+    training = [module for module in modules if module.training]
     try:
         for parameter in learning:
             parameter.requires_grad_(False)
