@@ -152,8 +152,10 @@ def train(
     if tracker:
         accelerator.end_training()
     finished: SpotViT = average.module if average is not None else model
-    if progress.step == total and accelerator.is_main_process:
-        finished.eval().save_pretrained(folder.path / "model")
+    if progress.step == total:
+        finished = objective.finish(finished)
+        if accelerator.is_main_process:
+            finished.eval().save_pretrained(folder.path / "model")
     return finished.eval()
 
 

@@ -46,6 +46,10 @@ class Objective(nn.Module):
         """The model that training improves, and that is kept in the end."""
         return self.model
 
+    def finish(self, model: SpotViT) -> SpotViT:
+        """A last touch to the trained model, or to its average, before it is kept."""
+        return model
+
 
 class Supervised(Objective):
     """Cross-entropy on labels with smoothing, mixup and cutmix, at the recipe's prior and budget or drawn ones."""
@@ -110,6 +114,13 @@ class Distil(Objective):
                     loss + weight / sum(recipe.weights) * self.difference(seen, known.of(rows), positions).sum() / taken
                 )
         return Outcome(loss, torch.full((), math.nan, device=images.device))
+
+    @torch.no_grad()
+    def finish(self, model: SpotViT) -> SpotViT:
+        """Go back a little towards the teacher, in a straight line through the weights."""
+        for ours, theirs in zip(model.parameters(), self._teacher[0].parameters(), strict=True):
+            ours.copy_(torch.lerp(theirs.to(ours), ours, self.recipe.blend))
+        return model
 
     def rows(self, share: float, number: int, part: Part) -> Tensor:
         """Which of the part's rows a reading takes: a share of the step's batch, drawn for the step."""

@@ -91,6 +91,7 @@ class Distil(Recipe):
     depths: tuple[float, ...] = (1 / 3, 2 / 3, 11 / 12)  # after which share of the blocks tokens are compared
     temperature: float = 1.0
     balance: float = 0.5  # draw images with weight count^−balance, by the class the teacher predicts
+    blend: float = 1.0  # in the end keep so much of the change; less gives back some of the dense accuracy
 
 
 @dataclass(frozen=True)
@@ -346,8 +347,8 @@ def checked(recipe: Recipe) -> Recipe:
     for name in ("batch_size", "epochs", "img_size", "lr"):
         if not getattr(recipe, name) > 0:
             raise InputError(f"recipe field {name} must be above 0, got {getattr(recipe, name)}")
-    for name in ("ema", "drop_path", "mix_share"):
-        if not 0 <= getattr(recipe, name) <= 1:
+    for name in ("ema", "drop_path", "mix_share", "blend"):
+        if not 0 <= getattr(recipe, name, 0) <= 1:
             raise InputError(f"recipe field {name} must be between 0 and 1, got {getattr(recipe, name)}")
     if recipe.tokens is not None and recipe.tokens < 1:
         raise InputError(f"recipe field tokens must be at least 1, got {recipe.tokens}")

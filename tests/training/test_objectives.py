@@ -133,6 +133,14 @@ def test_the_teachers_map_is_read_where_tokens_stand():
     torch.testing.assert_close(read, torch.tensor([0.0, 1.0, 10.0, 5.0, 5.5, 1.0]))
 
 
+def test_blending_goes_back_towards_the_teacher():
+    objective = distil(blend=0.25)
+    start = objective.model.vit.pos_embed.detach().clone()
+    with torch.no_grad():
+        objective.model.vit.pos_embed.add_(4.0)
+    torch.testing.assert_close(objective.finish(objective.model).vit.pos_embed.detach(), start + 1.0)
+
+
 # Masked
 
 
