@@ -85,11 +85,14 @@ class Distil(Objective):
     says what a mixture is, so no labels are needed.
     """
 
-    def __init__(self, model: SpotViT, recipe: DistilRecipe) -> None:
+    def __init__(self, model: SpotViT, recipe: DistilRecipe, teacher: SpotViT | None = None) -> None:
+        """teacher: another model of the same shape, to go on with an earlier retrofit; else the model as it is now."""
         super().__init__()
         self.model, self.recipe = model, recipe
-        teacher = copy.deepcopy(model).eval().requires_grad_(False)
-        self._teacher = [teacher]  # in a list: not a part, so neither trained nor saved
+        teacher = copy.deepcopy(model) if teacher is None else teacher
+        if [tensor.shape for tensor in teacher.parameters()] != [tensor.shape for tensor in model.parameters()]:
+            raise InputError(f"the teacher must be of the student's shape, but {teacher.name} is not {model.name}")
+        self._teacher = [teacher.eval().requires_grad_(False)]  # in a list: not a part, so neither trained nor saved
         depth = len(model.vit.blocks)
         self.depths = sorted({max(0, min(depth, round(share * depth)) - 1) for share in recipe.depths})
         self.mixup = mixing(recipe, mode="elem")

@@ -1,6 +1,6 @@
 """What a training run is given beside its recipe: where images come from, where results go, and how to compute.
 
-Only `data`, `limit` and `accumulate` have a bearing on the outcome.
+Only `data`, `limit`, `teacher` and `accumulate` have a bearing on the outcome.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ class Options:
     """which part of the data, where it is divided"""
     limit: int | None = None
     """train on at most so many images"""
+    teacher: str | None = None
+    """distil: a saved model that teaches; by default the model itself, as it was"""
     val: str | None = None
     """labelled images to measure accuracy on after every epoch"""
     val_limit: int | None = 500

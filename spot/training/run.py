@@ -19,6 +19,7 @@ from spot.data.images import Images, class_folders, data_for, evaluation_transfo
 from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
+from spot.models.checkpoints import load
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import fingerprint
 from spot.training.images import SCENES_PER_EPOCH, Plan, ScenePlan, check_division, parts
@@ -35,11 +36,12 @@ BUDGETS = (25, 49, 100)  # validated during training, isotropic, beside the grid
 def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     """Train a model by a recipe into a folder, or go on with the run that is there."""
     images, classes = training_images(model, recipe, options)
-    folder = RunFolder(options.out, settings_of(model, recipe, images, options))
+    teacher = None if options.teacher is None else load(options.teacher)
+    folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher))
     PartialState().wait_for_everyone()  # all have seen the folder before one writes to it
-    weights = sampling_weights(model, recipe, images, folder, options.workers)
+    objective = OBJECTIVES[recipe.objective](model, recipe, *([] if teacher is None else [teacher]))
+    weights = sampling_weights(teacher or model, recipe, images, folder, options.workers)
     plan = plan_of(images, recipe, model.data_config, weights)
-    objective = OBJECTIVES[recipe.objective](model, recipe)
     validate = None
     if options.val is not None and recipe.objective != "mae":
         validate = Validation(model, options.val, options.val_limit, classes, options.workers)
@@ -58,6 +60,8 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
 
 def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[Images | Scenes, Sequence[str] | int]:
     """The images, with the model's own class numbers where the recipe needs labels."""
+    if options.teacher is not None and not isinstance(recipe, Distil):
+        raise InputError(f"recipe {recipe.name} has no teacher; --teacher goes with --recipe distil")
     classes = class_folders(model)
     if recipe.img_size != model.img_size[0]:
         raise InputError(
@@ -108,16 +112,20 @@ def plan_of(
     return Plan(images, recipe, data_config, weights)
 
 
-def settings_of(model: SpotViT, recipe: Recipe, images: Images | Scenes, options: Options) -> dict[str, Any]:
+def settings_of(
+    model: SpotViT, recipe: Recipe, images: Images | Scenes, options: Options, teacher: SpotViT | None = None
+) -> dict[str, Any]:
     """What decides the outcome of a run; a folder is only ever continued under the same."""
     keys = hashlib.sha256("\n".join(images.keys).encode()).hexdigest()[:16]
     if isinstance(images, Scenes):
         keys = repr(images.difficulty)
+    others = {} if teacher is None else {"teacher": {"name": teacher.name, "weights": fingerprint(teacher)}}
     return {
         "recipe": as_dict(recipe),
         "model": {"name": model.name, "weights": fingerprint(model)},
         "images": {"count": len(images), "keys": keys},
         "accumulate": options.accumulate,
+        **others,
     }
 
 

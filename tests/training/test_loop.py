@@ -160,6 +160,19 @@ def test_a_finished_run_is_not_trained_again(data, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_a_retrofit_goes_on_under_its_first_teacher(data, tmp_path):
+    make_nano().save_pretrained(tmp_path / "teacher")
+    teacher = {"teacher": str(tmp_path / "teacher")}
+    small_run("distil", data, tmp_path / "run", teacher, epochs=0.3)
+    small_run("distil", data, tmp_path / "same", epochs=0.3)  # the nano is its own teacher
+    first, second = weights(tmp_path / "run"), weights(tmp_path / "same")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    with pytest.raises(InputError, match="teacher"):
+        small_run("distil", data, tmp_path / "run", epochs=0.3)
+    with pytest.raises(InputError, match="has no teacher"):
+        small_run("cls-in1k", data, tmp_path / "other", teacher, epochs=0.3)
+
+
 def test_a_batch_that_does_not_divide_is_refused(data, tmp_path):
     with pytest.raises(InputError, match="batch of 8 does not divide into 3 parts"):
         small_run("distil", data, tmp_path / "run", {"accumulate": 3})

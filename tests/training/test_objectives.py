@@ -133,6 +133,15 @@ def test_the_teachers_map_is_read_where_tokens_stand():
     torch.testing.assert_close(read, torch.tensor([0.0, 1.0, 10.0, 5.0, 5.5, 1.0]))
 
 
+def test_another_model_of_the_same_shape_may_teach():
+    teacher = make_nano(seed=1)
+    grid = {"budgets": ((16,),), "shares": (1.0,), "weights": (1.0,)}
+    assert Distil(make_nano(), small_recipe("distil", **grid), teacher)(WHOLE).loss > 0.01
+    assert abs(Distil(make_nano(seed=1), small_recipe("distil", **grid), teacher)(WHOLE).loss) < 1e-5
+    with pytest.raises(InputError, match="student's shape"):
+        Distil(make_nano(), small_recipe("distil"), make_nano(depth=3))
+
+
 def test_blending_goes_back_towards_the_teacher():
     objective = distil(blend=0.25)
     start = objective.model.vit.pos_embed.detach().clone()
