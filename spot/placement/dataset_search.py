@@ -176,13 +176,14 @@ def _search_batch(
     elif not callable(objective) and objective not in LABELLED:
         targets = None
     result = search(model, images, targets, start, objective=objective, **settings)
-    known = labels.clamp(min=0).to(images.device)[:, None, None].expand(-1, result.logits.shape[1], 1)
-    probabilities = result.logits.softmax(-1).gather(2, known)[..., 0].cpu()
+    chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
+    known = (labels >= 0) & (labels < chances.shape[2])
+    probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
     values = {
         "labels": labels,
         "losses": result.losses.cpu(),
         "predictions": result.logits.argmax(-1).cpu(),
-        "probabilities": probabilities.where(labels[:, None] >= 0, torch.nan),  # of the label
+        "probabilities": probabilities.where(known[:, None], torch.nan),  # of the label
     }
     if about["objective"] == "obfuscate":
         values["targets"] = result.target.cpu()  # type: ignore[union-attr]
@@ -207,20 +208,26 @@ def _about(
         for name, default in (search.__kwdefaults__ or {}).items()
         if name not in ("objective", "dense", "generator", "max_batch")
     }
-    own = model.prior if isinstance(model.prior, str) else getattr(model.prior, "__name__", str(model.prior))
     about = {
         "spot": __version__,
-        "model": getattr(model, "name", type(model).__name__),
+        "model": _name(model),
         "model_hash": fingerprint(model),
         "tokens": model.tokens,
-        "prior": own if prior is None else prior,
-        "saliency": None if saliency is None else getattr(saliency, "name", str(saliency)),
+        "prior": _name(model.prior if prior is None else prior),
+        "saliency": None if saliency is None else _name(saliency),
         "seed": seed,
-        "objective": objective if isinstance(objective, str) else objective.__name__,
+        "objective": _name(objective),
         "keep": keep,
         "settings": {name: settings.get(name, default) for name, default in defaults.items()},
     }
     return json.loads(json.dumps(about))  # as it will be read back, for comparison
+
+
+def _name(thing: Any) -> str:
+    """What a file calls a prior, saliency, objective or model: the same in every run."""
+    if isinstance(thing, str):
+        return thing
+    return str(getattr(thing, "name", None) or getattr(thing, "__qualname__", type(thing).__name__))
 
 
 class _Batches(Dataset[Any]):

@@ -150,16 +150,20 @@ class Placements:
             raise InputError(f"{path} is not a placements file, or is damaged: {error}") from None
         if FORMAT not in header:
             raise InputError(f"{path} is a safetensors file without placements; spot search writes such files")
-        about = json.loads(header[FORMAT])
-        if about["version"] != VERSION:
-            raise InputError(f"{path} has version {about['version']}, this program reads version {VERSION}")
-        if about["sha256"] != _digest(tensors):
+        checksum = _digest(tensors)
+        try:
+            about = json.loads(header[FORMAT])
+            version, written, metadata = about["version"], about["sha256"], about["metadata"]
+            keys = _decoded(tensors.pop("keys"))
+            places = tensors.pop("positions" if "positions" in tensors else "trajectories")
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path} is damaged: its header makes no sense") from None
+        if version != VERSION:
+            raise InputError(f"{path} has version {version}, this program reads version {VERSION}")
+        if written != checksum:
             raise InputError(f"{path} is damaged: its content is not what its checksum was made of")
-        places = tensors.pop("positions", None)
-        places = tensors.pop("trajectories") if places is None else places
-        keys = _decoded(tensors.pop("keys"))
         values = {name.removeprefix(PREFIX): column for name, column in tensors.items()}
-        return cls(keys, places, about["metadata"], values)
+        return cls(keys, places, metadata, values)
 
 
 class PlacementWriter:

@@ -11,7 +11,8 @@ import torch
 from spot.errors import InputError
 from spot.placement.dataset_search import obfuscated, place, search_dataset
 from spot.placement.files import Placements
-from spot.placement.oracle import search
+from spot.placement.oracle import entropy, search
+from spot.placement.priors import uniform
 from tests.conftest import make_nano
 
 
@@ -138,6 +139,26 @@ def test_without_labels_there_is_agreement(tmp_path):
     losses = done.placements.values["losses"]
     assert (losses[:, -1] < losses[:, 0]).all()
     assert done.placements.values["probabilities"].isnan().all()
+
+
+def test_labels_of_other_classes_do_no_harm_where_none_are_needed(tmp_path):
+    class Foreign(Pictures):
+        def __getitem__(self, index):
+            image, _, key = super().__getitem__(index)
+            return image, 10 + index, key  # the model has ten classes, 0 to 9
+
+    done = search_dataset(nano(), Foreign(2), tmp_path / "p.safetensors", objective="entropy", steps=1)
+    assert done.placements.values["probabilities"].isnan().all()
+    with pytest.raises(InputError, match="between 0 and 9"):
+        search_dataset(nano(), Foreign(2), tmp_path / "q.safetensors", steps=1)
+
+
+def test_a_way_of_placing_keeps_its_name_from_run_to_run(tmp_path):
+    model, path = nano(), tmp_path / "p.safetensors"
+    model.prior = uniform
+    search_dataset(model, Pictures(1), path, steps=1, objective=entropy)
+    about = search_dataset(model, Pictures(2), path, steps=1, objective=entropy).placements.metadata
+    assert (about["prior"], about["objective"]) == ("uniform", "entropy")
 
 
 def test_salient_starts_are_drawn_from_the_maps_of_each_image(tmp_path):

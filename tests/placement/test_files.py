@@ -141,7 +141,7 @@ def test_a_missing_image_is_named_with_its_nearest():
         placements(["n01/cat_2.jpg", "b.jpg"]).positions_for(["b.jpg", "n01/cat_1.jpg"])
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "other", "text", "empty", "foreign", "newer"])
+@pytest.mark.parametrize("how", ["truncated", "flipped", "other", "text", "empty", "foreign", "newer", "header"])
 def test_a_damaged_or_foreign_file_is_refused_in_one_sentence(tmp_path, how):
     path = tmp_path / "p.safetensors"
     placements(["a.jpg", "b.jpg"]).save(path)
@@ -153,6 +153,8 @@ def test_a_damaged_or_foreign_file_is_refused_in_one_sentence(tmp_path, how):
         path.write_bytes(content)
     elif how == "other":
         save_file({"weight": torch.zeros(3)}, path)
+    elif how == "header":
+        path.write_bytes(bytes(content).replace(b'\\"sha256\\"', b'\\"sha255\\"'))
     elif how == "newer":
         path.write_bytes(bytes(content).replace(b'\\"version\\": 1', b'\\"version\\": 9'))
     else:
