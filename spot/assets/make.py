@@ -55,7 +55,7 @@ STEPS = (
     Step(
         "scenes-b-grid",
         "another seed and width, learned from labels, on the grid",
-        f"pretrain {NANO} embed_dim=96 --recipe scenes --set seed=1",
+        f"pretrain {NANO} embed_dim=96 --recipe scenes --set seed=1 epochs=3",
     ),
     Step(
         "scenes-b",
