@@ -20,6 +20,7 @@ import spot
 from spot import report
 from spot.atomic import whole
 from spot.data.images import data_for, loader
+from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_file_whole
 from spot.placement.files import fingerprint
@@ -204,4 +205,9 @@ A row per epoch of 8,192 new scenes; val_N is top-1 on 500 validation scenes wit
 if __name__ == "__main__":
     if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
         raise SystemExit(__doc__)
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/assets"))
+    try:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/assets"))
+    except (InputError, OSError) as error:
+        raise SystemExit(f"assets: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("assets: stopped; what was finished is kept, and the same command goes on") from None
