@@ -85,20 +85,20 @@ class ToMe(nn.Module):
         self.schedule()  # refuse now what cannot be done
 
     @classmethod
-    def matching(cls, model: SpotViT, tokens: int) -> "ToMe":
+    def matching(cls, model: SpotViT, tokens: int, *, own_placement: bool = False) -> "ToMe":
         """The ToMe whose blocks need no more multiply-adds than `tokens` tokens throughout, if it can.
 
-        Merging begins with the whole grid, so the cost of very few tokens is out of reach; then every
-        block merges half of what it gets, and `macs` tells what that costs.
+        Merging begins with more tokens, so the cost of very few is out of reach; then every block
+        merges half of what it gets, and `macs` tells what that costs.
         """
         check_mergeable(model)
-        blocks, prefix, cells = _blocks(model), model.num_prefix_tokens, len(model.grid())
-        none = [0] * len(blocks)
-        dense = sum(merging_macs(blocks, cells, prefix, none))
-        wanted = dense / sum(merging_macs(blocks, tokens, prefix, none))
-        halving = evenly(len(blocks) * cells, cells, len(blocks))
-        most = dense / sum(merging_macs(blocks, cells, prefix, halving))
-        return cls(model, speedup=max(1.0, min(wanted, most)))
+        blocks, prefix = _blocks(model), model.num_prefix_tokens
+        start, none = model.tokens if own_placement else len(model.grid()), [0] * len(blocks)
+        unmerged = sum(merging_macs(blocks, start, prefix, none))
+        wanted = unmerged / sum(merging_macs(blocks, tokens, prefix, none))
+        halving = evenly(len(blocks) * start, start, len(blocks))
+        most = unmerged / sum(merging_macs(blocks, start, prefix, halving))
+        return cls(model, speedup=max(1.0, min(wanted, most)), own_placement=own_placement)
 
     @property
     def starting_tokens(self) -> int:

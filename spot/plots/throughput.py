@@ -33,7 +33,7 @@ def throughput(rows: Sequence[Mapping[str, Any]], path: str | Path, title: str =
             axes.plot(x, y, marker=marker, markersize=5, linewidth=1.2, label=method)
             for row in points if method == methods[min(1, len(methods) - 1)] else ():
                 place = (row["MAC ratio"], row["speed-up"])
-                axes.annotate(f"{row['budget']}", place, (5, -10), textcoords="offset points", fontsize=8)
+                axes.annotate(f"{row['budget']}", place, (-4, 5), textcoords="offset points", ha="right", fontsize=8)
         axes.set(xscale="log", yscale="log", xlabel="MAC ratio", title=f"batch {batch}")
         ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if least / 1.5 <= tick <= most * 1.5]
         for axis in (axes.xaxis, axes.yaxis):

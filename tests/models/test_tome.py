@@ -319,6 +319,10 @@ def test_matching_costs_no_more_than_a_constant_budget_where_it_can():
         constant = sum(ToMe(model, r=0).macs(tokens))
         assert 0.97 * constant < merging <= constant
     assert ToMe.matching(model, 1).schedule()[:3] == [98, 49, 24]  # out of reach: half in every block
+    model.tokens = 100
+    both = ToMe.matching(model, 49, own_placement=True)
+    assert both.starting_tokens == 100
+    assert 0.97 * sum(ToMe(model, r=0).macs(49)) < sum(both.macs()) <= sum(ToMe(model, r=0).macs(49))
 
 
 # ----------------------------------------------------------------------------- bad input
