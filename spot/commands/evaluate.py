@@ -116,7 +116,7 @@ def evaluate(
     if not state.is_main_process:
         return
     rows = with_cost(rows, loaded, found)
-    report.show(readable(rows), f"{loaded.name} on {data}", caption=summary(found, known))
+    report.show(readable(rows), f"{model} on {data}", caption=summary(found, known))
     if json is not None:
         about = {
             "arguments": asked,
@@ -130,7 +130,7 @@ def evaluate(
     if predictions is not None:
         save_predictions(predictions, found)
     if plot is not None:
-        accuracy(rows, plot, title=f"{loaded.name} on {Path(data).name}")
+        accuracy(rows, plot, title=f"{Path(model).name} on {Path(data).name}")
         report.console.print(f"The figure is in {plot}.")
 
 
