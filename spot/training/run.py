@@ -63,12 +63,8 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[I
     if options.teacher is not None and not isinstance(recipe, Distil):
         raise InputError(f"recipe {recipe.name} has no teacher; --teacher goes with --recipe distil")
     classes = class_folders(model)
-    if recipe.img_size != model.img_size[0]:
-        raise InputError(
-            f"recipe {recipe.name} wants images of {recipe.img_size} pixels, the model {model.img_size}; "
-            "use --set img_size=…"
-        )
     if options.data == "scenes" and not Path("scenes").is_dir():
+        refuse_other_size(model, recipe)
         return training_scenes(model, recipe, options.limit), classes
     data = open_data(
         options.data,
@@ -85,7 +81,17 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[I
             f"recipe {recipe.name} needs labels, one folder per class, but {options.data} has none; "
             "for retrofitting without labels use --recipe distil"
         )
+    refuse_other_size(model, recipe)
     return data, classes
+
+
+def refuse_other_size(model: SpotViT, recipe: Recipe) -> None:
+    """Refuse a recipe for images of another size than the model's."""
+    if recipe.img_size != model.img_size[0]:
+        raise InputError(
+            f"recipe {recipe.name} wants images of {recipe.img_size} pixels, the model {model.img_size}; "
+            "use --set img_size=…"
+        )
 
 
 def training_scenes(model: SpotViT, recipe: Recipe, limit: int | None) -> Scenes:
