@@ -74,20 +74,19 @@ def evaluate(
     example: spot evaluate vit_tiny_patch16_224 --data imagenet --prior isotropic center --tokens 25 49 100 196
     """
     asked = dict(locals())
-    from accelerate import PartialState
-
     import spot
     from spot import report
     from spot.data.images import available_workers, loader
     from spot.evaluation.accuracy import evaluate as measure
     from spot.evaluation.knn import knn_rows
     from spot.placement.files import fingerprint
+    from spot.processes import this_process
 
     if plot is not None:
         from spot.plots.accuracy import accuracy, check_ending
 
         check_ending(plot)
-    state = PartialState()
+    state = this_process()
     loaded = spot.load(model, weights=weights).to(state.device)
     settings = asked_for(loaded, prior, tokens, seeds, placements, baseline)
     workers = available_workers() if workers is None else workers

@@ -88,19 +88,16 @@ def search(
 
     example: spot search dog.jpg --label "golden retriever" --tokens 49
     """
-    import torch
-    from accelerate import PartialState
-
     import spot
     from spot.errors import InputError
     from spot.placement.oracle import PRESETS
+    from spot.processes import this_process
 
     if bool(images) == (data is not None):
         raise InputError("give either images or --data, one of them")
     if data is not None and label:
         raise InputError("--label goes with images; a data set brings its own labels")
-    # Without an accelerator accelerate must be told so, or torchrun's processes would not find each other.
-    state = PartialState(cpu=not getattr(torch, "accelerator", torch.cuda).is_available())
+    state = this_process()
     loaded = spot.load(model, weights=weights, tokens=tokens).to(state.device)
     start = starting_prior(loaded, prior, saliency, data)
     settings: dict[str, Any] = dict(PRESETS[preset])

@@ -111,7 +111,8 @@ def wilson(share: float, count: int, confidence: float = CONFIDENCE) -> tuple[fl
     weight = confidence**2 / count
     middle = (share + weight / 2) / (1 + weight)
     half = confidence * math.sqrt(share * (1 - share) / count + weight / (4 * count)) / (1 + weight)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Of none or of all, rounding must not leave the share seen outside its own interval.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def evaluate(

@@ -78,6 +78,12 @@ def test_the_interval_is_wilsons(right, count, low, high):
     assert wilson(right / count, count) == pytest.approx((low, high), abs=5e-5)
 
 
+@pytest.mark.parametrize("count", [1, 64, 320, 2000])
+def test_the_interval_holds_the_share_seen_even_of_none_or_all(count):
+    assert wilson(1.0, count)[1] == 1.0
+    assert wilson(0.0, count)[0] == 0.0
+
+
 # Against the plainest loop ---------------------------------------------------------------------
 
 
