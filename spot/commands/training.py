@@ -53,8 +53,8 @@ def begin(
     if new_head:
         model = for_data(model, recipe, Options(**own), classes)
     if not options.dry_run:
-        trained = run(model, recipe, Options(**own))
-        report.console.print(f"{trained.name} is in {options.out / 'model'}")
+        run(model, recipe, Options(**own))
+        report.console.print(f"The trained model is in {options.out / 'model'}")
         return
     plan = dry_run(model, recipe, Options(**own))
     show_plan(plan)
