@@ -213,11 +213,10 @@ def banks_of(
     known: bool,
 ) -> "list[Bank]":
     """A kNN bank for each setting: one file for all, or one each, made from images."""
-    from accelerate import PartialState
-
     from spot.data.images import data_for, evaluation_transform, open_data
     from spot.evaluation.knn import Bank, build_banks
     from spot.placement.files import fingerprint
+    from spot.processes import this_process
 
     if source.suffix == ".safetensors":
         banks = [Bank.load(source)] * len(settings)
@@ -236,7 +235,7 @@ def banks_of(
             batch_size=batch_size,
             workers=workers,
             saliency=mapped(model, saliency, str(source)),
-            shown=PartialState().is_main_process,
+            shown=this_process().is_main_process,
         )
     banks[0].refuse_other(str(source), model.embed_dim, weights=fingerprint(model), classes=list(images.classes))
     return banks

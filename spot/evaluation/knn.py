@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,6 +32,7 @@ from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Evaluation, Maps, Reader, Setting, evaluate
 from spot.placement.files import Placements, fingerprint
+from spot.processes import this_process
 
 FORMAT, VERSION = "spot-knn-bank", "1"
 K, TEMPERATURE = 20, 0.07
@@ -183,7 +183,7 @@ def build_banks(
     for setting in settings:
         if isinstance(setting.placement, Placements):
             raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
-    state = PartialState()
+    state = this_process()
     names: dict[str, Any] = {"data": listing(data), "weights": fingerprint(model), "classes": list(data.classes)}
     paths = [Path(cache) / _name(setting, Reader(model, setting).tokens, names) for setting in settings]
     missing = [index for index, path in enumerate(paths) if not path.is_file()]
