@@ -79,7 +79,9 @@ def test_every_recipe_says_where_it_comes_from_what_it_costs_and_how_to_run_it(r
     assert recipe.origin
     assert recipe.cost
     assert recipe.expected
-    verb = {"supervised": ("pretrain", "retrofit", "finetune"), "distil": ("retrofit",), "mae": ("pretrain",)}[recipe.objective]
+    verb = {"supervised": ("pretrain", "retrofit", "finetune"), "distil": ("retrofit",), "mae": ("pretrain",)}[
+        recipe.objective
+    ]
     assert recipe.command.split()[1] in verb
     assert f"--recipe {recipe.name}" in recipe.command
 
