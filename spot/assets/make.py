@@ -65,14 +65,20 @@ STEPS = (
     ),
     Step(
         "scenes-mae-encoder",
-        "a masked autoencoder's encoder",
+        "a masked autoencoder's encoder, not shipped",
         f"pretrain {NANO} embed_dim=112 --recipe scenes-mae --set seed=2",
         shipped=False,
     ),
     Step(
-        "scenes-mae",
-        "scenes-mae-encoder (not kept), fine-tuned off the grid with mean pooling",
+        "scenes-mae-grid",
+        "scenes-mae-encoder, fine-tuned on the grid with mean pooling, not shipped",
         "finetune {runs}/scenes-mae-encoder/model --recipe scenes-finetune --set seed=12",
+        shipped=False,
+    ),
+    Step(
+        "scenes-mae",
+        "scenes-mae-grid, retrofitted with labels",
+        "retrofit {runs}/scenes-mae-grid/model --recipe scenes-retrofit --set seed=13 epochs=2",
     ),
 )
 

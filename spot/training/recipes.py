@@ -189,13 +189,11 @@ SCENES: tuple[Recipe, ...] = (
         cost="about 5 minutes of one CPU core",
         expected=BUILT_IN,
         command="spot finetune runs/mae/model --recipe scenes-finetune --data scenes --out runs/finetuned",
-        epochs=4.5,
-        lr=2e-3,
+        epochs=3.5,
+        lr=3e-3,
         warmup_epochs=0.2,
         smoothing=0.0,
         global_pool="avg",
-        budgets=(16, 25, 36, 64, 64, 64),
-        priors=ANYWHERE,
     ),
 )
 
