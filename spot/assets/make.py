@@ -78,7 +78,7 @@ STEPS = (
     Step(
         "scenes-mae",
         "scenes-mae-grid, retrofitted with labels",
-        "retrofit {runs}/scenes-mae-grid/model --recipe scenes-retrofit --set seed=13 epochs=2",
+        "retrofit {runs}/scenes-mae-grid/model --recipe scenes-retrofit --set seed=13 epochs=3 lr=2e-3",
     ),
 )
 
