@@ -254,18 +254,19 @@ RECIPES: dict[str, Recipe] = {
         Distil(
             name="distil",
             origin="ours: the practical retrofit, from unlabelled images",
-            cost="ViT-Ti/16: one to two hours of one or two CPU cores",
-            expected="docs/RESULTS.md has what was measured",
+            cost="ViT-Ti/16 on 5,500 images, 550 steps: 63 minutes of one shared CPU core",
+            expected="ViT-Ti/16, isotropic at 25 / 49 / 100 / 196 tokens: 38.6 / 55.6 / 67.0 / 72.4 % of 2,000 validation "
+            "images (untrained: 2.9 / 32.8 / 66.6 / 73.8); docs/training.md has more",
             command="spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil "
             "--data images --out runs/tiny",
             model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
             batch_size=32,
-            epochs=10,
+            epochs=3.2,
             lr=3e-4,
             weight_decay=0.0,
             llrd=0.8,
             head_rate=0.0,
-            warmup_epochs=0.3,
+            warmup_epochs=0.15,
             clip_grad=1.0,
             drop_path=0.0,
             ema=0.995,
