@@ -255,8 +255,8 @@ RECIPES: dict[str, Recipe] = {
             name="distil",
             origin="ours: the practical retrofit, from unlabelled images",
             cost="ViT-Ti/16 on 5,500 images, 550 steps: 63 minutes of one shared CPU core",
-            expected="ViT-Ti/16, isotropic at 25 / 49 / 100 / 196 tokens: 38.6 / 55.6 / 67.0 / 72.4 % of 2,000 validation "
-            "images (untrained: 2.9 / 32.8 / 66.6 / 73.8); docs/training.md has more",
+            expected="ViT-Ti/16, isotropic at 25 / 49 / 100 / 196 tokens: 38.6 / 55.6 / 67.0 / 72.4 % of 2,000 "
+            "validation images (untrained: 2.9 / 32.8 / 66.6 / 73.8); docs/training.md has more",
             command="spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil "
             "--data images --out runs/tiny",
             model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
