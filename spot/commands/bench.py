@@ -110,7 +110,7 @@ def bench(
 
         named = [{**row, "method": f"{row['name']} {row['method']}"} if len(set(models)) > 1 else row for row in rows]
         draw(named, plot, title=headline)
-        report.console.print(f"The figure is in {plot}.")
+        report.console.print(f"The figure is in {plot}.", soft_wrap=True)
 
 
 def opened(name: str, device: str) -> "SpotViT":

@@ -76,4 +76,4 @@ def data(
             images = images * (0.15 + 0.85 * batch.masks[:, None])
         sheet = images[: len(CLASSES) * examples].unflatten(0, (examples, len(OUTLINES), len(TEXTURES)))
         contact_sheet(sheet.permute(1, 2, 0, 3, 4, 5), list(OUTLINES), list(TEXTURES), out)
-        report.console.print(f"The contact sheet is in {out}.")
+        report.console.print(f"The contact sheet is in {out}.", soft_wrap=True)

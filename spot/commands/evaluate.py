@@ -130,7 +130,7 @@ def evaluate(
         save_predictions(predictions, found)
     if plot is not None:
         accuracy(rows, plot, title=f"{Path(model).name} on {Path(data).name}")
-        report.console.print(f"The figure is in {plot}.")
+        report.console.print(f"The figure is in {plot}.", soft_wrap=True)
 
 
 def asked_for(

@@ -36,6 +36,8 @@ def windows(images: Tensor, positions: Tensor, size: int, scale: float | Tensor 
     top, fraction_y = _split(positions[..., 0] * height - size / 2, height, size)
     left, fraction_x = _split(positions[..., 1] * width - size / 2, width, size)
     if _plain(images) and width > size:
+        if not (torch.is_grad_enabled() and positions.requires_grad):
+            return _in_chunks(images, top, left, fraction_y, fraction_x, size)
         crops = _crop_runs(images, top, left, size + 1)
     else:
         steps = torch.arange(size + 1, device=images.device)
@@ -116,6 +118,29 @@ def _crop_runs(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
     return crops
 
 
+CHUNK = 4 * 2**20  # bytes of crops at a time: larger ones are slower to get from the system than to fill
+
+
+def _in_chunks(images: Tensor, top: Tensor, left: Tensor, fraction_y: Tensor, fraction_x: Tensor, size: int) -> Tensor:
+    """Windows without gradients, a few images at a time into memory that is used again."""
+    batch, tokens = top.shape
+    channels, dtype = images.shape[1], fraction_y.dtype
+    result = torch.empty(batch, tokens, channels, size, size, dtype=dtype)
+    step = max(1, CHUNK // max(1, tokens * channels * (size + 1) ** 2 * dtype.itemsize))
+    for begin in range(0, batch, step):
+        part = slice(begin, begin + step)
+        crops = _crop_runs(images[part], top[part], left[part], size + 1)
+        _shifted(crops.to(dtype), fraction_y[part], fraction_x[part], out=result[part])
+    return result.to(images.dtype)
+
+
+def _shifted(crops: Tensor, fraction_y: Tensor, fraction_x: Tensor, out: Tensor | None = None) -> Tensor:
+    """Crops (B, N, C, K+1, K+1) moved by fractions (B, N) of a pixel → (B, N, C, K, K)."""
+    y, x = fraction_y[..., None, None, None], fraction_x[..., None, None, None]
+    rows = torch.lerp(crops[..., :-1], crops[..., 1:], x)
+    return torch.lerp(rows[..., :-1, :], rows[..., 1:, :], y, out=out)
+
+
 class _Lerp(torch.autograd.Function):
     """Crops (B, N, C, K+1, K+1) shifted by fractions (B, N) of a pixel → (B, N, C, K, K).
 
@@ -128,9 +153,7 @@ class _Lerp(torch.autograd.Function):
     @staticmethod
     def forward(crops: Tensor, fraction_y: Tensor, fraction_x: Tensor) -> Tensor:
         wide = crops.to(fraction_y.dtype)  # interpolate bfloat16 images in float32
-        y, x = fraction_y[..., None, None, None], fraction_x[..., None, None, None]
-        rows = torch.lerp(wide[..., :-1], wide[..., 1:], x)
-        return torch.lerp(rows[..., :-1, :], rows[..., 1:, :], y).to(crops.dtype)
+        return _shifted(wide, fraction_y, fraction_x).to(crops.dtype)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
