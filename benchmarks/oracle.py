@@ -1,6 +1,6 @@
 """A search step beside a forward pass of the same model at the same tokens.
 
-Batch 4, 25 tokens, 224 × 224, random weights. "step" is (search of 3 steps − one forward pass) / 3 by one
+Batch 16, 25 tokens, 224 × 224, random weights. "step" is (search of 3 steps − one forward pass) / 3 by one
 forward pass without gradients, in the same round, median over rounds; "unfrozen" is the same for a plain
 loop that leaves the parameters' gradients on, as the authors' code does.
 """
@@ -13,10 +13,10 @@ import torch.nn.functional as F
 import spot
 from spot.evaluation.throughput import interleaved
 
-BATCH, TOKENS, STEPS = 4, 25, 3
+BATCH, TOKENS, STEPS = 16, 25, 3
 
 
-def run(rounds: int = 9) -> list[dict]:
+def run(rounds: int = 7) -> list[dict]:
     return [row(name, rounds) for name in ("vit_tiny_patch16_224", "vit_base_patch16_224")]
 
 
