@@ -207,6 +207,7 @@ def farewell(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int], cells: i
         "  spot evaluate MODEL --data DIR --tokens 49   on your data\n"
         "  spot retrofit MODEL --data DIR --out RUN     teach your ViT to read off-grid tokens, without labels",
         highlight=False,
+        soft_wrap=True,
     )
 
 
