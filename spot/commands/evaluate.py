@@ -176,7 +176,8 @@ def asked_for(
 
 def opened(model: Any, data: str, split: str, *, need_classes: bool, **reading: Any) -> "tuple[Data, bool]":
     """The images, and whether their labels are the model's classes. Neighbours vote for any classes."""
-    from spot.data.images import data_for, evaluation_transform, open_data
+    from spot.data.images import data_for, open_data
+    from spot.data.picture import evaluation_transform
     from spot.errors import InputError
 
     if model.num_classes == 0 and need_classes:
@@ -193,7 +194,7 @@ def mapped(model: Any, saliency: str | None, data: str) -> "Maps | None":
     """Saliency maps for images as the model sees them."""
     if saliency is None:
         return None
-    from spot.data.images import evaluation_transform
+    from spot.data.picture import evaluation_transform
     from spot.placement.saliency import resolve_saliency
 
     return resolve_saliency(saliency, model.data_config, evaluation_transform(model.data_config), data)
@@ -213,7 +214,8 @@ def banks_of(
     known: bool,
 ) -> "list[Bank]":
     """A kNN bank for each setting: one file for all, or one each, made from images."""
-    from spot.data.images import data_for, evaluation_transform, open_data
+    from spot.data.images import data_for, open_data
+    from spot.data.picture import evaluation_transform
     from spot.evaluation.knn import Bank, build_banks
     from spot.placement.files import fingerprint
     from spot.processes import this_process

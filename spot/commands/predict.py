@@ -42,7 +42,8 @@ def predict(
 
     import spot
     from spot import report
-    from spot.data.images import class_names, evaluation_transform, open_image
+    from spot.data.images import class_names
+    from spot.data.picture import evaluation_transform, open_image
     from spot.errors import InputError
     from spot.evaluation.accuracy import Reader, Setting
     from spot.placement.saliency import resolve_saliency, rgb

@@ -151,7 +151,7 @@ def starting_prior(model: Any, prior: str | None, saliency: str | None, data: st
         if prior is not None:
             model.prior = prior
         return {}
-    from spot.data.images import evaluation_transform
+    from spot.data.picture import evaluation_transform
     from spot.placement.saliency import resolve_saliency
 
     transform = evaluation_transform(model.data_config)
@@ -174,7 +174,8 @@ def search_images(
     import torch
 
     from spot import report
-    from spot.data.images import class_names, evaluation_transform, open_image
+    from spot.data.images import class_names
+    from spot.data.picture import evaluation_transform, open_image
     from spot.placement.dataset_search import obfuscated, place
     from spot.placement.oracle import search as run_search
     from spot.placement.saliency import rgb

@@ -15,19 +15,18 @@ import csv
 import os
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
-from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, ToTensor
+from torchvision.transforms import Normalize
 
+from spot.data.picture import evaluation_transform, open_image
 from spot.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -41,95 +40,6 @@ EXTENSIONS = (*IMG_EXTENSIONS, ".gif", ".avif", ".jfif")
 TIMM = re.compile(r"(torch|hfds|hfids|wds|tfds)/.+")
 SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
-CROP_RATIO = 0.875
-LONGEST = 16  # times the short side: a longer image is cropped before it is resized
-
-
-# ----------------------------------------------------------------------------- one image
-
-
-def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
-    """The image as a person sees it, in RGB: upright, first frame, transparent parts on white.
-
-    Sixteen bits are scaled to eight, CMYK and palettes converted. Raises InputError, naming the
-    file, for what is no image, is cut short, or is too large to decode (over 179 megapixels).
-    """
-    name = source if isinstance(source, (str, Path)) else getattr(source, "name", "the image")
-    if isinstance(source, (str, Path)) and not os.path.isfile(source):
-        what = "a folder" if os.path.isdir(source) else "missing"
-        raise InputError(f"an image file was expected, but {name} is {what}")
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns from 89 megapixels and refuses from 179; the refusal is enough.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            warnings.filterwarnings("ignore", "Corrupt EXIF data")
-            image = source if isinstance(source, Image.Image) else Image.open(source)
-            image.load()
-            image = ImageOps.exif_transpose(image)
-    except Image.DecompressionBombError:
-        raise InputError(f"{name} is too large to decode; scale it below 179 megapixels first") from None
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError) as error:
-        reason = "is not an image" if "cannot identify" in str(error) else f"cannot be read: {error}"
-        raise InputError(f"{name} {reason}") from None
-    return rgb(image, name)
-
-
-def rgb(image: Image.Image, name: object) -> Image.Image:
-    """Convert any of Pillow's modes to RGB without clipping or showing hidden colours."""
-    if image.mode == "F" or image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.float64)
-        top = 65535.0 if image.mode.startswith("I;16") or values.max() > 255 else 255.0
-        if image.mode == "F" and values.max() <= 1:
-            top = 1.0
-        if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= top):
-            low, high = values.min(), values.max()
-            raise InputError(f"{name} has pixels from {low:g} to {high:g}; save it with 8 or 16 bits first")
-        image = Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
-    return image.convert("RGB")
-
-
-# ----------------------------------------------------------------------------- transform
-
-
-def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int] | None = None) -> Compose:
-    """The paper's evaluation transform: bicubic, centre crop of 0.875, the model's own mean and std.
-
-    At the model's 224 × 224 the short side becomes 256. `data_config` is what timm's
-    resolve_model_data_config returns (SpotViT.data_config); `size` (H, W) replaces the model's.
-    """
-    from timm.data import create_transform
-    from timm.data.transforms import ResizeKeepRatio
-
-    height, width = (size, size) if isinstance(size, int) else size or data_config["input_size"][-2:]
-    mean, std = data_config["mean"], data_config["std"]
-    if height == width:
-        steps = create_transform(
-            height,
-            interpolation="bicubic",
-            crop_pct=CROP_RATIO,
-            crop_mode="center",
-            mean=mean,
-            std=std,
-        ).transforms
-    else:  # timm would resize with bilinear interpolation here, whatever it is asked for
-        scaled = (int(height / CROP_RATIO), int(width / CROP_RATIO))
-        resize = ResizeKeepRatio(scaled, interpolation=InterpolationMode.BICUBIC.value)
-        steps = [resize, CenterCrop((height, width)), ToTensor(), Normalize(mean, std)]
-    return Compose([narrow, *steps])
-
-
-def narrow(image: Image.Image) -> Image.Image:
-    """Cut an image to 16 times its short side: 20,000 × 1 would be resized to five million × 256."""
-    side = LONGEST * min(image.size)
-    if max(image.size) <= side:
-        return image
-    width, height = (min(length, side) for length in image.size)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
 
 
 # ----------------------------------------------------------------------------- classes

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from timm.models.vision_transformer import VisionTransformer
 
-from spot.data.images import Images, evaluation_transform, open_data
+from spot.data.images import Images, open_data
+from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT, create_timm

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from spot import report
 from spot.atomic import whole
-from spot.data.images import Images, class_folders, data_for, evaluation_transform, loader, open_data
+from spot.data.images import Images, class_folders, data_for, loader, open_data
+from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate

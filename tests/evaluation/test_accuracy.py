@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import spot
-from spot.data.images import Batch, evaluation_transform, loader, open_data
+from spot.data.images import Batch, loader, open_data
+from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, judge, wilson
 from spot.models.elastic import ElasticViT
@@ -270,7 +271,8 @@ import json, sys
 sys.path[:0] = [{tests!r}]
 from accelerate import PartialState
 from conftest import make_nano
-from spot.data.images import evaluation_transform, loader, open_data
+from spot.data.images import loader, open_data
+from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spot.data.images import evaluation_transform, loader, open_data
+from spot.data.images import loader, open_data
+from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.knn import Bank, build_banks, classify, knn_rows

@@ -191,7 +191,7 @@ def test_bfloat16_model_and_images_with_float32_positions(nano):
 @torch.no_grad()
 def test_real_weights_predict_the_same_class_through_spot_and_timm(fixture, request, shared_data):
     model = request.getfixturevalue(fixture)
-    from spot.data.images import evaluation_transform, open_image
+    from spot.data.picture import evaluation_transform, open_image
 
     transform = evaluation_transform(model.data_config)
     folders = sorted((shared_data / "imagenet-val-2k").iterdir())[::63]

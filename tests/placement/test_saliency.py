@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from spot.data.images import data_for, evaluation_transform
+from spot.data.images import data_for
+from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.placement.priors import salient
 from spot.placement.saliency import (

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from spot.data.images import evaluation_transform, open_data
+from spot.data.images import open_data
+from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.training.images import Plan, ScenePlan, parts, training_transform

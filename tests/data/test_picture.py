@@ -1,0 +1,189 @@
+"""One image: every awkward kind of file, and the transform to what a model sees."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.data import resolve_model_data_config
+
+from spot.data.picture import evaluation_transform, open_image
+from spot.errors import InputError
+from tests.data.files import BLUE, GREEN, RED, cut_short
+
+
+def test_an_exif_rotated_image_stands_upright(tmp_path):
+    lying = Image.new("RGB", (20, 10), BLUE)
+    lying.paste(RED, (0, 0, 10, 10))  # the left half is red
+    exif = Image.Exif()
+    exif[0x0112] = 6  # "rotate by 90 degrees clockwise to show"
+    lying.save(tmp_path / "a.png", exif=exif)
+    image = open_image(tmp_path / "a.png")
+    assert image.size == (10, 20)
+    assert image.getpixel((5, 2)) == RED  # left has become the top
+    assert image.getpixel((5, 17)) == BLUE
+
+
+def test_a_damaged_exif_block_does_not_spoil_the_image(tmp_path, recwarn):
+    Image.new("RGB", (8, 6), RED).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff")
+    assert open_image(tmp_path / "a.jpg").size == (8, 6)
+    assert not recwarn.list
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
+    values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert np.asarray(open_image(tmp_path / "a.png"))[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_sixteen_bits_in_colour_too(tmp_path):
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)  # 1 × 1 pixel, RGB of 16 bits each
+    pixel = zlib.compress(b"\0" + struct.pack(">HHH", 65535, 32896, 0))
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixel) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(file)
+    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == (255, 128, 0)
+
+
+def test_a_sixteen_bit_tiff_is_read_too(tmp_path):
+    Image.fromarray(np.full((3, 2), 65535 // 5, dtype=np.uint16)).save(tmp_path / "a.tif")
+    image = open_image(tmp_path / "a.tif")
+    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (2, 3), (51, 51, 51))
+
+
+def test_floating_point_pixels_from_zero_to_one_are_brightness(tmp_path):
+    Image.fromarray(np.array([[0.0, 0.2, 1.0]], dtype=np.float32)).save(tmp_path / "a.tif")
+    assert np.asarray(open_image(tmp_path / "a.tif"))[0, :, 1].tolist() == [0, 51, 255]
+
+
+def test_floating_point_pixels_without_a_scale_are_refused(tmp_path):
+    Image.fromarray(np.array([[-3.0, 2.0]], dtype=np.float32)).save(tmp_path / "a.tif")
+    with pytest.raises(InputError, match=r"a\.tif has pixels from -3 to 2"):
+        open_image(tmp_path / "a.tif")
+
+
+def test_cmyk_is_shown_in_its_colours(tmp_path):
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=100)  # magenta + yellow ink: red
+    red, green, blue = open_image(tmp_path / "a.jpg").getpixel((4, 4))
+    assert (red > 240, green < 15, blue < 15) == (True, True, True)
+
+
+def test_a_palette_image_is_shown_in_its_colours(tmp_path):
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([*RED, *GREEN])
+    image.save(tmp_path / "a.png")
+    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == GREEN
+
+
+@pytest.mark.parametrize("mode, hidden", [("RGBA", (255, 0, 0, 0)), ("LA", (0, 0))])
+def test_what_is_transparent_is_white_whatever_colour_hides_there(tmp_path, mode, hidden):
+    Image.new(mode, (4, 4), hidden).save(tmp_path / "a.png")
+    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_transparent_palette_entry_is_white(tmp_path):
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([*RED, *GREEN])
+    image.save(tmp_path / "a.gif", transparency=1)
+    assert open_image(tmp_path / "a.gif").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_of_an_animation_the_first_frame_is_taken(tmp_path):
+    frames = [Image.new("RGB", (4, 4), colour) for colour in (GREEN, RED, BLUE)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert open_image(tmp_path / "a.gif").getpixel((0, 0)) == GREEN
+
+
+@pytest.mark.parametrize("mode", ["1", "L"])
+def test_grey_and_black_and_white_become_rgb(tmp_path, mode):
+    Image.new(mode, (4, 4), 255).save(tmp_path / "a.png")
+    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_truncated_jpeg_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"a\.jpg cannot be read: .*truncated"):
+        open_image(cut_short(tmp_path / "a.jpg"))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n" + b"\0" * 40], ids=["empty", "text", "broken"])
+def test_a_file_that_is_no_image_is_named(tmp_path, content):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.png (is not an image|cannot be read)"):
+        open_image(tmp_path / "a.png")
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.png is missing"):
+        open_image(tmp_path / "nowhere.png")
+    with pytest.raises(InputError, match="is a folder"):
+        open_image(tmp_path)
+
+
+def test_an_image_too_large_for_memory_is_refused_before_it_is_decoded(tmp_path):
+    header = b"IHDR" + struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT")
+    with pytest.raises(InputError, match="too large"):
+        open_image(tmp_path / "a.png")
+
+
+# The evaluation transform ------------------------------------------------------------------
+
+CONFIG = {"input_size": (3, 224, 224), "mean": (0.5, 0.25, 0.75), "std": (0.5, 0.25, 0.1)}
+
+
+@pytest.mark.parametrize("size", [(500, 375), (300, 640), (256, 256), (100, 90)])
+def test_the_transform_is_bicubic_256_then_centre_224_then_the_models_statistics(size):
+    pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    # The same by hand, with Pillow and numpy alone.
+    width, height = size
+    short = min(size)
+    resized = image.resize((int(width * 256 / short), int(height * 256 / short)), Image.Resampling.BICUBIC)
+    left, top = round((resized.width - 224) / 2), round((resized.height - 224) / 2)
+    crop = np.asarray(resized.crop((left, top, left + 224, top + 224))) / 255
+    expected = (crop - CONFIG["mean"]) / CONFIG["std"]
+    got = evaluation_transform(CONFIG)(image)
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got.permute(1, 2, 0).numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (20000, 1), (1, 20000), (20000, 40), (3, 500)])
+def test_every_size_of_image_becomes_the_models_size(size):
+    assert evaluation_transform(CONFIG)(Image.new("RGB", size, GREEN)).shape == (3, 224, 224)
+
+
+def test_of_an_endless_image_the_middle_is_seen():
+    image = Image.new("RGB", (20000, 4), RED)
+    image.paste(BLUE, (9990, 0, 10010, 4))
+    seen = evaluation_transform({**CONFIG, "mean": (0, 0, 0), "std": (1, 1, 1)})(image)
+    torch.testing.assert_close(seen[:, 112, 112], torch.tensor([0.0, 0.0, 1.0]))
+
+
+def test_a_model_may_see_images_of_another_size_or_shape():
+    image = Image.new("RGB", (640, 480), RED)
+    assert evaluation_transform(CONFIG, 96)(image).shape == (3, 96, 96)
+    assert evaluation_transform(CONFIG, (96, 160))(image).shape == (3, 96, 160)
+
+
+def test_a_wide_crop_is_bicubic_as_well():
+    pixels = np.random.default_rng(2).integers(0, 256, (60, 160, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    # 56 × 112 is cut from 64 × 128: of 60 × 160 the height binds, 160 becomes 170.67.
+    crop = image.resize((171, 64), Image.Resampling.BICUBIC).crop((30, 4, 142, 60))
+    seen = evaluation_transform({**CONFIG, "mean": (0, 0, 0), "std": (1, 1, 1)}, (56, 112))(image)
+    np.testing.assert_allclose(seen.permute(1, 2, 0).numpy(), np.asarray(crop) / 255, atol=1e-5)
+
+
+def test_a_real_model_gives_its_own_mean_and_std():
+    config = resolve_model_data_config(timm.create_model("vit_tiny_patch16_224"))
+    grey = evaluation_transform(config)(Image.new("RGB", (300, 300), (255, 255, 255)))
+    torch.testing.assert_close(grey, torch.ones(3, 224, 224))  # (1 − 0.5) / 0.5
+
+
+# Folders --------------------------------------------------------------------------------------
