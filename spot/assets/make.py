@@ -46,17 +46,17 @@ STEPS = (
     Step(
         "scenes-a-grid",
         "learned from labels, on the grid: the plain ViT that scenes-a is compared with",
-        f"pretrain {NANO} embed_dim=128 --recipe scenes",
+        f"pretrain {NANO} embed_dim=120 --recipe scenes --set epochs=3",
     ),
     Step(
         "scenes-a",
         "scenes-a-grid, retrofitted with labels",
-        "retrofit {runs}/scenes-a-grid/model --recipe scenes-retrofit --set seed=10",
+        "retrofit {runs}/scenes-a-grid/model --recipe scenes-retrofit --set seed=10 epochs=2",
     ),
     Step(
         "scenes-b-grid",
         "another seed and width, learned from labels, on the grid",
-        f"pretrain {NANO} embed_dim=96 --recipe scenes --set seed=1 epochs=3",
+        f"pretrain {NANO} embed_dim=104 --recipe scenes --set seed=1 epochs=3.5",
     ),
     Step(
         "scenes-b",
@@ -78,7 +78,7 @@ STEPS = (
     Step(
         "scenes-mae",
         "scenes-mae-grid, retrofitted with labels",
-        "retrofit {runs}/scenes-mae-grid/model --recipe scenes-retrofit --set seed=13 epochs=3 lr=2e-3",
+        "retrofit {runs}/scenes-mae-grid/model --recipe scenes-retrofit --set seed=13 epochs=2.5 lr=2e-3",
     ),
 )
 

@@ -70,9 +70,12 @@ def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmVi
     if architecture and not timm.is_model(architecture):
         raise unknown("timm model", name, timm.list_models())
     try:
-        return timm.create_model(name, pretrained=pretrained, **kwargs)
+        vit = timm.create_model(name, pretrained=pretrained, **kwargs)
     except (TypeError, RuntimeError, ValueError) as error:
         raise InputError(f"timm cannot build {name!r} with {kwargs or 'no options'}: {error}") from error
+    if not pretrained and architecture == name:  # timm fills in its default tag, whose weights these are not
+        vit.pretrained_cfg = {**vit.pretrained_cfg, "tag": ""}
+    return vit
 
 
 class SpotViT(

@@ -218,6 +218,12 @@ def test_what_cannot_work_is_refused_with_the_reason(name, reason):
         adapt(name)
 
 
+def test_a_vit_without_pretrained_weights_does_not_bear_their_name():
+    tiny = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    assert spot.adapt("vit_tiny_patch16_224", **tiny).name == "vit_tiny_patch16_224"
+    assert spot.adapt("vit_tiny_patch16_224.augreg_in21k", **tiny).name == "vit_tiny_patch16_224.augreg_in21k"
+
+
 def test_bad_input_is_named(nano):
     images = torch.randn(2, 3, 32, 32)
     with pytest.raises(InputError, match="did you mean 'vit_tiny_patch16_224'"):
