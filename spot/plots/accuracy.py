@@ -1,4 +1,4 @@
-"""Accuracy against what it costs: a line per placement, with 95 % intervals."""
+"""Accuracy against what it costs: a line per placement, with 95 % intervals, and the paper's dashed beside it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +11,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from spot.atomic import whole
 from spot.errors import InputError
+from spot.plots.bars import distinct
+from spot.plots.palette import palette
 
 COSTS = {"tokens": "tokens", "gmacs": "multiply-adds per image, in billions", "ms": "milliseconds per image, measured"}
 SCORES = {"top1": "top-1 accuracy, %", "knn": "kNN accuracy, %"}
@@ -51,6 +53,74 @@ def accuracy(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str 
     figure.legend(handles, names, loc="outside right center", frameon=False)
     with whole(path) as temporary:
         figure.savefig(temporary, dpi=150)
+
+
+def accuracy_lines(
+    rows: Sequence[Mapping[str, Any]],
+    paper: Sequence[Mapping[str, Any]] = (),
+    *,
+    line: str = "placement",
+    across: str = "tokens",
+    value: str = "top1",
+    low: str = "low",
+    high: str = "high",
+    panel: str | None = None,
+    across_label: str = "tokens",
+    label: str = "top-1 accuracy, %",
+    title: str = "",
+    log: bool = True,
+) -> Figure:
+    """A line per placement over budgets: ours with intervals, the paper's dashed in the same colour.
+
+    Args:
+        rows, paper: tables with the columns named by the other arguments; the interval may be missing.
+        line: which line a row belongs to. A line of the paper has the colour of ours of the same name.
+        across: what the horizontal axis shows, such as tokens, or share: models of different grids meet there.
+        panel: a column whose values get a panel each, side by side; one that only the paper has is not drawn.
+        log: whether the horizontal axis is logarithmic.
+    """
+    if not rows:
+        raise InputError("a figure of accuracy needs at least one row")
+    names = list(dict.fromkeys([*distinct(rows, line), *distinct(paper, line)]))
+    colours = dict(zip(names, palette(len(names)), strict=True))
+    panels = distinct(rows, panel) if panel else [None]
+    figure = Figure(figsize=(4.4 * len(panels) + 1.8, 4.0), dpi=150, layout="constrained")
+    handles: dict[str, Any] = {}
+    for axes, each in zip(
+        figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0], panels, strict=True
+    ):
+        for table, ours in ((rows, True), (paper, False)):
+            part = [row for row in table if panel is None or str(row[panel]) == each]
+            for name in distinct(part, line):
+                points = [row for row in part if str(row[line]) == name and row.get(value) is not None]
+                points.sort(key=lambda row: row[across])
+                x, y = ([row[column] for row in points] for column in (across, value))
+                style: dict[str, Any] = {"marker": "o", "markersize": 4, "color": colours[name]}
+                if not ours:
+                    style |= {"linestyle": "--", "markerfacecolor": "white", "linewidth": 1.1, "alpha": 0.8}
+                text = name if ours else f"{name}, the paper"
+                handles[text] = axes.plot(x, y, label=text, **style)[0]
+                known = [row for row in points if row.get(low) is not None and row.get(high) is not None]
+                if ours and known:
+                    span = [
+                        [max(0.0, row[value] - row[low]) for row in known],
+                        [max(0.0, row[high] - row[value]) for row in known],
+                    ]
+                    places = ([row[across] for row in known], [row[value] for row in known])
+                    axes.errorbar(*places, yerr=span, fmt="none", ecolor=colours[name], alpha=0.6, capsize=2)
+        if log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(FixedLocator(apart(sorted({row[across] for row in [*rows, *paper]}), 1.25)))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:.3g}"))
+        axes.set_xlabel(across_label)
+        axes.set_title("" if each is None else str(each), fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel(label)
+    figure.legend(handles=list(handles.values()), loc="outside right upper", frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=11)
+    return figure
 
 
 def check_ending(path: str | Path) -> None:

@@ -1,0 +1,43 @@
+import pytest
+
+from spot.errors import InputError
+from spot.plots.trade_off import CEILING, GAP, _edge, trade_off
+
+ROWS = [
+    {"method": "SPoT", "tokens": 16, "speed-up": 4.0, "top1": 70.0, "low": 65.0, "high": 75.0},
+    {"method": "SPoT", "tokens": 64, "speed-up": 1.0, "top1": 90.0},
+    {"method": "SPoT-ON", "tokens": 16, "speed-up": 4.0, "top1": 95.0},
+]
+
+
+def test_lines_run_from_slow_to_fast_and_numbers_say_the_tokens():
+    (axes,) = trade_off(ROWS, oracle="SPoT-ON", reached="SPoT").axes
+    spot, interval, oracle = (line.get_xydata().tolist() for line in axes.lines)
+    assert (spot, oracle) == ([[1, 90], [4, 70]], [[4, 95]])
+    assert interval == [[4, 65], [4, 75]]
+    assert [text.get_text() for text in axes.texts] == ["ceiling", "64", "16"]
+
+
+def test_discs_are_as_large_as_their_tokens():
+    (axes,) = trade_off(ROWS).axes
+    sizes = [each.get_sizes().tolist() for each in axes.collections]
+    assert sizes == [[12 + 110, 12 + 110 / 4], [12 + 110 / 4]]
+
+
+def test_the_ceiling_lies_above_the_oracle_and_the_gap_below_it():
+    from matplotlib.colors import to_hex
+
+    (axes,) = trade_off(ROWS, oracle="SPoT-ON", reached="SPoT").axes
+    areas = [(to_hex(each.get_facecolor()[0]), each.get_paths()[0].vertices[:, 1]) for each in axes.collections[:3]]
+    (above, ceiling), (between, gap), (below, _) = areas
+    assert (above, between, below) == (CEILING, GAP, "#ffffff")
+    assert (ceiling.min(), gap.max()) == (95, 95)
+
+
+def test_a_curve_goes_on_level_to_both_sides():
+    assert _edge(ROWS[:2][::-1], "speed-up", "top1", 5.0) == ([0, 1, 4, 5], [90, 90, 70, 70])
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(InputError, match="at least one row"):
+        trade_off([])
