@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "finetune": "fine-tune an encoder to classify",
     "data": "describe the built-in data set and show its classes",
     "bench": "time models and baselines in turns, beside their multiply-adds",
+    "study": "measure the paper's tables and figures, beside the paper's numbers",
 }
 
 EXAMPLE = "example: spot demo"

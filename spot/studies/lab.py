@@ -1,0 +1,583 @@
+"""What studies measure with: models, images and budgets, and measurements that are kept image by image.
+
+    lab = Lab(backbones(["scenes-a", "scenes-b"]), cache="studies/cache")
+    isotropic, dropped = lab.accuracy(lab.backbones[0], [Setting("isotropic", 9), Setting("patch-dropout", 9)])
+    isotropic.right                                   # (M,) bool, image by image, in the order of isotropic.keys
+    found = lab.oracle(lab.backbones[0], tokens=9)    # Placements with their trajectories
+    lab.read(lab.backbones[1], found).right           # the same positions, read by another model
+
+Every measurement is kept in the cache under what determines it, so that studies share it and a study
+that was killed goes on. Nothing but outcomes stays in memory: trajectories are read from their file,
+features are compared with a kNN bank and dropped, group by group. Under `accelerate launch` or
+torchrun the images are shared out, every process gets every outcome, and the first one writes.
+"""
+
+import copy
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spot.data.images import Data, Stream, available_workers, data_for, loader
+from spot.data.picture import evaluation_transform
+from spot.data.scenes import CLASSES, Scenes
+from spot.errors import InputError
+from spot.evaluation.accuracy import Maps, Reader, Setting, evaluate
+from spot.evaluation.cost import macs
+from spot.evaluation.knn import build_banks, classify, listing
+from spot.models.checkpoints import built_in, load
+from spot.models.deltas import is_delta, read_about
+from spot.models.elastic import ElasticViT
+from spot.models.patch_dropout import PatchDropout
+from spot.models.plain import PlainViT
+from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
+from spot.placement.dataset_search import search_dataset
+from spot.placement.files import Placements, fingerprint
+from spot.placement.oracle import PRESETS, snapped
+from spot.placement.priors import PRIORS, SALIENT_PRIORS
+from spot.placement.saliency import KeyedSaliency, map_path, resolve_saliency
+from spot.processes import this_process
+from spot.studies.cache import Cache, decoded, digest, disk, encoded, say, spot_version
+
+SCENES = "scenes"
+SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
+# Measured once for each seed; any other placement is the same for every seed.
+RANDOM = ("uniform", "gaussian", "sobol", "boundary", "salient", "background", "patch-dropout", "elastic")
+
+# What one would use instead: a placement's name → the model, of a ViT and a budget.
+BASELINES: dict[str, Callable[[SpotViT, int], nn.Module]] = {
+    "vit": lambda model, tokens: PlainViT(model),
+    "patch-dropout": PatchDropout,
+    "tome": lambda model, tokens: ToMe(model, tokens=tokens),
+    "tome-matching": ToMe.matching,  # merges until its blocks cost as much as the budget's
+    "elastic": ElasticViT,
+}
+
+
+@dataclass(eq=False)
+class Backbone:
+    """A retrofitted ViT and, where it is known, the plain ViT it was made of."""
+
+    name: str  # in tables
+    source: str  # as spot.load takes it
+    weights: Path | None = None  # of the timm ViT below it
+    device: Any = "cpu"
+
+    @cached_property
+    def model(self) -> SpotViT:
+        saved = self.source not in built_in() and Path(self.source).exists() and not is_delta(self.source)
+        return load(self.source, weights=None if saved else self.weights).to(self.device)
+
+    @cached_property
+    def parent(self) -> SpotViT | None:
+        """The ViT before it was retrofitted; None where that is not known."""
+        path = built_in().get(self.source, Path(self.source))
+        if f"{self.source}-grid" in built_in():
+            return load(f"{self.source}-grid").to(self.device)
+        if path.is_file() and is_delta(path):
+            return load(read_about(path)["base"], weights=self.weights).to(self.device)
+        if self.source in built_in():
+            return None
+        if path.exists():  # a folder or file that spot saved names the timm ViT it began as
+            return load(self.model.name, weights=self.weights).to(self.device) if self.weights else None
+        return self.model
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.model)
+
+    @cached_property
+    def parent_fingerprint(self) -> str:
+        return "" if self.parent is None else fingerprint(self.parent)
+
+
+def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
+    """Models by `NAME` or `NAME=WEIGHTS FILE`, the file being of the timm ViT below it."""
+    found = []
+    for given in sources:
+        source, equals, weights = given.rpartition("=")
+        found.append((source, Path(weights)) if equals else (given, None))
+    if len(set(found)) < len(found):
+        raise InputError(f"each model is studied once, got {', '.join(sources)}")
+    names = [_short(source) for source, _ in found]
+    if len(set(names)) < len(names):
+        names = [source for source, _ in found]
+    return [Backbone(name, source, weights, device) for name, (source, weights) in zip(names, found, strict=True)]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one model made of M images with one placement, in the order of the images' keys."""
+
+    keys: list[str]
+    right: Tensor  # (M,) bool
+    knn: Tensor | None = None  # (M,) bool: were the neighbours right?
+
+    def on(self, keys: Sequence[str]) -> "Reading":
+        """The same of some of the images, in this order."""
+        row = {key: number for number, key in enumerate(self.keys)}
+        missing = next((key for key in keys if key not in row), None)
+        if missing is not None:
+            raise InputError(f"image {missing!r} was not read; a comparison needs the same images")
+        rows = torch.tensor([row[key] for key in keys], dtype=torch.int64)
+        return Reading(list(keys), self.right[rows], None if self.knn is None else self.knn[rows])
+
+
+class Lab:
+    """Models, images, budgets, and where measurements are kept.
+
+    Args:
+        backbones: see `backbones`; by default the built-in ones.
+        data: a folder of labelled images, a timm data set, or "scenes".
+        split, root: see `spot.data.images.data_for`.
+        tokens: budgets, rising; by default squares near an eighth, a quarter, a half and all of the grid.
+        seeds: how many, for placements that are drawn.
+        limit: images for plain rows; by default 1,024 scenes, or all photographs.
+        oracle_limit: images for rows that are searched; by default 512 scenes, or as many as `limit`.
+        saliency: spectral, an .onnx file, clipseg or a folder of maps; scenes know their masks.
+        bank: labelled images for kNN; by default 1,024 training scenes, and none for photographs.
+        cache: the folder of measurements.
+    """
+
+    def __init__(
+        self,
+        backbones: Sequence[Backbone],
+        data: str = SCENES,
+        *,
+        cache: str | Path,
+        split: str | None = None,
+        root: str | Path | None = None,
+        tokens: Sequence[int] = (),
+        seeds: int = 3,
+        limit: int | None = None,
+        oracle_limit: int | None = None,
+        saliency: str | None = None,
+        bank: str | None = None,
+        batch_size: int = 64,
+        workers: int | None = None,
+        memory: float = 2e9,
+    ) -> None:
+        if not backbones:
+            raise InputError("a study needs at least one model")
+        if seeds < 1:
+            raise InputError(f"at least one seed is needed, got {seeds}")
+        for name, number in (("limit", limit), ("oracle limit", oracle_limit)):
+            if number is not None and number < 1:
+                raise InputError(f"the {name} must be at least one image, got {number}")
+        self.backbones, self.data, self.root = list(backbones), data, root
+        self.scenes = data == SCENES and not Path(data).is_dir()
+        self.split = split or ("test" if self.scenes else "val")
+        self.seeds = seeds
+        self.limit = limit or (1024 if self.scenes else None)
+        self.oracle_limit = oracle_limit or (min(512, self.limit or 512) if self.scenes else self.limit)
+        self.saliency_source = saliency or ("masks" if self.scenes else "spectral")
+        self.bank = bank or (SCENES if self.scenes else None)
+        self.bank_limit = 1024 if self.bank == SCENES else None
+        self.batch_size, self.memory = batch_size, memory
+        self.workers = (0 if self.scenes else available_workers()) if workers is None else workers
+        self.cache = Cache(cache)
+        self.state = this_process()
+        self._tokens = tuple(sorted(set(tokens)))
+        self._identities: dict[Any, str] = {}
+
+    # What is measured
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The budgets, rising."""
+        return self._tokens or budgets(len(self.backbones[0].model.grid()))
+
+    @property
+    def sparse(self) -> int:
+        """The sparse budget, about 12.5 % of the grid: the smallest."""
+        return self.tokens[0]
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes; the others only share the work."""
+        return bool(self.state.is_main_process)
+
+    def images(self, backbone: Backbone, *, oracle: bool = False) -> Data:
+        """The images as a backbone wants them; with `oracle`, those of the rows that are searched."""
+        model, limit = backbone.model, self.oracle_limit if oracle else self.limit
+        if model.num_classes == 0:
+            raise InputError(f"{backbone.name} has no classifier, and studies need its predictions")
+        if self.scenes and model.num_classes != len(CLASSES):
+            raise InputError(
+                f"{backbone.name} knows {model.num_classes} classes, the scenes are of {len(CLASSES)}; give --data"
+            )
+        data = data_for(model, self.data, split=self.split, limit=limit, root=self.root)
+        if isinstance(data, Stream):
+            raise InputError(f"{self.data} is a stream, whose images have no names to compare results by")
+        return data
+
+    def saliency(self, backbone: Backbone) -> Maps:
+        """Maps (B, H, W) for images as the backbone sees them and their keys."""
+        return self._saliency(backbone, self.data)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that determined the measurements, as JSON."""
+        first = self.backbones[0]
+        return {
+            "models": {each.name: {"source": each.source, "weights": each.fingerprint} for each in self.backbones},
+            "data": Path(self.data).name,
+            "split": self.split,
+            "images": len(self.images(first)),  # type: ignore[arg-type]
+            "oracle_images": len(self.images(first, oracle=True)),  # type: ignore[arg-type]
+            "image_files": self._identity(first, oracle=False),
+            "tokens": list(self.tokens),
+            "seeds": self.seeds,
+            "saliency": Path(self.saliency_source).name,
+            "bank": None if self.bank is None else Path(self.bank).name,
+            "oracle": PRESETS,
+            "processes": self.state.num_processes,
+        }
+
+    # Measurements, kept
+
+    def accuracy(self, backbone: Backbone, settings: Sequence[Setting], *, knn: bool = False) -> list[Reading]:
+        """What a backbone makes of all images with each placement, in one pass over the images.
+
+        A setting's placement is a prior's name, or one in BASELINES: that is read by the backbone's
+        parent if it has one, else by the backbone itself. With `knn`, neighbours vote too, where
+        there is a bank (and, for priors that read maps, maps of its images).
+        """
+        abouts = [self._about(backbone, setting) for setting in settings]
+        voting = [knn and self._can_vote(backbone, setting) for setting in settings]
+        votes = [self._voted(about) for about in abouts]
+        known = [self.cache.get(about) for about in abouts]
+        known_votes = [
+            self.cache.get(vote) if votes_too else None for vote, votes_too in zip(votes, voting, strict=True)
+        ]
+        missing = [
+            index
+            for index in range(len(settings))
+            if known[index] is None or (voting[index] and known_votes[index] is None)
+        ]
+        self.state.wait_for_everyone()  # before the first process writes what another looks for
+        plain = [index for index in missing if not voting[index]]
+        groups = [plain] if plain else []
+        rows: list[int] = [index for index in missing if voting[index]]
+        at_once = self._at_once(backbone)
+        groups += [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
+        for group in groups:
+            found = self._pass(backbone, [settings[index] for index in group], knn=voting[group[0]])
+            for index, (outcome, vote) in zip(group, found, strict=True):
+                self._keep(abouts[index], outcome)
+                known[index] = outcome
+                if vote is not None:
+                    self._keep(votes[index], vote)
+                    known_votes[index] = vote
+            self.state.wait_for_everyone()
+        return [
+            Reading(decoded(outcome["keys"]), outcome["ranks"] == 0, None if vote is None else vote["right"])  # type: ignore[index]
+            for outcome, vote in zip(known, known_votes, strict=True)
+        ]
+
+    def seeded(self, placement: str, tokens: int, seeds: int | None = None) -> list[Setting]:
+        """A placement once for each seed, or once where another seed would change nothing."""
+        count = (self.seeds if seeds is None else seeds) if placement in RANDOM else 1
+        return [Setting(placement, tokens, seed) for seed in range(count)]
+
+    def oracle(
+        self,
+        backbone: Backbone,
+        prior: str = "isotropic",
+        tokens: int | None = None,
+        *,
+        preset: str = "paper",
+        objective: str = "descent",
+        seed: int = 0,
+    ) -> Placements:
+        """Positions found by searching every oracle image from a prior, with their trajectories.
+
+        `values` has labels (M,), predictions and losses (M, steps + 1); see `outcome`.
+        """
+        model = copy.copy(backbone.model)  # shares the weights, has its own prior and budget
+        model.tokens = self.sparse if tokens is None else tokens
+        start: dict[str, Any] = {}
+        if prior in SALIENT_PRIORS:
+            start = {"prior": prior, "saliency": self.saliency(backbone)}
+        else:
+            model.prior = prior
+        about = self._about(backbone, Setting(prior, model.tokens, seed), oracle=True)
+        about |= {"kind": "oracle", "preset": preset, "objective": objective}
+        path = self.cache.path(about)
+        self._discard_stale(path)
+        self.state.wait_for_everyone()
+        with disk(path):
+            return search_dataset(
+                model,
+                self.images(backbone, oracle=True),  # type: ignore[arg-type]
+                path,
+                seed=seed,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                state=self.state,
+                shown=self.main,
+                objective=objective,
+                **start,
+                **PRESETS[preset],
+            ).placements
+
+    def read(
+        self, backbone: Backbone, placements: Placements, *, snap: bool = False, bank: Setting | None = None
+    ) -> Reading:
+        """What a backbone makes of given positions.
+
+        snap: move each position to the nearest cell of the backbone's grid first.
+        bank: with it, neighbours vote too, from images placed so (placements are of these images only).
+        """
+        keys = sorted(placements.keys)
+        positions = placements.positions_for(keys)
+        if snap:
+            positions = snapped(positions, backbone.model.grid_size)
+        setting = Setting(Placements(keys, positions), name="given")
+        about = self._about(backbone, Setting("given", positions.shape[1]), oracle=True)
+        about |= {"positions": digest(positions, encoded(keys))}
+        vote = self._voted(about) | {"bank_placement": None if bank is None else [bank.label, bank.tokens, bank.seed]}
+        voting = bank is not None and self._can_vote(backbone, bank)
+        outcome, votes = self.cache.get(about), self.cache.get(vote) if voting else None
+        self.state.wait_for_everyone()
+        if outcome is None or (voting and votes is None):
+            ((outcome, votes),) = self._pass(backbone, [setting], knn=voting, bank=bank, oracle=True)
+            self._keep(about, outcome)
+            if votes is not None:
+                self._keep(vote, votes)
+            self.state.wait_for_everyone()
+        return Reading(decoded(outcome["keys"]), outcome["ranks"] == 0, None if votes is None else votes["right"])
+
+    def remember(self, about: Mapping[str, Any], compute: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Any other measurement: read from the cache, or computed (by every process) and kept."""
+        about = json.loads(json.dumps(about))
+        found = self.cache.get(about)
+        self.state.wait_for_everyone()
+        if found is None:
+            found = dict(compute())
+            self._keep(about, found)
+            self.state.wait_for_everyone()
+        return found
+
+    # Costs, not kept
+
+    def cost(self, backbone: Backbone, setting: Setting) -> float:
+        """Multiply-adds of one image, in billions."""
+        return macs(Reader(backbone.model, self._resolved(backbone, setting)).model) / 1e9
+
+    def contestant(self, backbone: Backbone, setting: Setting) -> nn.Module:
+        """The model that reads a setting, as `model(images)`, for timing."""
+        return Reader(backbone.model, self._resolved(backbone, setting)).model
+
+    def timings(self, models: Mapping[str, nn.Module], **options: Any) -> list[dict[str, Any]]:
+        """Models timed in turns, now; see `spot.evaluation.throughput.measure`."""
+        from spot.evaluation.throughput import measure
+
+        return measure(models, **options)
+
+    # Inside
+
+    def _pass(
+        self,
+        backbone: Backbone,
+        settings: Sequence[Setting],
+        *,
+        knn: bool,
+        bank: Setting | None = None,
+        oracle: bool = False,
+    ) -> list[tuple[dict[str, Tensor], dict[str, Tensor] | None]]:
+        """Outcomes and votes of some settings, in one pass over the images."""
+        resolved = [self._resolved(backbone, setting) for setting in settings]
+        banks = self._banks(backbone, [bank or setting for setting in settings]) if knn else []
+        batches = loader(
+            self.images(backbone, oracle=oracle),
+            self.batch_size,
+            self.workers,
+            process=self.state.process_index,
+            processes=self.state.num_processes,
+        )
+        found = evaluate(
+            backbone.model,
+            batches,
+            resolved,
+            saliency=self.saliency(backbone) if any(each.label in SALIENT_PRIORS for each in settings) else None,
+            features=knn,
+            shown=self.main,
+            title=f"{backbone.name}, {len(settings)} placement{'s' if len(settings) > 1 else ''}",
+        )
+        keys = encoded(found.keys)
+        results: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = []
+        for index in range(len(settings)):
+            outcome = {"keys": keys, "ranks": found.ranks[index].to(torch.int32), "losses": found.losses[index].float()}
+            vote = None
+            if knn:
+                answers = classify(found.features[index].to(self.state.device), banks[index]).cpu()
+                vote = {"right": answers[:, 0] == found.labels}
+            results.append((outcome, vote))
+        return results
+
+    def _resolved(self, backbone: Backbone, setting: Setting) -> Setting:
+        """The setting with a baseline's model in the place of its name."""
+        if not isinstance(setting.placement, str) or setting.placement not in BASELINES:
+            return setting
+        model = backbone.parent or backbone.model
+        budget = setting.tokens or len(model.grid())
+        return replace(setting, placement=BASELINES[setting.placement](model, budget), tokens=None, name=setting.label)
+
+    def _banks(self, backbone: Backbone, settings: Sequence[Setting]) -> list[Any]:
+        """A kNN bank for each setting, kept in the cache folder."""
+        labelled: Any = self._bank_images(backbone)
+        found: list[Any] = [None] * len(settings)
+        for index, setting in enumerate(settings):
+            if found[index] is not None:
+                continue
+            kind = _reader_of(setting)  # those of one kind are made in one pass
+            chosen = [each for each in range(len(settings)) if _reader_of(settings[each]) == kind]
+            # A bank's file is named by its weights and placement, so maps of another kind get another folder.
+            maps = self._saliency_identity().replace(" ", "-") if kind == "maps" else ""
+            folder = self.cache.folder / "banks" / maps
+            with disk(folder):
+                made = build_banks(
+                    (backbone.parent or backbone.model) if kind == "baseline" else backbone.model,
+                    labelled,
+                    [self._resolved(backbone, settings[each]) for each in chosen],
+                    folder,
+                    batch_size=self.batch_size,
+                    workers=self.workers,
+                    saliency=self._saliency(backbone, str(self.bank)) if kind == "maps" else None,
+                    memory=self.memory,
+                    shown=self.main,
+                )
+            for each, bank in zip(chosen, made, strict=True):
+                found[each] = bank
+        return found
+
+    def _bank_images(self, backbone: Backbone) -> Data:
+        return data_for(backbone.model, str(self.bank), split="train", limit=self.bank_limit)
+
+    def _can_vote(self, backbone: Backbone, setting: Setting) -> bool:
+        """Whether there is a bank for this placement."""
+        if self.bank is None:
+            return False
+        if setting.label not in SALIENT_PRIORS or not Path(self.saliency_source).is_dir():
+            return True
+        first: str = self._bank_images(backbone).keys[0]  # type: ignore[union-attr]
+        return map_path(self.saliency_source, first).is_file()
+
+    def _at_once(self, backbone: Backbone) -> int:
+        """How many settings' features fit into memory."""
+        count = len(self.images(backbone))  # type: ignore[arg-type]
+        return max(1, int(self.memory / (4 * count * backbone.model.embed_dim)))
+
+    def _saliency(self, backbone: Backbone, data: str) -> Maps:
+        if self.saliency_source == "masks":
+            return KeyedSaliency(lambda images, keys: scene_masks(keys).to(images.device), "masks")
+        config = backbone.model.data_config
+        return resolve_saliency(self.saliency_source, config, evaluation_transform(config), data)
+
+    def _about(self, backbone: Backbone, setting: Setting, *, oracle: bool = False) -> dict[str, Any]:
+        """What determines an outcome: weights, images and how they are prepared, placement, budget, seed."""
+        name = str(setting.placement)
+        if name not in PRIORS and name not in SALIENT_PRIORS and name not in BASELINES and name != "given":
+            raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
+        baseline = name in BASELINES
+        return {
+            "kind": "reading",
+            "backbone": backbone.name.replace("/", "-"),
+            "weights": (backbone.parent_fingerprint or backbone.fingerprint) if baseline else backbone.fingerprint,
+            "images": self._identity(backbone, oracle=oracle),
+            "placement": name,
+            "tokens": setting.tokens,
+            "seed": setting.seed,
+            "saliency": self._saliency_identity() if name in SALIENT_PRIORS else None,
+        }
+
+    def _voted(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        return {**about, "kind": "knn", "bank": self.bank, "bank_limit": self.bank_limit}
+
+    def _identity(self, backbone: Backbone, *, oracle: bool) -> str:
+        """A hash of the images' files and how the backbone wants them."""
+        config = {name: str(value) for name, value in sorted(backbone.model.data_config.items())}
+        key = (str(config), oracle)
+        if key not in self._identities:
+            about = f"{listing(self.images(backbone, oracle=oracle))} {config}"
+            self._identities[key] = hashlib.sha256(about.encode()).hexdigest()[:16]
+        return self._identities[key]
+
+    def _saliency_identity(self) -> str:
+        """The saliency's name, and for files a hash of what they are."""
+        path = Path(self.saliency_source)
+        if "saliency" not in self._identities:
+            text = self.saliency_source
+            if path.is_file():
+                text = hashlib.sha256(path.read_bytes()).hexdigest()
+            elif path.is_dir():
+                maps = sorted(path.rglob("*.png"))
+                text = " ".join(f"{each.relative_to(path)} {each.stat().st_size}" for each in maps)
+            self._identities["saliency"] = f"{path.name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return self._identities["saliency"]
+
+    def _keep(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        if self.main:
+            self.cache.put(about, tensors)
+
+    def _discard_stale(self, path: Path) -> None:
+        """Remove a search of another version, or a damaged one, and say so."""
+        if not self.main:
+            return
+        shards = path.with_name(f"{path.name}.shards")
+        for file in [path] * path.exists() + sorted(shards.glob("[!.]*.safetensors")):
+            try:
+                made = Placements.load(file).metadata.get("spot")
+                trouble = "" if made == spot_version() else f"was made by another version ({made})"
+            except InputError:
+                trouble = "is damaged"
+            if trouble:
+                say(f"{file} {trouble}, so it is searched again")
+                file.unlink()
+        if shards.is_dir() and not any(shards.iterdir()):
+            shutil.rmtree(shards)
+
+
+def outcome(placements: Placements, step: int = -1) -> Reading:
+    """What the searching model itself made of its images at a step of the search; 0 is the prior."""
+    keys = sorted(placements.keys)
+    rows = placements.rows(keys)
+    values = placements.values
+    return Reading(keys, values["predictions"][rows, step] == values["labels"][rows])
+
+
+def budgets(cells: int) -> tuple[int, ...]:
+    """Square budgets nearest to an eighth, a quarter, a half and all of a grid: 25, 49, 100 and 196 of 196."""
+    squares = [side * side for side in range(1, int(cells**0.5) + 2)]
+    wanted = (cells / 8, cells / 4, cells / 2)
+    return tuple(sorted({min(squares, key=lambda square: abs(square - each)) for each in wanted} | {cells}))
+
+
+def scene_masks(keys: Sequence[str]) -> Tensor:
+    """The object's mask (B, H, W) of scenes, by key."""
+    split = keys[0].partition("/")[0]
+    return Scenes(split).draw([int(key.rpartition("/")[2]) for key in keys]).masks
+
+
+def _reader_of(setting: Setting) -> str:
+    """Who reads a setting and what it needs: a baseline's own model, or the backbone with or without maps."""
+    if setting.label in BASELINES:
+        return "baseline"
+    return "maps" if setting.label in SALIENT_PRIORS else "prior"
+
+
+def _short(source: str) -> str:
+    """What tables call a model: without the tag of its weights, or the end of its path."""
+    path = Path(source)
+    if source not in built_in() and path.exists():
+        return path.stem if path.is_file() else path.name
+    name, plus, _ = source.partition("+")
+    return name.split(".")[0] + ("+spot" if plus else "")

@@ -1,0 +1,119 @@
+"""How sure a figure is: intervals, and tests for rows that share images.
+
+Outcomes are per image: bool (M,), or (S, M) for S seeds. Seeds see the same images: they make an
+image's outcome steadier, not the sample larger. All figures are percentages, all intervals 95 %.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from spot.errors import InputError
+from spot.evaluation.accuracy import CONFIDENCE, wilson
+
+FEWEST = 20  # images, below which a test says nothing
+
+
+def share(right: Tensor, name: str = "top1") -> dict[str, float | int | None]:
+    """Accuracy in percent with its Wilson interval, its standard deviation over seeds and number of images."""
+    right = right.double().reshape(-1, right.shape[-1])
+    per_seed = 100 * right.mean(1)
+    mean = per_seed.mean().item()
+    low, high = wilson(mean / 100, right.shape[1])
+    std = per_seed.std().item() if len(per_seed) > 1 else None
+    return {name: mean, "low": 100 * low, "high": 100 * high, "std": std, "images": right.shape[1]}
+
+
+def difference(first: Tensor, second: Tensor) -> dict[str, float]:
+    """How much more often second is right than first on the same images, in points, and the test for it.
+
+    Of one outcome per image each, the interval is Agresti and Min's (2005) and p McNemar's exact; of
+    several seeds, the interval is that of the mean difference and p Wilcoxon's signed-rank test.
+    """
+    first, second = (right.double().reshape(-1, right.shape[-1]) for right in (first, second))
+    count = first.shape[1]
+    if count != second.shape[1]:
+        raise InputError(f"a paired test needs the same images, got {count} and {second.shape[1]}")
+    refuse_few(count)
+    change = second.mean(0) - first.mean(0)
+    delta = change.mean().item()
+    if len(first) == len(second) == 1:
+        gained, lost = int((change > 0).sum()), int((change < 0).sum())
+        low, high = _agresti_min(gained, lost, count)
+        p = mcnemar(gained, lost)
+    else:
+        half = CONFIDENCE * (change.std() / math.sqrt(count)).item()
+        low, high = delta - half, delta + half
+        p = wilcoxon(change)
+    return {"delta": 100 * delta, "delta_low": 100 * low, "delta_high": 100 * high, "p": p}
+
+
+def mean(values: Tensor, *, resamples: int = 2000, seed: int = 0) -> dict[str, float | int]:
+    """The mean of one number per image with its bootstrap interval, the median, and Wilcoxon's test against 0.
+
+    NaN are left out, and counted.
+    """
+    known = values[~values.isnan()].double()
+    refuse_few(len(known))
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.stack(
+        [known[torch.randint(len(known), (len(known),), generator=generator)].mean() for _ in range(resamples)]
+    )
+    low, high = draws.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return {
+        "mean": known.mean().item(),
+        "low": low,
+        "high": high,
+        "median": known.median().item(),
+        "p": wilcoxon(known),
+        "images": len(known),
+        "left_out": len(values) - len(known),
+    }
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Exact two-sided p: were these pairs that changed as likely to change either way?"""
+    changed, fewer = gained + lost, min(gained, lost)
+    if gained == lost:
+        return 1.0
+    # In logarithms, because the sum of coefficients overflows beyond a thousand pairs.
+    terms = [_log_choose(changed, k) - changed * math.log(2) for k in range(fewer + 1)]
+    return min(1.0, 2 * sum(math.exp(term) for term in terms))
+
+
+def wilcoxon(values: Tensor) -> float:
+    """Two-sided p of the signed-rank test that values (M,) lie symmetrically around 0 (normal approximation)."""
+    values = values[values != 0].double()
+    count = len(values)
+    if count == 0:
+        return 1.0
+    _, inverse, ties = values.abs().unique(return_inverse=True, return_counts=True)
+    ends = ties.cumsum(0).double()
+    ranks = (ends - (ties - 1) / 2)[inverse]  # tied values share the mean of their ranks
+    above = ranks[values > 0].sum().item()
+    middle = count * (count + 1) / 4
+    variance = count * (count + 1) * (2 * count + 1) / 24 - ((ties.double() ** 3 - ties).sum() / 48).item()
+    return math.erfc(abs(above - middle) / math.sqrt(2 * variance)) if variance > 0 else 1.0
+
+
+def refuse_few(count: int) -> None:
+    """Refuse a test of too few images."""
+    if count < FEWEST:
+        raise InputError(
+            f"a test needs at least {FEWEST} images, got {count}; give more with --limit and --oracle-limit"
+        )
+
+
+def _agresti_min(gained: int, lost: int, count: int) -> tuple[float, float]:
+    """The interval of a paired difference of shares, half an image added to each of the four cells."""
+    total = count + 2
+    delta = (gained - lost) / total
+    spread = math.sqrt(((gained + lost + 1) / total - delta**2) / total)
+    seen = (gained - lost) / count
+    low, high = max(-1.0, delta - CONFIDENCE * spread), min(1.0, delta + CONFIDENCE * spread)
+    return min(low, seen), max(high, seen)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -1,0 +1,160 @@
+"""A study: a question the paper asks, how it is measured here, and the paper's own numbers beside ours.
+
+A study is one module of this package with a `STUDY`. `run` measures with a Lab and returns a Result,
+which is JSON through and through; tables and figures are made from the Result alone, so that they
+can be made again without measuring again.
+
+    rows     one dict per line, numbers in percent, with "low" and "high" the 95 % interval
+    paper    the paper's lines, with the same names where they mean the same
+    notes    sentences: what differs, which lines need what is absent, slips in the paper
+    data     whatever else a figure needs
+
+To add a study, write such a module and list its name in STUDIES.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spot import report
+from spot.atomic import whole
+from spot.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from spot.studies.lab import Lab
+
+FORMAT = 1
+
+STUDIES = (
+    "off-grid",
+    "priors",
+    "saliency-gain",
+    "transfer",
+    "classification",
+    "robustness",
+    "tome",
+    "elastic",
+    "throughput",
+    "overhead",
+    "retrofit",
+    "gallery",
+)
+
+Row = dict[str, Any]
+PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
+
+
+@dataclass
+class Result:
+    """What a study found: JSON values only."""
+
+    rows: list[Row]
+    paper: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    settings: Row = field(default_factory=dict)
+    data: Row = field(default_factory=dict)
+    study: str = ""
+    versions: dict[str, str] = field(default_factory=report.versions)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, whole or not at all."""
+        with whole(path) as temporary:
+            temporary.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Result":
+        """Read a file; one of another version, or a damaged one, is refused."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"there is no result {path}; run spot study {path.stem} first")
+        try:
+            content = json.loads(path.read_text())
+            version = content.pop("format")
+            if version == FORMAT:
+                return cls(**content)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                f"{path} is not a study's result, or is damaged; run spot study {path.stem} again"
+            ) from None
+        raise InputError(
+            f"{path} was written in format {version}, this version reads {FORMAT}; run spot study {path.stem} again"
+        )
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question of the paper.
+
+    table: the Result as a person reads it, ours and the paper's, where that is not rows after rows.
+    """
+
+    name: str
+    paper: str  # the label of its table or figure in the paper's source
+    question: str
+    run: "Callable[[Lab], Result]"
+    draw: "Callable[[Result], Figure]"
+    table: Callable[[Result], list[Row]] | None = None
+
+    def lines(self, result: Result) -> list[Row]:
+        """The table for people."""
+        if self.table is not None:
+            return self.table(result)
+        return [*result.rows, *({"source": "paper", **row} for row in result.paper)]
+
+    def markdown(self, result: Result, picture: str = "") -> str:
+        """A page: the question, the table, the notes, the figure."""
+        parts = [f"# {self.name}", f"{self.question} (the paper's `{self.paper}`)", report.markdown(self.lines(result))]
+        parts += ["\n".join(f"- {note}" for note in result.notes)] if result.notes else []
+        parts += [f"![{self.name}]({picture})"] if picture else []
+        return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+    def show(self, result: Result) -> None:
+        """The same in the terminal."""
+        report.show(self.lines(result), f"{self.name}: {self.question}", caption="\n".join(result.notes))
+
+
+def find_study(name: str) -> Study:
+    """The study of a name in STUDIES."""
+    if name not in STUDIES:
+        raise unknown("study", name, [*STUDIES, "all", "findings"])
+    study: Study = import_module(f"spot.studies.{name.replace('-', '_')}").STUDY
+    return study
+
+
+def cell(row: Mapping[str, Any], value: str = "top1", low: str = "low", high: str = "high", digits: int = 1) -> str:
+    """A number with its interval, as tables show it: 44.1 (41.0–47.2)."""
+    if row.get(value) is None:
+        return "–"
+    text = f"{row[value]:.{digits}f}"
+    if row.get(low) is None or row.get(high) is None:
+        return text
+    return f"{text} ({row[low]:.{digits}f}–{row[high]:.{digits}f})"
+
+
+def signed(row: Mapping[str, Any], value: str = "delta", low: str = "delta_low", high: str = "delta_high") -> str:
+    """A difference with its sign and interval: +3.2 (+1.0 to +5.4)."""
+    if row.get(value) is None:
+        return "–"
+    text = f"{row[value]:+.1f}"
+    if row.get(low) is None or row.get(high) is None:
+        return text
+    return f"{text} ({row[low]:+.1f} to {row[high]:+.1f})"
+
+
+def pivot(
+    rows: Sequence[Mapping[str, Any]], index: Sequence[str], column: str, show: Callable[[Mapping[str, Any]], Any]
+) -> list[Row]:
+    """A line for each value of `index`, a column for each value of `column`, in order of appearance."""
+    lines: dict[tuple[Any, ...], Row] = {}
+    heads = list(dict.fromkeys(str(row[column]) for row in rows))
+    for row in rows:
+        line = lines.setdefault(
+            tuple(row.get(name) for name in index), {**{name: row.get(name) for name in index}, **dict.fromkeys(heads)}
+        )
+        line[str(row[column])] = show(row)
+    return list(lines.values())
