@@ -1,14 +1,17 @@
 """What a prediction costs: multiply-adds (MACs) by torch's own counter, and the paper's sampling formula.
 
 torch counts matrix products, convolutions and attention, two FLOPs to a MAC. Element-wise work is
-not counted; the one such step that SPoT adds, reading windows, has the paper's formula.
+not counted; the one such step that SPoT adds, reading windows, has the paper's formula, and
+`arithmetic` counts what is really done.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from spot.errors import InputError
@@ -48,6 +51,34 @@ def macs(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | N
 def sampling_flops(tokens: int, size: int = 16, channels: int = 3) -> int:
     """FLOPs to read T windows of K × K bilinear samples: T · K² · (7C + 8) (paper, computational overhead)."""
     return tokens * size**2 * (7 * channels + 8)
+
+
+def arithmetic(call: Callable[[], Any]) -> int:
+    """FLOPs of the element-wise arithmetic in a call, without gradients, as operators are run.
+
+    One addition, subtraction, multiplication or division of floating-point numbers is one FLOP, a
+    linear interpolation three. Comparing, rounding, clamping, copying and indexing count nothing, as
+    in the paper, and neither do whole numbers.
+    """
+    with torch.no_grad(), _Arithmetic() as counter:
+        call()
+    return counter.flops
+
+
+EACH = {"add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "addcmul": 3, "addcdiv": 3, "lerp": 3}  # FLOPs by operator
+
+
+class _Arithmetic(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        each = EACH.get(func.overloadpacket.__name__.rstrip("_"), 0)
+        if each and isinstance(result, Tensor) and result.is_floating_point():
+            self.flops += each * result.numel()
+        return result
 
 
 def budget(model: Any) -> list[dict[str, Any]]:

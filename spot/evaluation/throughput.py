@@ -9,6 +9,7 @@ steadier by far than by the clock on the wall.
 """
 
 import copy
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +56,8 @@ def measure(
         shape: (C, H, W) of the images, by default what the models were built for.
 
     A row's columns: model, batch, tokens, GMACs for one image, MAC ratio (the first model's MACs by
-    this one's), speed-up (its time by this one's), images/s, spread, tokenizer (share of the time
+    this one's), speed-up (its time by this one's) with the ends low and high of its 95 % interval,
+    images/s, spread, tokenizer (share of the time
     until the first block begins) and peak MB (tensors alive at once beyond the weights, while one
     batch runs). The last two are always measured eagerly.
     """
@@ -88,6 +90,8 @@ def measure(
                     model(images)
             seconds = interleaved(timed, images, rounds, clock, lambda: bar.advance(task))
             for name, model in ready.items():
+                ratios = [a / b for a, b in zip(seconds[first], seconds[name], strict=True)]
+                low, high = median_interval(ratios)
                 rows.append(
                     {
                         "model": name,
@@ -95,7 +99,9 @@ def measure(
                         "tokens": getattr(model, "tokens", None),
                         "GMACs": costs[name] / 1e9,
                         "MAC ratio": costs[first] / costs[name],
-                        "speed-up": median(a / b for a, b in zip(seconds[first], seconds[name], strict=True)),
+                        "speed-up": median(ratios),
+                        "speed-up low": low,
+                        "speed-up high": high,
                         "images/s": batch / median(seconds[name]),
                         "spread": spread(seconds[name]),
                         "tokenizer": tokenizer_share(model, images, clock),
@@ -125,6 +131,22 @@ def interleaved(
             seconds[name].append(now() - start)
         done()
     return seconds
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The narrowest pair of values, equally far from both ends, with the true median between them in 95 % of cases.
+
+    Whatever the distribution: each value lies above the median as often as a coin shows heads. Of
+    fewer than six values no pair is that sure, and these are the least and the greatest.
+    """
+    ordered, count = sorted(values), len(values)
+    outside, inset = 0.0, 0  # the chance that the median lies beyond the pair
+    while inset < (count - 1) // 2:
+        outside += 2 * math.comb(count, inset) / 2**count
+        if outside + 2 * math.comb(count, inset + 1) / 2**count > 0.05:
+            break
+        inset += 1
+    return ordered[inset], ordered[count - 1 - inset]
 
 
 def spread(seconds: Sequence[float]) -> float:

@@ -6,11 +6,12 @@ import torch
 
 import spot
 from spot.errors import InputError
-from spot.evaluation.cost import budget, flops, macs, sampling_flops
+from spot.evaluation.cost import arithmetic, budget, flops, macs, sampling_flops
 from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
 from spot.models.tome import ToMe
+from spot.tokens.windows import windows
 from tests.conftest import make_nano
 
 
@@ -75,3 +76,25 @@ def test_the_budget_of_a_constant_number_of_tokens():
 def test_a_model_that_does_not_say_its_image_size_needs_a_shape():
     with pytest.raises(InputError, match="pass shape"):
         macs(torch.nn.Linear(3, 3))
+
+
+def test_arithmetic_counts_operations_on_floats_and_nothing_else():
+    a, b = torch.rand(4, 5), torch.rand(4, 5)
+
+    def call():
+        c = a * b + 1  # 40
+        c.sub_(b)  # 20
+        d = torch.lerp(a, b, 0.5)  # 60
+        index = torch.arange(4) * 2 + 1  # whole numbers
+        return c.floor().clamp(0, 1)[index % 4] > d
+
+    assert arithmetic(call) == 120
+
+
+def test_a_window_is_read_with_less_arithmetic_than_the_paper_s_formula():
+    """An interpolation is 3 FLOPs: (K + 1) × K of them across, then K × K down, for each channel."""
+    images, positions = torch.rand(1, 3, 64, 64), torch.rand(1, 25, 2)
+    counted = arithmetic(lambda: windows(images, positions, 16))
+    samples = 25 * 3 * 3 * (17 * 16 + 16 * 16)
+    assert samples <= counted < samples + 25 * 20  # and a few for each position
+    assert counted < sampling_flops(25) == 185_600

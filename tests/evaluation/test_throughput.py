@@ -1,12 +1,22 @@
 """Timing: no absolute time is asserted, only what follows from a clock that the test itself sets."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from spot.errors import InputError
 from spot.evaluation import throughput
-from spot.evaluation.throughput import interleaved, measure, peak_bytes, spread, threads, tokenizer_share
+from spot.evaluation.throughput import (
+    interleaved,
+    measure,
+    median_interval,
+    peak_bytes,
+    spread,
+    threads,
+    tokenizer_share,
+)
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
 from spot.models.tome import ToMe
@@ -66,11 +76,26 @@ def test_rows_carry_cost_beside_speed():
     rows = measure(models, batch_sizes=(1, 3), rounds=2, warm_up=1)
     assert [(row["model"], row["batch"]) for row in rows] == [(name, batch) for batch in (1, 3) for name in models]
     assert rows[0]["MAC ratio"] == rows[0]["speed-up"] == 1.0
+    assert all(row["speed-up low"] <= row["speed-up"] <= row["speed-up high"] for row in rows)
     assert rows[1]["MAC ratio"] == pytest.approx(rows[0]["GMACs"] / rows[1]["GMACs"])
     assert rows[1]["MAC ratio"] > 3
     assert [row["tokens"] for row in rows[:3]] == [16, 4, 6]
     assert all(0 < row["tokenizer"] < 1 and row["images/s"] > 0 and row["spread"] >= 0 for row in rows)
     assert rows[3]["peak MB"] == pytest.approx(3 * rows[0]["peak MB"], rel=0.1)
+
+
+def test_the_interval_of_the_median_holds_what_a_table_of_the_sign_test_says():
+    # From tables (Conover): of 11 values the 2nd and 10th hold the median with 98.8 %, the 3rd and 9th with 93.5 %.
+    assert median_interval([*range(11, 0, -1)]) == (2, 10)
+    assert median_interval([*range(1, 21)]) == (6, 15)  # 95.9 %
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert median_interval([5.0]) == (5.0, 5.0)
+
+
+def test_nineteen_intervals_of_twenty_hold_the_median():
+    draws = torch.rand(2000, 11, generator=torch.Generator().manual_seed(0)).exp()
+    held = [low <= math.exp(0.5) <= high for low, high in map(median_interval, draws.tolist())]
+    assert 0.95 <= sum(held) / len(held) <= 1.0
 
 
 def test_the_spread_is_the_middle_half_by_the_median():
