@@ -76,7 +76,7 @@ def accuracy_lines(
         rows, paper: tables with the columns named by the other arguments; the interval may be missing.
         line: which line a row belongs to. A line of the paper has the colour of ours of the same name.
         across: what the horizontal axis shows, such as tokens, or share: models of different grids meet there.
-        panel: a column whose values get a panel each, side by side; one that only the paper has is not drawn.
+        panel: a column whose values get a panel each, three to a row; one that only the paper has is not drawn.
         log: whether the horizontal axis is logarithmic.
     """
     if not rows:
@@ -84,11 +84,14 @@ def accuracy_lines(
     names = list(dict.fromkeys([*distinct(rows, line), *distinct(paper, line)]))
     colours = dict(zip(names, palette(len(names)), strict=True))
     panels = distinct(rows, panel) if panel else [None]
-    figure = Figure(figsize=(4.4 * len(panels) + 1.8, 4.0), dpi=150, layout="constrained")
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.4 * columns + 1.8, 3.6 * lines + 0.4), dpi=150, layout="constrained")
     handles: dict[str, Any] = {}
-    for axes, each in zip(
-        figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0], panels, strict=True
-    ):
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for spare in grid[len(panels) :]:
+        spare.set_visible(False)
+    for axes, each in zip(grid, panels, strict=False):
         for table, ours in ((rows, True), (paper, False)):
             part = [row for row in table if panel is None or str(row[panel]) == each]
             for name in distinct(part, line):
@@ -117,7 +120,8 @@ def accuracy_lines(
         axes.set_title("" if each is None else str(each), fontsize=10)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel(label)
+    for axes in grid[::columns]:
+        axes.set_ylabel(label)
     figure.legend(handles=list(handles.values()), loc="outside right upper", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
     return figure

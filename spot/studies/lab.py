@@ -46,8 +46,10 @@ from spot.placement.priors import PRIORS, SALIENT_PRIORS
 from spot.placement.saliency import KeyedSaliency, map_path, resolve_saliency
 from spot.processes import this_process
 from spot.studies.cache import Cache, decoded, digest, disk, encoded, say, spot_version
+from spot.studies.study import PAPER_IMAGES
 
 SCENES = "scenes"
+AT_ONCE = 12  # placements measured in one pass over the images, at most
 SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
 # Measured once for each seed; any other placement is the same for every seed.
 RANDOM = ("uniform", "gaussian", "sobol", "boundary", "salient", "background", "patch-dropout", "elastic")
@@ -232,7 +234,7 @@ class Lab:
             "split": self.split,
             "images": len(self.images(first)),  # type: ignore[arg-type]
             "oracle_images": len(self.images(first, oracle=True)),  # type: ignore[arg-type]
-            "image_files": self._identity(first, oracle=False),
+            "image_files": self.identity(first, oracle=False),
             "tokens": list(self.tokens),
             "seeds": self.seeds,
             "saliency": Path(self.saliency_source).name,
@@ -240,6 +242,17 @@ class Lab:
             "oracle": PRESETS,
             "processes": self.state.num_processes,
         }
+
+    def differs(self, *, searched: bool = True) -> str:
+        """What the paper's numbers and ours do not have in common, in a sentence."""
+        kind = "scenes" if self.scenes else "images"
+        counts = [len(self.images(self.backbones[0], oracle=oracle)) for oracle in (False, True)]  # type: ignore[arg-type]
+        some = f", and {counts[1]:,} of them where positions are searched" if searched and counts[1] < counts[0] else ""
+        names = ", ".join(backbone.name for backbone in self.backbones)
+        return (
+            f"Ours: {names} on {counts[0]:,} {kind}{some}, with 95 % intervals. The paper's: ViT-B/16 on ImageNet's "
+            f"{PAPER_IMAGES:,} validation images."
+        )
 
     # Measurements, kept
 
@@ -263,11 +276,11 @@ class Lab:
             if known[index] is None or (voting[index] and known_votes[index] is None)
         ]
         self.state.wait_for_everyone()  # before the first process writes what another looks for
-        plain = [index for index in missing if not voting[index]]
-        groups = [plain] if plain else []
-        rows: list[int] = [index for index in missing if voting[index]]
         at_once = self._at_once(backbone)
-        groups += [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
+        groups: list[list[int]] = []
+        for kind in (False, True):
+            rows = [index for index in missing if voting[index] == kind]
+            groups += [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
         for group in groups:
             found = self._pass(backbone, [settings[index] for index in group], knn=voting[group[0]])
             for index, (outcome, vote) in zip(group, found, strict=True):
@@ -441,7 +454,7 @@ class Lab:
             kind = _reader_of(setting)  # those of one kind are made in one pass
             chosen = [each for each in range(len(settings)) if _reader_of(settings[each]) == kind]
             # A bank's file is named by its weights and placement, so maps of another kind get another folder.
-            maps = self._saliency_identity().replace(" ", "-") if kind == "maps" else ""
+            maps = self.saliency_identity().replace(" ", "-") if kind == "maps" else ""
             folder = self.cache.folder / "banks" / maps
             with disk(folder):
                 made = build_banks(
@@ -472,9 +485,9 @@ class Lab:
         return map_path(self.saliency_source, first).is_file()
 
     def _at_once(self, backbone: Backbone) -> int:
-        """How many settings' features fit into memory."""
+        """How many settings to measure in a pass: their features must fit into memory, and a kill not undo much."""
         count = len(self.images(backbone))  # type: ignore[arg-type]
-        return max(1, int(self.memory / (4 * count * backbone.model.embed_dim)))
+        return max(1, min(AT_ONCE, int(self.memory / (4 * count * backbone.model.embed_dim))))
 
     def _saliency(self, backbone: Backbone, data: str) -> Maps:
         if self.saliency_source == "masks":
@@ -492,17 +505,17 @@ class Lab:
             "kind": "reading",
             "backbone": backbone.name.replace("/", "-"),
             "weights": (backbone.parent_fingerprint or backbone.fingerprint) if baseline else backbone.fingerprint,
-            "images": self._identity(backbone, oracle=oracle),
+            "images": self.identity(backbone, oracle=oracle),
             "placement": name,
             "tokens": setting.tokens,
             "seed": setting.seed,
-            "saliency": self._saliency_identity() if name in SALIENT_PRIORS else None,
+            "saliency": self.saliency_identity() if name in SALIENT_PRIORS else None,
         }
 
     def _voted(self, about: Mapping[str, Any]) -> dict[str, Any]:
         return {**about, "kind": "knn", "bank": self.bank, "bank_limit": self.bank_limit}
 
-    def _identity(self, backbone: Backbone, *, oracle: bool) -> str:
+    def identity(self, backbone: Backbone, *, oracle: bool) -> str:
         """A hash of the images' files and how the backbone wants them."""
         config = {name: str(value) for name, value in sorted(backbone.model.data_config.items())}
         key = (str(config), oracle)
@@ -511,7 +524,7 @@ class Lab:
             self._identities[key] = hashlib.sha256(about.encode()).hexdigest()[:16]
         return self._identities[key]
 
-    def _saliency_identity(self) -> str:
+    def saliency_identity(self) -> str:
         """The saliency's name, and for files a hash of what they are."""
         path = Path(self.saliency_source)
         if "saliency" not in self._identities:

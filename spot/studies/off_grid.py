@@ -1,0 +1,92 @@
+"""Are grids a limitation? Searched positions, on the grid and off it, at about 12.5 % of the tokens.
+
+The grid rows are the same search with its final positions moved to the nearest cells, as in the paper.
+"""
+
+from typing import TYPE_CHECKING
+
+from spot.placement.oracle import PRESETS
+from spot.studies.lab import Lab, outcome
+from spot.studies.statistics import difference, share
+from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PRIOR, GRID, SUBPIXEL = "prior", "oracle, grid", "oracle, subpixel"
+
+PAPER: list[Row] = [
+    {"placement": PRIOR, "top1": 61.7},
+    {"placement": GRID, "lr": 3e-3, "steps": 5, "top1": 66.2},
+    {"placement": GRID, "lr": 1e-2, "steps": 10, "top1": 74.0},
+    {"placement": SUBPIXEL, "lr": 3e-3, "steps": 5, "top1": 90.2, "delta": 24.0},
+    {"placement": SUBPIXEL, "lr": 1e-2, "steps": 10, "top1": 90.9, "delta": 16.9},
+]
+
+
+def run(lab: Lab) -> Result:
+    """Both learning rates, from the isotropic prior; each grid row is paired with its subpixel row."""
+    rows: list[Row] = []
+    for backbone in lab.backbones:
+        about = {"backbone": backbone.name, "tokens": lab.sparse}
+        searched = {}
+        for preset in ("paper", "paper-long"):
+            found = lab.oracle(backbone, preset=preset)
+            free, grid = outcome(found), lab.read(backbone, found, snap=True)
+            searched[preset] = free, grid
+            if preset == "paper":
+                rows.append({**about, "placement": PRIOR, **share(outcome(found, 0).right)})
+        for name, which in ((GRID, 1), (SUBPIXEL, 0)):
+            for preset, pair in searched.items():
+                row = {**about, "placement": name, **PRESETS[preset], **share(pair[which].right)}
+                if name == SUBPIXEL:
+                    row |= difference(pair[1].on(pair[0].keys).right, pair[0].right)
+                rows.append(row)
+    notes = [
+        lab.differs(),
+        "gain is subpixel minus grid at the same learning rate, on the same images; p is McNemar's, exact.",
+        f"The search knows the label. It has {lab.sparse} of {len(lab.backbones[0].model.grid())} tokens (the paper's: "
+        "25 of 196). On the grid two tokens may share a cell.",
+    ]
+    paper = [{"backbone": "paper: MAE-IN1k", "tokens": 25, "images": PAPER_IMAGES, **row} for row in PAPER]
+    return Result(rows, paper, notes)
+
+
+def table(result: Result) -> list[Row]:
+    return [
+        {
+            "backbone": row["backbone"],
+            "tokens": row["tokens"],
+            "placement": row["placement"],
+            "lr": f"{row['lr']:g}" if "lr" in row else "–",
+            "steps": row.get("steps"),
+            "top-1 %": cell(row),
+            "gain over grid": signed(row) if "delta" in row else "",
+            "p": f"{row['p']:.2g}" if "p" in row else "",
+            "images": row["images"],
+        }
+        for row in [*result.rows, *result.paper]
+    ]
+
+
+def draw(result: Result) -> "Figure":
+    from spot.plots.bars import grouped_bars
+
+    rows = [
+        {**row, "where": row["placement"] + (f", {row['steps']} steps at {row['lr']:g}" if row.get("steps") else "")}
+        for row in [*result.rows, *result.paper]
+    ]
+    return grouped_bars(
+        rows, group="backbone", bar="where", value="top1", low="low", high="high", label="top-1 accuracy, %",
+        title="Searched positions, moved to the grid and free",
+    )  # fmt: skip
+
+
+STUDY = Study(
+    "off-grid",
+    "tab:off_grid_vs_grid",
+    "Are grids a limitation: how much do searched positions lose when they must lie on the patch grid?",
+    run,
+    draw,
+    table,
+)

@@ -1,0 +1,161 @@
+"""Does the search move tokens to salient places: relative saliency gain (RSG) at every budget.
+
+RSG = (score(end) − score(start)) / score(start), of the mean saliency in a token's window. The paper
+averages it over tokens. Such a mean leans to the positive for any movement, the more so the sharper
+the maps: a token that starts at an object's edge can gain tenfold, and lose no more than all. So the
+same is computed for a control, each image's tokens moved as another image's were; what the search
+prefers is the excess over that. The ratio of the mean scores of all of an image's tokens is less
+sensitive to edges.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from spot.data.images import loader
+from spot.placement.files import Placements
+from spot.placement.priors import omega
+from spot.placement.scores import NEAR_ZERO, relative_gain
+from spot.studies.cache import digest, encoded
+from spot.studies.lab import Backbone, Lab
+from spot.studies.statistics import mean
+from spot.studies.study import PAPER_IMAGES, Result, Row, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUANTITIES = {"rsg": "RSG", "control": "control", "excess": "excess", "image_excess": "excess, per image"}
+PAPER_TOKENS = (25, 49, 100, 196)
+PAPER = {
+    "CLS-IN21k": (0.34, 0.33, 0.47, -0.14),
+    "CLS-IN1k": (0.77, 0.77, 0.75, -1.53),
+    "MAE-IN1k": (0.49, 0.54, 0.51, -0.08),
+}
+
+
+def run(lab: Lab) -> Result:
+    """RSG of the isotropic searches, per backbone and budget, in percent."""
+    rows: list[Row] = []
+    for backbone in lab.backbones:
+        for tokens in lab.tokens:
+            found = lab.oracle(backbone, tokens=tokens)
+            gains = {name: 100 * values for name, values in measured(lab, backbone, found).items()}
+            row: Row = {"backbone": backbone.name, "tokens": tokens}
+            row |= named("rsg", mean(gains["token"]))
+            row |= named("control", mean(gains["token_control"]))
+            row |= named("excess", mean(gains["token"] - gains["token_control"]))
+            row |= named("image_excess", mean(gains["image"] - gains["image_control"]))
+            rows.append(row)
+    source = "the scenes' own masks" if lab.scenes else f"{lab.settings()['saliency']}"
+    notes = [
+        lab.differs(),
+        f"Saliency: {source}; the paper's is CLIPSeg's. Windows as large as the model's patches.",
+        f"RSG is the mean over tokens, as in the paper; tokens that start on nothing (below {NEAR_ZERO}) have none and "
+        "are left out. control: had each image's tokens moved as another image's did. excess: RSG minus the control's, "
+        "and the same of an image's tokens together; p is Wilcoxon's signed-rank test of the excess, over images.",
+    ]
+    return Result(rows, paper_rows(), notes)
+
+
+def named(name: str, values: dict[str, float | int]) -> Row:
+    """Numbers of one quantity, under its name."""
+    kept = {"mean": name, "low": f"{name}_low", "high": f"{name}_high", "p": f"{name}_p", "median": f"{name}_median"}
+    kept |= {"images": f"{name}_images"}
+    return {kept[key]: value for key, value in values.items() if key in kept}
+
+
+def measured(lab: Lab, backbone: Backbone, found: Placements) -> dict[str, Tensor]:
+    """Gains (M,) per image, in the placements' order: mean over tokens, of all tokens together, and the control's."""
+    source = lab.saliency(backbone)
+    ends = found.trajectory[:, [0, -1]]
+    about = {
+        "kind": "saliency-gain",
+        "backbone": backbone.name.replace("/", "-"),
+        "tokens": found.tokens,
+        "positions": digest(ends, encoded(list(found.keys))),
+        "images": lab.identity(backbone, oracle=True),
+        "saliency": lab.saliency_identity(),
+        "window": backbone.model.patch_size,
+    }
+
+    def compute() -> dict[str, Tensor]:
+        size = backbone.model.patch_size
+        parts: dict[str, list[Tensor]] = {}
+        batches = loader(lab.images(backbone, oracle=True), lab.batch_size, lab.workers)
+        for batch in batches:
+            rows = found.rows(batch.keys)
+            maps = source(batch.images, batch.keys)
+            start, end = ends[rows].unbind(1)
+            low, high = omega(batch.images)
+            other = ends[(rows + 1) % len(ends)]  # the next image's movement
+            moved = (start + other[:, 1] - other[:, 0]).clamp(low, high)
+            for suffix, there in (("", end), ("_control", moved)):
+                for per in ("token", "image"):
+                    gain = relative_gain(maps, start, there, size, per=per)  # type: ignore[arg-type]
+                    parts.setdefault(per + suffix, []).append(gain.nanmean(1) if per == "token" else gain)
+            parts.setdefault("rows", []).append(rows)
+        order = torch.cat(parts.pop("rows")).argsort()
+        return {name: torch.cat(values)[order] for name, values in parts.items()}
+
+    return lab.remember(about, compute)
+
+
+def paper_rows() -> list[Row]:
+    return [
+        {"backbone": f"paper: {backbone}", "tokens": tokens, "rsg": value, "rsg_images": PAPER_IMAGES}
+        for backbone, values in PAPER.items()
+        for tokens, value in zip(PAPER_TOKENS, values, strict=True)
+    ]
+
+
+def table(result: Result) -> list[Row]:
+    lines = []
+    for row in [*result.rows, *result.paper]:
+        line: Row = {"backbone": row["backbone"], "tokens": row["tokens"]}
+        for name, title in QUANTITIES.items():
+            line[f"{title} %"] = shown(row, name)
+        line["p"] = f"{row['excess_p']:.2g}" if "excess_p" in row else ""
+        lines.append({**line, "images": row["rsg_images"]})
+    return lines
+
+
+def shown(row: Row, name: str) -> str:
+    if row.get(name) is None:
+        return ""
+    text = f"{row[name]:+.2f}"
+    return f"{text} ({row[name + '_low']:+.2f} to {row[name + '_high']:+.2f})" if f"{name}_low" in row else text
+
+
+def draw(result: Result) -> "Figure":
+    from spot.plots.bars import grouped_bars
+
+    rows = []
+    for table in (result.rows, result.paper):
+        budgets = sorted({row["tokens"] for row in table})
+        for row in table:
+            about = {"backbone": row["backbone"], "budget": f"budget {budgets.index(row['tokens']) + 1}"}
+            for name, title in QUANTITIES.items():
+                if name in row:
+                    ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
+                    rows.append({**about, "what": title, "value": row[name], **ends})
+    titles = list(QUANTITIES.values())
+    rows.sort(key=lambda row: (titles.index(row["what"]), row["budget"]))
+    ours, theirs = (
+        ", ".join(str(each) for each in sorted({row["tokens"] for row in table}))
+        for table in (result.rows, result.paper)
+    )
+    return grouped_bars(
+        rows, group="budget", bar="backbone", value="value", low="low", high="high", panel="what",
+        label="gain, %", title=f"Saliency gained by searched tokens. Budgets: {ours} tokens (the paper: {theirs})",
+    )  # fmt: skip
+
+
+STUDY = Study(
+    "saliency-gain",
+    "tab:spot_on_saliency",
+    "Does the search prefer salient regions: how much more salient are the places it moves tokens to?",
+    run,
+    draw,
+    table,
+)

@@ -1,0 +1,103 @@
+"""Do placements transfer: positions found with one model, read by another, for all ordered pairs.
+
+The difference is what transfer adds, as in the paper's table; its equation has the opposite sign.
+"""
+
+from typing import TYPE_CHECKING
+
+from spot.errors import InputError
+from spot.studies.lab import Lab, outcome
+from spot.studies.statistics import difference, share
+from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Source, target, the target's own accuracy with isotropic tokens, and with the source's positions.
+PAPER = (
+    ("CLS-IN1k", "CLS-IN21k", 46.85, 54.06),
+    ("MAE-IN1k", "CLS-IN21k", 46.85, 56.71),
+    ("CLS-IN21k", "CLS-IN1k", 33.52, 37.91),
+    ("MAE-IN1k", "CLS-IN1k", 33.52, 39.19),
+    ("CLS-IN21k", "MAE-IN1k", 61.72, 68.50),
+    ("CLS-IN1k", "MAE-IN1k", 61.72, 67.81),
+)
+
+
+def run(lab: Lab) -> Result:
+    """Every source's searched positions, read by every other model."""
+    if len(lab.backbones) < 2:
+        raise InputError("transfer is between models; give at least two with --model")
+    rows: list[Row] = []
+    for source in lab.backbones:
+        for target in lab.backbones:
+            if source is target:
+                continue
+            own = lab.oracle(target)
+            original = outcome(own, 0)
+            read = lab.read(target, lab.oracle(source)).on(original.keys)
+            row: Row = {"source": source.name, "target": target.name, "tokens": lab.sparse}
+            row |= {"original": share(original.right)["top1"], "own": share(outcome(own).right)["top1"]}
+            rows.append({**row, **share(read.right, "transfer"), **difference(original.right, read.right)})
+    notes = [
+        lab.differs(),
+        "Δ = the target's accuracy with the source's positions − with isotropic tokens, on the same images; p is "
+        "McNemar's, exact. own: with positions found by the target itself.",
+        "Slip in the paper: its equation for Δ subtracts the other way round; its table, as here, shows what transfer "
+        "adds.",
+    ]
+    return Result(rows, paper_rows(), notes)
+
+
+def paper_rows() -> list[Row]:
+    return [
+        {
+            "source": f"paper: {source}",
+            "target": f"paper: {target}",
+            "tokens": 25,
+            "original": original,
+            "transfer": read,
+            "delta": round(read - original, 2),
+            "images": PAPER_IMAGES,
+        }
+        for source, target, original, read in PAPER
+    ]
+
+
+def table(result: Result) -> list[Row]:
+    return [
+        {
+            "source → target": f"{row['source']} → {row['target'].removeprefix('paper: ')}",
+            "tokens": row["tokens"],
+            "original %": row["original"],
+            "transfer %": cell(row, "transfer"),
+            "Δ": signed(row),
+            "p": f"{row['p']:.2g}" if "p" in row else "",
+            "own %": row.get("own"),
+            "images": row["images"],
+        }
+        for row in [*result.rows, *result.paper]
+    ]
+
+
+def draw(result: Result) -> "Figure":
+    from spot.plots.matrix import matrix
+
+    rows = [{**row, "whose": "ours"} for row in result.rows]
+    rows += [
+        {**row, "whose": "the paper's", **{end: row[end].removeprefix("paper: ") for end in ("source", "target")}}
+        for row in result.paper
+    ]
+    return matrix(
+        rows, panel="whose", low="delta_low", high="delta_high", title="Positions found with one model, read by another"
+    )
+
+
+STUDY = Study(
+    "transfer",
+    "tab:transfer",
+    "Do searched placements transfer: does a model read better at positions that another model found?",
+    run,
+    draw,
+    table,
+)
