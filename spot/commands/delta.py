@@ -1,0 +1,62 @@
+"""spot delta: keep a retrofit as what training added to a timm checkpoint."""
+
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+def delta(
+    model: tyro.conf.Positional[str],
+    /,
+    *,
+    out: Path | None = None,
+    base: str | None = None,
+    weights: Path | None = None,
+    method: Literal["int8", "float16", "low-rank"] = "int8",
+    rank: int = 16,
+) -> None:
+    """Keep a retrofit as what training added to a timm checkpoint, a quarter of its size or less.
+
+    Whoever has the timm weights, or can download them, then has the retrofit: spot.load(FILE), or with
+    `weights=` when they are in a file. On any other base it is refused.
+
+    Args:
+        model: the retrofitted model: a folder such as runs/tiny/model.
+        out: the file to write; by default BASE+spot.safetensors in this folder.
+        base: timm's name of what was retrofitted; by default the name the model has.
+        weights: the base's weights in a file, instead of timm's download.
+        method: int8 with a scale per row, float16, or a low-rank product.
+        rank: of that product.
+
+    example: spot delta runs/tiny/model --weights vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors
+    """
+    import torch
+
+    import spot
+    from spot import report
+    from spot.errors import InputError
+    from spot.models.checkpoints import load_timm
+    from spot.models.deltas import apply_delta, save_delta
+
+    trained = spot.load(model)
+    name = base or trained.name
+    state = load_timm(name, weights, {}).vit.state_dict()
+    path = Path(f"{name}+spot.safetensors") if out is None else out
+    if not isinstance(trained.prior, str):
+        raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
+    config = {"tokens": trained.tokens, "prior": trained.prior}
+    save_delta(trained, state, path, base=name, method=method, rank=rank, config=config)
+    again = apply_delta(state, path)
+    change, lost = (
+        torch.cat([(first[key].float() - second[key].float()).flatten() for key in state]).norm().item()
+        for first, second in ((trained.vit.state_dict(), state), (trained.vit.state_dict(), again))
+    )
+    row = {
+        "delta": path.name,
+        "base": name,
+        "method": method if method != "low-rank" else f"rank {rank}",
+        "megabytes": path.stat().st_size / 1e6,
+        "lost, % of the change": 100 * lost / change if change else 0.0,
+    }
+    report.show([row], "Retrofit as a delta")
