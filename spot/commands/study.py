@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -24,6 +24,7 @@ def study(
     oracle_limit: int | None = None,
     saliency: str | None = None,
     bank: str | None = None,
+    run: tuple[Path, ...] = (),
     split: str | None = None,
     data_root: Path | None = None,
     batch_size: int = 64,
@@ -54,6 +55,7 @@ def study(
         saliency: spectral (the default for photographs), clipseg, an .onnx file or a folder of maps, which
             for kNN with salient placements also holds those of the bank's images. Scenes know their masks.
         bank: labelled images for kNN; by default 1024 training scenes. Without one, photographs get no kNN.
+        run: folders of training runs, whose logs `retrofit` shows; by default those the models stand in.
         split: val, train or test; by default test scenes and val photographs.
         data_root: where a timm data set keeps its files.
         batch_size: images at a time; changes speed only.
@@ -68,10 +70,10 @@ def study(
     from spot.errors import InputError
     from spot.studies.study import STUDIES, Result, find_study
 
-    names = STUDIES if name == "all" else (name,)
     if name == "findings":
         tell(out)
         return
+    names = STUDIES if name == "all" else (name,)
     studies = [find_study(each) for each in names]
     refuse_unwritable(out)
     if redraw:
@@ -81,12 +83,10 @@ def study(
     from spot.processes import this_process
     from spot.studies.lab import SCENE_BACKBONES, Lab, backbones
 
-    if data == "scenes" or model:
-        sources = model or SCENE_BACKBONES
-    else:
+    if not model and data != "scenes":
         raise InputError(f"say which models to study on {data}, with --model; the built-in ones know scenes only")
     lab = Lab(
-        backbones(sources, this_process().device),
+        backbones(model or SCENE_BACKBONES, this_process().device),
         data,
         cache=cache or out / "cache",
         split=split,
@@ -97,6 +97,7 @@ def study(
         oracle_limit=oracle_limit,
         saliency=saliency,
         bank=bank,
+        runs=run,
         batch_size=batch_size,
         workers=workers,
     )
@@ -151,6 +152,15 @@ def write(study: "Study", result: "Result", out: Path) -> None:
     study.show(result)
 
 
-def tell(out: Path) -> Any:
-    """Which of the paper's findings hold, by the results in a folder."""
-    raise NotImplementedError
+def tell(out: Path) -> None:
+    """Say which of the paper's findings hold, by the results in a folder, and write it there."""
+    from spot import report
+    from spot.atomic import whole
+    from spot.studies import findings
+
+    result = findings.read(out)
+    result.save(out / "findings.json")
+    with whole(out / "findings.md") as temporary:
+        temporary.write_text(findings.markdown(result))
+    report.show(findings.lines(result), "What the findings rest on")
+    report.show(result.rows, "Do the paper's findings hold here?", caption="\n".join(result.notes))

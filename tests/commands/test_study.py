@@ -1,0 +1,104 @@
+"""spot study, as a person would type it."""
+
+import errno
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from spot.cli import main
+from spot.models.checkpoints import save_folder
+from spot.studies import cache, study
+from tests.conftest import make_nano
+
+
+@pytest.fixture
+def given(tmp_path):
+    """The options that name two small models and forty images."""
+    numbers = np.random.default_rng(0)
+    for index in range(40):
+        path = tmp_path / "images" / str(index % 10) / f"{index:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numbers.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    for seed, name in enumerate(("one", "two")):
+        save_folder(make_nano(seed), tmp_path / name)
+    return [
+        *("--model", str(tmp_path / "one"), str(tmp_path / "two")),
+        *("--data", str(tmp_path / "images"), "--tokens", "4", "9", "--seeds", "2", "--workers", "0"),
+        *("--out", str(tmp_path / "out")),
+    ]
+
+
+def refused(capsys, *arguments) -> str:
+    """What spot study says when it ends with code 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(["study", *map(str, arguments)])
+    assert ended.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_study_writes_its_table_figure_and_everything_as_json(given, tmp_path, capsys):
+    main(["study", "transfer", *given])
+    out = tmp_path / "out"
+    assert {path.name for path in out.glob("transfer.*")} == {f"transfer.{end}" for end in ("json", "md", "png", "pdf")}
+    assert (out / "transfer.png").read_bytes()[:4] == b"\x89PNG" and (out / "transfer.pdf").read_bytes()[:4] == b"%PDF"
+    content = json.loads((out / "transfer.json").read_text())
+    assert content["settings"]["images"] == 40 and content["settings"]["tokens"] == [4, 9]
+    assert set(content["settings"]["models"]) == {"one", "two"}
+    assert content["versions"]["torch"] and content["settings"]["command"].startswith("spot")
+    assert "paper: MAE-IN1k → CLS-IN21k | 25 | 46.85 | 56.7 | +9.9" in (out / "transfer.md").read_text()
+    assert "transfer" in capsys.readouterr().out
+
+
+def test_redrawing_measures_nothing(given, tmp_path, capsys):
+    main(["study", "transfer", *given])
+    out = tmp_path / "out"
+    before = (out / "transfer.md").read_text()
+    for path in (out / "transfer.md", out / "transfer.png"):
+        path.unlink()
+    main(["study", "transfer", "--out", str(out), "--redraw"])  # not even the models are named
+    assert (out / "transfer.md").read_text() == before and (out / "transfer.png").is_file()
+    assert "no result" in refused(capsys, "priors", "--out", out, "--redraw")
+
+
+def test_all_goes_on_after_a_study_that_cannot_be_made(given, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(study, "STUDIES", ("transfer", "robustness"))
+    alone = [*given[:1], given[1], *given[3:]]  # one model: nothing to transfer to
+    said = refused(capsys, "all", *alone)
+    assert said.startswith("spot: transfer: transfer is between models")
+    assert (tmp_path / "out" / "robustness.json").is_file()
+    content = json.loads((tmp_path / "out" / "findings.json").read_text())
+    holds = {row["claim"]: row["holds"] for row in content["rows"]}
+    assert holds["finding 4"] == "not decided"
+
+
+def test_too_few_images_are_one_sentence_and_finished_work_stays(given, tmp_path, capsys):
+    assert "at least 20 images, got 8" in refused(capsys, "transfer", *given, "--oracle-limit", "8")
+    assert list((tmp_path / "out" / "cache" / "oracle").glob("*.safetensors"))
+
+
+def test_a_disk_that_fills_up_is_one_sentence_and_finished_work_stays(given, tmp_path, capsys, monkeypatch):
+    kept = cache.save_file
+    written = []
+
+    def fills_up(tensors, path, **options):
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+        kept(tensors, path, **options)
+
+    with monkeypatch.context() as full:
+        full.setattr(cache, "save_file", fills_up)
+        assert "the disk is full; what was finished stays" in refused(capsys, "robustness", *given)
+    assert len(list((tmp_path / "out" / "cache" / "reading").glob("*.safetensors"))) == 2
+    main(["study", "robustness", *given])
+    assert (tmp_path / "out" / "robustness.json").is_file()
+
+
+def test_bad_input_is_one_sentence(given, tmp_path, capsys):
+    assert "did you mean" in refused(capsys, "transfers")
+    assert "with --model" in refused(capsys, "priors", "--data", tmp_path, "--out", tmp_path / "out")
+    assert "knows 10 classes" in refused(capsys, "priors", *given[:3], "--out", tmp_path / "out")
+    assert "at least one seed" in refused(capsys, "priors", *given, "--seeds", "0")
+    assert "run spot study all first" in refused(capsys, "findings", "--out", tmp_path / "nothing")

@@ -1,0 +1,38 @@
+"""Two small models and sixty small images, as a lab."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from spot.models.checkpoints import save_folder
+from spot.studies.lab import Lab, backbones
+from tests.conftest import make_nano
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """A folder with models `one` and `two`, `images`, `bank` and saliency `maps` of both."""
+    root = tmp_path_factory.mktemp("small")
+    for seed, name in enumerate(("one", "two")):
+        save_folder(make_nano(seed), root / name)
+    numbers = np.random.default_rng(0)
+    for folder, count in (("images", 60), ("bank", 40)):
+        for index in range(count):
+            key = f"{index % 10}/{folder[0]}{index:02d}.png"
+            for top, shape in ((folder, (32, 32, 3)), ("maps", (32, 32))):
+                path = root / top / key
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(numbers.integers(1, 256, shape, dtype=np.uint8)).save(path)
+    return root
+
+
+@pytest.fixture
+def make_lab(small, tmp_path):
+    """A function that makes a lab on the small data, with its own cache unless another is named."""
+
+    def make(models=("one", "two"), **options) -> Lab:
+        given = {"cache": tmp_path / "cache", "tokens": (4, 9), "seeds": 2, "oracle_limit": 30, "workers": 0}
+        given |= {"saliency": str(small / "maps"), "bank": str(small / "bank")}
+        return Lab(backbones([str(small / name) for name in models]), str(small / "images"), **{**given, **options})
+
+    return make

@@ -1,0 +1,142 @@
+"""Verdicts: yes on the paper's own numbers, no on their opposite, open where intervals are wide or results missing."""
+
+import copy
+
+import pytest
+
+from spot.errors import InputError
+from spot.studies import classification, off_grid, robustness, saliency_gain, transfer
+from spot.studies.findings import CLAIMS, NO, OPEN, YES, combined, findings, markdown, more, read, slight
+from spot.studies.study import Result
+
+
+def around(name, value, half):
+    return {name: value, f"{name}_low": value - half, f"{name}_high": value + half}
+
+
+def as_measured(half=0.4):
+    """The paper's own rows, as if we had measured them, with intervals of half a width."""
+    rows = [{**row, **(around("delta", row["delta"], half) if "delta" in row else {})} for row in off_grid.PAPER]
+    results = {"off-grid": [{"backbone": "m", **row} for row in rows]}
+    table = classification.paper_rows()
+    base = {(row["backbone"], row["tokens"]): row["top1"] for row in table if row["placement"] == "isotropic"}
+    results["classification"] = [
+        {**row, **around("delta", row["top1"] - base[row["backbone"], row["tokens"]], half)} for row in table
+    ]
+    results["saliency-gain"] = [{**row, **around("excess", row["rsg"], half)} for row in saliency_gain.paper_rows()]
+    results["transfer"] = [{**row, **around("delta", row["delta"], half)} for row in transfer.paper_rows()]
+    results["robustness"] = [
+        {**row, **around("drop", row["drop"], half)} if "drop" in row else row for row in robustness.paper_rows()
+    ]
+    return {name: Result(rows) for name, rows in results.items()}
+
+
+def verdicts(results):
+    return {row["claim"]: row["holds"] for row in findings(results).rows}
+
+
+def test_the_papers_findings_hold_on_the_papers_numbers():
+    assert verdicts(as_measured()) == dict.fromkeys(CLAIMS, YES)
+
+
+def turn(results, study, name):
+    """The same study with the opposite outcome."""
+    changed = copy.deepcopy(results)
+    for row in changed[study].rows:
+        if name in row:
+            row[name], row[f"{name}_low"], row[f"{name}_high"] = (
+                -row[name],
+                -row[f"{name}_high"],
+                -row[f"{name}_low"],
+            )
+    return changed
+
+
+@pytest.mark.parametrize(
+    "study, name, refuted",
+    [
+        ("off-grid", "delta", {"finding 1"}),
+        ("classification", "delta", {"finding 1", "finding 2"}),
+        ("transfer", "delta", {"finding 4"}),
+        ("robustness", "drop", {"robustness"}),
+    ],
+)
+def test_the_opposite_outcome_is_a_no(study, name, refuted):
+    found = verdicts(turn(as_measured(), study, name))
+    assert {claim for claim, verdict in found.items() if verdict == NO} == refuted
+    assert {claim for claim, verdict in found.items() if verdict == YES} == set(CLAIMS) - refuted
+
+
+def test_a_search_that_runs_to_the_object_refutes_finding_3():
+    results = as_measured()
+    results["saliency-gain"].rows[0] |= around("excess", 15.0, 6.0)
+    assert verdicts(results)["finding 3"] == NO
+
+
+def test_one_backbone_that_does_not_transfer_is_enough_for_a_no():
+    results = as_measured()
+    results["transfer"].rows[2] |= around("delta", -3.0, 1.0)
+    found = findings(results)
+    row = next(row for row in found.rows if row["claim"] == "finding 4")
+    assert (row["holds"], row[YES], row[NO]) == (NO, 5, 1)
+    assert "CLS-IN21k → paper: CLS-IN1k" in next(
+        check["what"] for check in found.data["checks"] if check["verdict"] == NO
+    )
+
+
+def test_wide_intervals_decide_nothing():
+    assert verdicts(as_measured(half=60)) == dict.fromkeys(CLAIMS, OPEN)
+
+
+def test_a_missing_study_leaves_its_finding_open_but_can_still_refute():
+    results = as_measured()
+    del results["classification"], results["transfer"]
+    found = verdicts(results)
+    assert found["finding 1"] == found["finding 2"] == found["finding 4"] == OPEN
+    assert found["robustness"] == YES
+    assert verdicts(turn(results, "off-grid", "delta"))["finding 1"] == NO
+    assert "classification (missing)" in findings(results).rows[0]["rests on"]
+
+
+@pytest.mark.parametrize(
+    "value, low, high, least, verdict",
+    [
+        (3, 1, 5, 1, YES),
+        (3, -1, 7, 1, OPEN),
+        (-3, -5, -1, 1, NO),
+        (0.2, 0.1, 0.3, 1, NO),  # surely more, and surely not substantially
+        (0.2, 0.1, 0.3, 0, YES),
+        (0.8, 0.1, 1.5, 1, OPEN),
+        (0, 0, 0, 0, NO),
+    ],
+)
+def test_more_needs_its_interval_on_one_side(value, low, high, least, verdict):
+    assert more("x", value, low, high, least=least).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    "low, high, verdict", [(-1, 2, YES), (0.1, 0.6, YES), (6, 9, NO), (-9, -6, NO), (3, 9, OPEN), (-9, 9, OPEN)]
+)
+def test_slight_is_close_to_nothing_either_way(low, high, verdict):
+    assert slight("x", (low + high) / 2, low, high).verdict == verdict
+
+
+def test_no_outweighs_everything_and_nothing_is_not_yes():
+    assert combined([YES, NO, OPEN]) == NO
+    assert combined([YES, OPEN]) == OPEN
+    assert combined([YES, YES]) == YES
+    assert combined([YES], complete=False) == OPEN
+    assert combined([]) == OPEN
+
+
+def test_findings_are_read_from_a_folder_of_results(tmp_path):
+    with pytest.raises(InputError, match="run spot study all first"):
+        read(tmp_path)
+    for name, result in as_measured().items():
+        result.save(tmp_path / f"{name}.json")
+    found = read(tmp_path)
+    assert [row["holds"] for row in found.rows] == [YES] * 5
+    assert "| +16.9 | +16.5 to +17.3 | yes |" in markdown(found)
+    (tmp_path / "transfer.json").write_text("{}")
+    with pytest.raises(InputError, match="transfer"):
+        read(tmp_path)
