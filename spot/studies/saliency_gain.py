@@ -130,24 +130,24 @@ def shown(row: Row, name: str) -> str:
 def draw(result: Result) -> "Figure":
     from spot.plots.bars import grouped_bars
 
+    ours, theirs = (sorted({row["tokens"] for row in table}) for table in (result.rows, result.paper))
     rows = []
-    for table in (result.rows, result.paper):
-        budgets = sorted({row["tokens"] for row in table})
+    for table, budgets in ((result.rows, ours), (result.paper, theirs)):
         for row in table:
-            about = {"backbone": row["backbone"], "budget": f"budget {budgets.index(row['tokens']) + 1}"}
+            head = f"{row['tokens']} tokens"
+            if len(ours) == len(theirs):  # the paper's budgets stand beside ours
+                place = budgets.index(row["tokens"])
+                head = f"{ours[place]} tokens (paper: {theirs[place]})"
             for name, title in QUANTITIES.items():
                 if name in row:
                     ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
-                    rows.append({**about, "what": title, "value": row[name], **ends})
-    titles = list(QUANTITIES.values())
-    rows.sort(key=lambda row: (titles.index(row["what"]), row["budget"]))
-    ours, theirs = (
-        ", ".join(str(each) for each in sorted({row["tokens"] for row in table}))
-        for table in (result.rows, result.paper)
-    )
+                    rows.append(
+                        {"backbone": row["backbone"], "budget": head, "what": title, "value": row[name], **ends}
+                    )
+    rows.sort(key=lambda row: list(QUANTITIES.values()).index(row["what"]))
     return grouped_bars(
         rows, group="budget", bar="backbone", value="value", low="low", high="high", panel="what",
-        label="gain, %", title=f"Saliency gained by searched tokens. Budgets: {ours} tokens (the paper: {theirs})",
+        label="gain, %", title="Saliency that tokens gain by the search",
     )  # fmt: skip
 
 
