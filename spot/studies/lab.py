@@ -145,7 +145,9 @@ class Lab:
         limit: images for plain rows; by default 1,024 scenes, or all photographs.
         oracle_limit: images for rows that are searched; by default 512 scenes, or as many as `limit`.
         saliency: spectral, an .onnx file, clipseg or a folder of maps; scenes know their masks.
-        bank: labelled images for kNN; by default 1,024 training scenes, and none for photographs.
+        bank: labelled images for kNN; by default training scenes, and none for photographs.
+        bank_limit: how many of them; by default 1,024 scenes, or all photographs.
+        runs: folders of training runs, whose logs the study retrofit reads.
         cache: the folder of measurements.
     """
 
@@ -163,6 +165,8 @@ class Lab:
         oracle_limit: int | None = None,
         saliency: str | None = None,
         bank: str | None = None,
+        bank_limit: int | None = None,
+        runs: Sequence[str | Path] = (),
         batch_size: int = 64,
         workers: int | None = None,
         memory: float = 2e9,
@@ -171,7 +175,7 @@ class Lab:
             raise InputError("a study needs at least one model")
         if seeds < 1:
             raise InputError(f"at least one seed is needed, got {seeds}")
-        for name, number in (("limit", limit), ("oracle limit", oracle_limit)):
+        for name, number in (("limit", limit), ("oracle limit", oracle_limit), ("bank limit", bank_limit)):
             if number is not None and number < 1:
                 raise InputError(f"the {name} must be at least one image, got {number}")
         self.backbones, self.data, self.root = list(backbones), data, root
@@ -182,7 +186,8 @@ class Lab:
         self.oracle_limit = oracle_limit or (min(512, self.limit or 512) if self.scenes else self.limit)
         self.saliency_source = saliency or ("masks" if self.scenes else "spectral")
         self.bank = bank or (SCENES if self.scenes else None)
-        self.bank_limit = 1024 if self.bank == SCENES else None
+        self.bank_limit = bank_limit or (1024 if self.bank == SCENES else None)
+        self.runs = list(runs)
         self.batch_size, self.memory = batch_size, memory
         self.workers = (0 if self.scenes else available_workers()) if workers is None else workers
         self.cache = Cache(cache)
@@ -239,6 +244,7 @@ class Lab:
             "seeds": self.seeds,
             "saliency": Path(self.saliency_source).name,
             "bank": None if self.bank is None else Path(self.bank).name,
+            "bank_limit": self.bank_limit,
             "oracle": PRESETS,
             "processes": self.state.num_processes,
         }
@@ -253,6 +259,12 @@ class Lab:
             f"Ours: {names} on {counts[0]:,} {kind}{some}, with 95 % intervals. The paper's: ViT-B/16 on ImageNet's "
             f"{PAPER_IMAGES:,} validation images."
         )
+
+    def fewer(self, limit: int) -> "Lab":
+        """The same lab with at most so many images for plain rows, for a study of many of them."""
+        found = copy.copy(self)
+        found.limit, found._identities = limit if self.limit is None else min(limit, self.limit), {}
+        return found
 
     # Measurements, kept
 
