@@ -24,6 +24,7 @@ def study(
     oracle_limit: int | None = None,
     saliency: str | None = None,
     bank: str | None = None,
+    bank_limit: int | None = None,
     run: tuple[Path, ...] = (),
     split: str | None = None,
     data_root: Path | None = None,
@@ -54,7 +55,8 @@ def study(
         oracle_limit: images for rows that are searched; by default 512 scenes, or as many as --limit.
         saliency: spectral (the default for photographs), clipseg, an .onnx file or a folder of maps, which
             for kNN with salient placements also holds those of the bank's images. Scenes know their masks.
-        bank: labelled images for kNN; by default 1024 training scenes. Without one, photographs get no kNN.
+        bank: labelled images for kNN; by default training scenes. Without one, photographs get no kNN.
+        bank_limit: at most so many of them, evenly spread over the classes; by default 1024 scenes, or all.
         run: folders of training runs, whose logs `retrofit` shows; by default those the models stand in.
         split: val, train or test; by default test scenes and val photographs.
         data_root: where a timm data set keeps its files.
@@ -97,6 +99,7 @@ def study(
         oracle_limit=oracle_limit,
         saliency=saliency,
         bank=bank,
+        bank_limit=bank_limit,
         runs=run,
         batch_size=batch_size,
         workers=workers,
