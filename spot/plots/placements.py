@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.colors import Colormap, LinearSegmentedColormap
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
@@ -75,17 +75,37 @@ def placement_gallery(
     """Many images, one panel each, with the paths of their tokens.
 
     Args:
-        images, trajectories: M of each.
+        images, trajectories: M of each; a trajectory of no steps, (1, N, 2), is a placement.
         window: with K, the windows at the end are outlined too.
         masks: saliency (M, H, W) in [0, 1]; what is not salient is darkened.
     """
-    if len(images) != len(trajectories) or (captions is not None and len(captions) != len(images)):
-        raise InputError("a gallery needs one trajectory, and one caption if any, for each image")
-    colors = AWAY if adversarial else TOWARDS
     columns = min(columns, len(images))
     rows = ceil(len(images) / columns)
     figure = Figure(figsize=(2.2 * columns, 2.4 * rows + (0.4 if title else 0)), dpi=150, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    draw_gallery(
+        figure, images, trajectories, captions=captions, window=window, masks=masks, adversarial=adversarial,
+        columns=columns, title=title,
+    )  # fmt: skip
+    return figure
+
+
+def draw_gallery(
+    figure: Figure | SubFigure,
+    images: Tensor | Sequence[Tensor],
+    trajectories: Tensor | Sequence[Tensor],
+    *,
+    captions: Sequence[str] | None,
+    window: int | None,
+    masks: Tensor | Sequence[Tensor] | None,
+    adversarial: bool,
+    columns: int,
+    title: str,
+) -> None:
+    """A gallery in a figure, or in a part of a larger one; see `placement_gallery`."""
+    if len(images) != len(trajectories) or (captions is not None and len(captions) != len(images)):
+        raise InputError("a gallery needs one trajectory, and one caption if any, for each image")
+    colors = AWAY if adversarial else TOWARDS
+    grid = figure.subplots(ceil(len(images) / columns), columns, squeeze=False).flatten()
     for axes in grid:
         axes.axis("off")
     for index, (image, trajectory) in enumerate(zip(images, trajectories, strict=True)):
@@ -95,7 +115,6 @@ def placement_gallery(
         draw_paths(grid[index], image, trajectory, colors)
         grid[index].set_title("" if captions is None else captions[index], fontsize=7)
     figure.suptitle(title, fontsize=10)
-    return figure
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -129,8 +148,15 @@ def draw_windows(
 
 
 def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap = TOWARDS) -> None:
-    """The path of every token through its steps, with a dot at its start and a larger one at its end."""
+    """The path of every token through its steps, with a dot at its start and a larger one at its end.
+
+    Tokens that take no step are white dots, as the paper draws its priors.
+    """
     points = pixels(image, trajectory).flip(-1).transpose(0, 1)  # (N, steps + 1, 2) as matplotlib's (x, y)
+    if points.shape[1] == 1:
+        x, y = points[:, 0].T.numpy()
+        axes.scatter(x, y, s=14, color="white", edgecolors="black", linewidths=0.7, zorder=3)
+        return
     segments = torch.stack([points[:, :-1], points[:, 1:]], 2)  # (N, steps, 2, 2)
     steps = segments.shape[1]
     shades = [colors(step / max(steps - 1, 1)) for step in range(steps)]

@@ -1,0 +1,189 @@
+"""Pictures: where an oracle moves tokens, over saliency masks for every prior, adversarially, and the priors alone.
+
+The images are not picked by what they show: they stand evenly spaced among those that are searched.
+The file keeps them as PNG, so that the figure can be drawn again without data or model.
+"""
+
+import base64
+import copy
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from spot.data.images import class_names
+from spot.data.scenes import CLASSES
+from spot.placement.dataset_search import place
+from spot.placement.oracle import PRESETS, SearchResult, search
+from spot.placement.priors import SALIENT_PRIORS, omega
+from spot.placement.saliency import rgb
+from spot.studies.lab import Backbone, Lab
+from spot.studies.study import Result, Row, Study, pivot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient")
+TRAJECTORIES, MASKS, ADVERSARIAL, PLACES = "trajectories", "over masks", "adversarial", "priors"
+SHOWN, OVER_MASKS, SIDE_BY_SIDE = 10, 3, 2  # images
+PRESET = "paper-long"  # as in the paper's figure, whose caption has this search's accuracy
+# Part → the paper's figure, images to a row, title.
+PARTS = {
+    TRAJECTORIES: ("fig:oracle_movement", 5, "Searched: the class's probability before → after"),
+    MASKS: ("fig:oracle_movement_vs_mask_allpriors", 6, "Searched from every prior, over what is salient"),
+    ADVERSARIAL: (
+        "fig:adv_oracle_movement",
+        5,
+        "Searched adversarially (ascent): the class's probability before → after",
+    ),
+    PLACES: ("fig:sampling_priors", 6, "The priors, before any search"),
+}
+
+
+def run(lab: Lab) -> Result:
+    """The first backbone at the sparse budget; only the images shown are searched."""
+    backbone = lab.backbones[0]
+    data: Any = lab.images(backbone, oracle=True)
+    chosen = spaced(range(len(data)), SHOWN)
+    samples = [sample for sample in (data[index] for index in chosen) if sample is not None]
+    images, labels = torch.stack([each[0] for each in samples]), torch.tensor([each[1] for each in samples])
+    images = images.to(next(backbone.model.parameters()).device)
+    keys = [each[2] for each in samples]
+    maps = lab.saliency(backbone)(images, keys)
+    model = copy.copy(backbone.model)  # shares the weights, has its own prior and budget
+    model.tokens = lab.sparse
+    searched = {}
+    for prior in PRIORS:
+        drawn: dict[str, Any] = {"prior": prior, "saliency": lambda *_: maps} if prior in SALIENT_PRIORS else {}
+        model.prior = model.prior if drawn else prior
+        start = place(model, images, keys, **drawn)
+        searched[prior] = search(model, images, labels, start, **PRESETS[PRESET])
+    model.prior = "isotropic"
+    away = search(model, images, labels, model.place(images), objective="ascent", **PRESETS[PRESET])
+    few, fewer = spaced(range(len(keys)), OVER_MASKS), spaced(range(len(keys)), SIDE_BY_SIDE)
+    panels: list[Row] = []
+    for part, shown, sources in (
+        (TRAJECTORIES, range(len(keys)), {"isotropic": searched["isotropic"]}),
+        (MASKS, few, searched),
+        (ADVERSARIAL, range(len(keys)), {"isotropic": away}),
+        (PLACES, fewer, searched),
+    ):
+        panels += [panel(part, keys, labels, row, prior, found) for row in shown for prior, found in sources.items()]
+    kept: Row = {
+        "images": dict(zip(keys, map(png, rgb(images, backbone.model.data_config)), strict=True)),
+        "masks": dict(zip(keys, map(png, maps), strict=True)),
+        "classes": dict(zip(keys, names(lab, backbone, labels.tolist()), strict=True)),
+        "panels": panels,
+    }
+    rows = [
+        {"part": each["part"], "image": each["image"], "class": kept["classes"][each["image"]]}
+        | {name: each[name] for name in ("prior", "before", "after")}
+        for each in panels
+        if each["part"] != PLACES
+    ]
+    low, high = (end.cpu() for end in omega(images))
+    ends = searched["isotropic"].positions.cpu()
+    held = ((ends <= low) | (ends >= high)).any(-1).double().mean().item()
+    given = PRESETS[PRESET]
+    notes = [
+        f"{backbone.name}, {lab.sparse} tokens, {given['steps']} steps at {given['lr']:g}; {len(keys)} of "
+        f"{len(data):,} images, evenly spaced, not picked. Paths run from dark purple to bright yellow, adversarial "
+        "ones to red.",
+        f"Over masks, what is salient is bright, by {lab.settings()['saliency']}.",
+        f"Positions are kept in the image; {100 * held:.0f} % of isotropic tokens end on its border. The paper notes "
+        "that after 20 steps or more many leave it.",
+        "The paper's figures show ImageNet photographs with 25 tokens, and no numbers.",
+    ]
+    paper = [{"part": part, "figure": figure} for part, (figure, _, _) in PARTS.items()]
+    return Result(rows, paper, notes, {"shown": len(keys), "preset": PRESET}, kept)
+
+
+def spaced(things: Sequence[int], count: int) -> list[int]:
+    """So many of them, evenly spaced, or all."""
+    count = min(count, len(things))
+    return [things[index * len(things) // count] for index in range(count)]
+
+
+def panel(part: str, keys: Sequence[str], labels: Tensor, row: int, prior: str, found: SearchResult) -> Row:
+    """One picture of a gallery: the tokens' way, and the class's probability before and after, in percent."""
+    chance = 100 * found.logits[row].softmax(-1)[:, labels[row]]
+    steps = found.trajectory[row] if part != PLACES else found.trajectory[row, :1]
+    rounded = [[[round(value, 5) for value in place] for place in step] for step in steps.tolist()]
+    about = {"part": part, "image": keys[row], "prior": prior, "trajectory": rounded}
+    return about | {"before": chance[0].item(), "after": chance[-1].item()}
+
+
+def names(lab: Lab, backbone: Backbone, labels: Sequence[int]) -> list[str]:
+    """What the classes are called."""
+    known = CLASSES if lab.scenes else class_names(backbone.model)
+    return [known[label].split(",")[0] if known else f"class {label}" for label in labels]
+
+
+def png(picture: Tensor) -> str:
+    """A picture (3, H, W) or map (H, W) in [0, 1] as text."""
+    values = (picture.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    file = io.BytesIO()
+    Image.fromarray(values.transpose(1, 2, 0) if values.ndim == 3 else values).save(file, "png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def from_png(text: str) -> Tensor:
+    """The picture again: (3, H, W) or (H, W) in [0, 1]."""
+    values = torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(text))))).float() / 255
+    return values.permute(2, 0, 1) if values.ndim == 3 else values
+
+
+def table(result: Result) -> list[Row]:
+    """Probabilities before and after, a column per prior."""
+    return pivot(
+        result.rows, ("part", "image", "class"), "prior", lambda row: f"{row['before']:.0f} → {row['after']:.0f} %"
+    )
+
+
+def draw(result: Result) -> "Figure":
+    from matplotlib.figure import Figure
+
+    from spot.plots.placements import draw_gallery
+
+    data = result.data
+    images, masks = ({key: from_png(text) for key, text in data[name].items()} for name in ("images", "masks"))
+    parts = {part: [each for each in data["panels"] if each["part"] == part] for part in PARTS}
+    heights = []
+    for part, (_, columns, _) in PARTS.items():
+        height, width = next(iter(images.values())).shape[-2:]
+        heights.append(-(-len(parts[part]) // columns) * (13 / columns * height / width + 0.25) + 0.35)
+    figure = Figure(figsize=(13, sum(heights)), dpi=110, layout="constrained")
+    insides: Any = figure.subfigures(len(PARTS), 1, height_ratios=heights)
+    for (part, (label, columns, title)), inside in zip(PARTS.items(), insides, strict=True):
+        shown = parts[part]
+        captions = []
+        for each in shown:
+            chance = f"{each['before']:.0f} → {each['after']:.0f} %"
+            name = data["classes"][each["image"]] if part in (TRAJECTORIES, ADVERSARIAL) else each["prior"]
+            captions.append(name if part == PLACES else f"{name}: {chance}")
+        draw_gallery(
+            inside,
+            [images[each["image"]] for each in shown],
+            [torch.tensor(each["trajectory"]) for each in shown],
+            captions=captions,
+            window=None,
+            masks=[masks[each["image"]] for each in shown] if part == MASKS else None,
+            adversarial=part == ADVERSARIAL,
+            columns=columns,
+            title=f"{title} ({label})",
+        )
+    return figure
+
+
+STUDY = Study(
+    "gallery",
+    ", ".join(figure for figure, _, _ in PARTS.values()),
+    "Where does an oracle move tokens, over saliency masks, adversarially, and where do priors put them?",
+    run,
+    draw,
+    table,
+)

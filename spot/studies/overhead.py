@@ -1,0 +1,139 @@
+"""What reading windows adds to a ViT: FLOPs by the paper's formula and as they are run, and the share of the time.
+
+The formula counts T · K² · (7C + 8) for T windows. All samples of a window share one fractional
+offset, so here a window is two one-dimensional interpolations, with less arithmetic than that.
+"""
+
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spot.evaluation.accuracy import Setting
+from spot.evaluation.cost import arithmetic, flops, image_shape, sampling_flops
+from spot.evaluation.throughput import Clock, interleaved, median_interval, pictures, tokenizer_share
+from spot.studies import timing
+from spot.studies.lab import Lab
+from spot.studies.study import Result, Row, Study, cell
+from spot.studies.throughput import SPEED
+from spot.tokens.windows import windows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def run(lab: Lab) -> Result:
+    """Every backbone at every budget."""
+    rows: list[Row] = []
+    for backbone in lab.backbones:
+        patches = timing.alone(lab, partial(embedding_share, lab.contestant(backbone, Setting("vit"))))
+        for tokens in lab.tokens:
+            model: Any = lab.contestant(backbone, Setting("isotropic", tokens)).eval()
+            row: Row = {"backbone": backbone.name, "tokens": tokens, "window": model.patch_size, **counted(model)}
+            rows.append({**row, **timing.alone(lab, partial(measured, model)), "patches": patches})
+    notes = [
+        "FLOPs are of one image. Formula: T · K² · (7C + 8), the paper's. Counted: additions, multiplications and "
+        "interpolations of floating-point numbers as operators run them. Shares are of the model's FLOPs, by torch's "
+        "counter, which leaves element-wise work out.",
+        f"Reading is the share of a prediction's time that windows alone take, median of {timing.ROUNDS} rounds in "
+        "turns; tokenizing adds placing, projection and position embedding. Patches is the same share of the plain "
+        "ViT, whose tokenizing is one convolution.",
+        "The paper's share of time is what SPoT's throughput lacks of the ViT's in its tab:throughput, on a GPU.",
+        "Small models spend a larger share on reading: their blocks are cheap, a window's pixels cost the same.",
+    ]
+    return Result(rows, paper_rows(), notes, timing.about(lab))
+
+
+def counted(model: Any) -> Row:
+    """FLOPs of one image: of the model, and of reading its windows by formula and as operators run."""
+    image = pictures(1, image_shape(model), model)
+    positions = model.place(image)
+    total, formula = flops(model), sampling_flops(model.tokens, model.patch_size, image.shape[1])
+    run = arithmetic(lambda: windows(image, positions, model.patch_size))
+    shares = {"formula_share": 100 * formula / total, "counted_share": 100 * run / total}
+    return {"FLOPs": total, "formula": formula, "counted": run, **shares}
+
+
+@torch.no_grad()
+def measured(model: Any, clock: Clock, batch: int) -> Row:
+    """Shares of a prediction's time, in percent: reading windows, with its interval, and all tokenizing."""
+    images = pictures(batch, image_shape(model), model)
+    positions = model.place(images)
+    calls = {"model": model, "reading": lambda images: windows(images, positions, model.patch_size)}
+    for call in calls.values():
+        call(images)
+    seconds = interleaved(calls, images, timing.ROUNDS, clock)
+    shares = [100 * part / whole for part, whole in zip(seconds["reading"], seconds["model"], strict=True)]
+    low, high = median_interval(shares)
+    tokenizing = 100 * tokenizer_share(model, images, clock)
+    return {"reading": median(shares), "low": low, "high": high, "tokenizing": tokenizing}
+
+
+@torch.no_grad()
+def embedding_share(vit: Any, clock: Clock, batch: int) -> float:
+    """The share of a plain ViT's time that its own patch embedding takes, in percent."""
+    images = pictures(batch, image_shape(vit), vit)
+    vit.eval()(images)
+    return 100 * tokenizer_share(vit, images, clock)
+
+
+def paper_rows() -> list[Row]:
+    """ViT-B/16 by formula (the paper prints 185,600 for 25 tokens), its FLOPs by torch's counter."""
+    import timm
+
+    from spot.models.spot_vit import adapt
+
+    with torch.device("meta"):  # counting needs no numbers
+        vit = timm.create_model("vit_base_patch16_224")
+    model = adapt(vit).to("meta")
+    rows = []
+    for tokens, (plain, placed) in SPEED.items():
+        total, formula = flops(model, tokens=tokens), sampling_flops(tokens)
+        row: Row = {"backbone": "paper: ViT-B/16", "tokens": tokens, "window": 16, "FLOPs": total, "formula": formula}
+        rows.append({**row, "formula_share": 100 * formula / total, "reading": 100 * (1 - placed / plain)})
+    return rows
+
+
+def table(result: Result) -> list[Row]:
+    return [
+        {
+            "backbone": row["backbone"],
+            "tokens": row["tokens"],
+            "window": row["window"],
+            "FLOPs": f"{row['FLOPs'] / 1e6:,.1f} M",
+            "formula": f"{row['formula']:,} ({row['formula_share']:.2f} %)",
+            "counted": f"{row['counted']:,} ({row['counted_share']:.2f} %)" if "counted" in row else "",
+            "reading, % of time": cell(row, "reading"),
+            "tokenizing, %": row.get("tokenizing"),
+            "patches, %": row.get("patches"),
+        }
+        for row in [*result.rows, *result.paper]
+    ]
+
+
+def draw(result: Result) -> "Figure":
+    from spot.plots.bars import grouped_bars
+
+    bars = []
+    for row in [*result.rows, *result.paper]:
+        group = {"panel": row["backbone"], "tokens": f"{row['tokens']} tokens"}
+        bars.append({**group, "share": "FLOPs, the paper's formula", "value": row["formula_share"]})
+        if "counted_share" in row:
+            bars.append({**group, "share": "FLOPs, counted", "value": row["counted_share"]})
+        time = {"value": row["reading"], "low": row.get("low"), "high": row.get("high")}
+        bars.append({**group, "share": "time, measured", **time})
+    return grouped_bars(
+        bars, group="tokens", bar="share", value="value", low="low", high="high", panel="panel", digits=2,
+        label="% of a prediction", title="What reading windows costs",
+    )  # fmt: skip
+
+
+STUDY = Study(
+    "overhead",
+    "appendix C",
+    "What does reading windows add: FLOPs by formula and counted, and its share of the time?",
+    run,
+    draw,
+    table,
+)

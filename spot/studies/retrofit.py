@@ -1,0 +1,170 @@
+"""Accuracy per epoch while a ViT is retrofitted.
+
+Runs are read from their folders (`--run`, or the folders that the studied models were trained in).
+Without any, on scenes, the first built-in grid model is retrofitted a little: about a minute, kept in
+the cache, and a run that was stopped goes on.
+"""
+
+import copy
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spot.errors import InputError
+from spot.evaluation.accuracy import wilson
+from spot.studies.cache import disk
+from spot.studies.lab import Backbone, Lab
+from spot.studies.study import Result, Row, Study, cell
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RECIPE = "scenes-retrofit"
+CHANGES = {"epochs": 8.0, "warmup_epochs": 0.4}  # of SCENES scenes each, where the recipe's epochs are longer
+SCENES, VALIDATED = 1024, 256
+
+PAPER: list[Row] = [
+    {
+        "run": "paper: CLS-IN21k",
+        "epoch": 50,
+        "says": "fast in the first 5 epochs, level in the last 10; the figure's axis runs from 66 to 86 %",
+    }
+]
+
+
+def run(lab: Lab) -> Result:
+    """Read the logs of runs, or make one."""
+    folders = [Path(folder) for folder in lab.runs] or own_runs(lab.backbones)
+    notes = [
+        "The paper's log is not published with it: its figure (CLS-IN21k, 50 epochs) is described in words. It "
+        "validates with a crop of the whole image, and says that this is somewhat lower than its tables.",
+    ]
+    if folders:
+        logs = {name_of(folder): read_log(folder) for folder in folders}
+        notes.append("Runs do not say on how many images they validated, so these curves have no intervals.")
+    else:
+        name, log = small_run(lab)
+        logs = {name: log}
+        notes.append(
+            f"A small run of {CHANGES['epochs']:g} epochs of {SCENES:,} scenes, validated on {VALIDATED} others; "
+            "epoch 0 is the ViT before it. For a real one: spot retrofit … --out RUN, then --run RUN."
+        )
+    notes += [sentence for name, log in logs.items() for sentence in summary(name, log)]
+    rows = [{"run": name, **row} for name, log in logs.items() for row in log]
+    return Result(rows, PAPER, notes, {"runs": list(logs)})
+
+
+def own_runs(backbones: list[Backbone]) -> list[Path]:
+    """The folders of the runs that ended in these models: RUN/model or a file in it."""
+    near = [place for each in backbones for place in (Path(each.source), *Path(each.source).parents[:2])]
+    return list(dict.fromkeys(place for place in near if (place / "log.csv").is_file()))
+
+
+def name_of(folder: Path) -> str:
+    """What a run was: its model and recipe, or the folder's name."""
+    file = folder / "run.json"
+    if not file.is_file():
+        return folder.name
+    settings = json.loads(file.read_text())["settings"]
+    return f"{settings['model']['name']}, {settings['recipe']['name']}"
+
+
+def read_log(folder: Path) -> list[Row]:
+    """A run's log: a row per epoch."""
+    file = folder / "log.csv"
+    if not file.is_file():
+        raise InputError(f"{folder} is not the folder of a training run: it has no log.csv")
+    with file.open(newline="") as lines:
+        rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(lines)]
+    kept = [{name: value for name, value in row.items() if wanted(name)} for row in rows if "epoch" in row]
+    if not kept:
+        raise InputError(f"{file} has no epoch yet; wait for the run's first")
+    return kept
+
+
+def wanted(name: str) -> bool:
+    return name in ("epoch", "loss", "train_top1") or (name[:4] == "val_" and name[4:].isdecimal())
+
+
+def small_run(lab: Lab) -> tuple[str, list[Row]]:
+    """Retrofit the first grid parent on scenes, or go on with that; validation rows have intervals."""
+    parents = [each for each in lab.backbones if each.parent is not None]
+    if not lab.scenes or not parents:
+        raise InputError(
+            "accuracy per epoch is read from the log of a run: spot retrofit MODEL … --out RUN, then "
+            "spot study retrofit --run RUN"
+        )
+    from spot.training.options import Options
+    from spot.training.recipes import find_recipe, override
+    from spot.training.run import Validation
+    from spot.training.run import run as train
+
+    backbone = parents[0]
+    parent: Any = backbone.parent
+    folder = lab.cache.folder / "retrofit" / f"{backbone.name}-{backbone.parent_fingerprint[:12]}"
+    options = Options(
+        data="scenes", out=folder, limit=SCENES, val="scenes", val_limit=VALIDATED, checkpoint_minutes=0.2
+    )
+    before = Validation(parent, "scenes", VALIDATED, parent.num_classes, 0)(parent)
+    if not (folder / "model").is_dir():
+        with disk(folder):
+            train(copy.deepcopy(parent), override(find_recipe(RECIPE), CHANGES), options)
+    log: list[Row] = [{"epoch": 0.0, **before}, *read_log(folder)]
+    for row in log:
+        for name in [name for name in row if name.startswith("val_")]:
+            low, high = wilson(row[name] / 100, VALIDATED)
+            row |= {f"{name}_low": 100 * low, f"{name}_high": 100 * high}
+    return f"{backbone.name}-grid, {RECIPE}", log
+
+
+def summary(name: str, log: list[Row]) -> list[str]:
+    """How fast it was: by the first tenth of the epochs, and in the last fifth, as the paper says of its own."""
+    curves = [key for key in log[-1] if key.startswith("val_") and key[4:].isdecimal() and key in log[0]]
+    if not curves or len(log) < 3:
+        return []
+    sparse = min(curves, key=lambda key: int(key[4:]))
+    last = log[-1]["epoch"]
+    start, end = log[0][sparse], log[-1][sparse]
+    early = next(row for row in log[1:] if row["epoch"] >= last / 10)
+    late = min(log[:-1], key=lambda row: abs(row["epoch"] - 0.8 * last))
+    return [
+        f"{name}, {sparse[4:]} tokens: {start:.1f} % at epoch {log[0]['epoch']:g}, {early[sparse]:.1f} at "
+        f"{early['epoch']:g}, {end:.1f} at {last:g}; the last {last - late['epoch']:g} epochs change it by "
+        f"{end - late[sparse]:+.1f}."
+    ]
+
+
+def table(result: Result) -> list[Row]:
+    lines: list[Row] = []
+    for row in result.rows:
+        line: Row = {
+            "run": row["run"],
+            "epoch": f"{row['epoch']:g}",
+            "loss": row.get("loss"),
+            "train %": row.get("train_top1"),
+        }
+        for name in row:
+            if name.startswith("val_") and name[4:].isdecimal():
+                line[f"val {name[4:]} tokens, %"] = cell(row, name, f"{name}_low", f"{name}_high")
+        lines.append(line)
+    return [*lines, *({"run": row["run"], "epoch": f"{row['epoch']}: {row['says']}"} for row in result.paper)]
+
+
+def draw(result: Result) -> "Figure":
+    from spot.plots.training import logs_figure
+
+    logs: dict[str, list[Row]] = {}
+    for row in result.rows:
+        logs.setdefault(row["run"], []).append(row)
+    return logs_figure(logs, "Accuracy while retrofitting")
+
+
+STUDY = Study(
+    "retrofit",
+    "fig:retrofit_abl",
+    "How fast does accuracy come while a ViT is retrofitted?",
+    run,
+    draw,
+    table,
+)

@@ -1,0 +1,165 @@
+"""SPoT against token merging (ToMe): speed and accuracy, measured in one run, with multiply-adds beside them.
+
+The paper sets its own speed-up, 3.31×, beside the one that ToMe's authors published, 1.95×: other code,
+another GPU, another run, and each relative to its own dense model. Here both run in turns on one
+device, relative to one dense ViT. Each SPoT budget meets the ToMe that costs as many multiply-adds,
+and the ToMe of the published speed-up stands beside them.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting
+from spot.models.tome import ToMe
+from spot.studies import timing
+from spot.studies.elastic import by_itself
+from spot.studies.lab import Backbone, Lab, Reading
+from spot.studies.statistics import difference, share
+from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VIT, SPOT, MERGED, SAME = "ViT", "SPoT", "ToMe", "ToMe, SPoT's weights"
+PUBLISHED = 1.95  # ToMe's speed-up in the paper's table
+
+PAPER: list[Row] = [
+    {"backbone": "paper: CLS-IN21k", "method": MERGED, "setting": "as published", "speed-up": 1.95, "delta": -4.20},
+    {"backbone": "paper: CLS-IN21k", "method": SPOT, "setting": "100 tokens", "speed-up": 3.31, "delta": -2.95},
+    {"backbone": "paper: MAE-IN1k", "method": MERGED, "setting": "as published", "speed-up": 1.94, "delta": -4.87},
+    {
+        "backbone": "paper: MAE-IN1k",
+        "method": "ToMe, fine-tuned so",
+        "setting": "as published",
+        "speed-up": 1.95,
+        "delta": -1.71,
+    },
+    {"backbone": "paper: MAE-IN1k", "method": SPOT, "setting": "100 tokens", "speed-up": 3.31, "delta": -1.13},
+]
+
+
+def run(lab: Lab) -> Result:
+    """Dense, SPoT at every budget, ToMe at the same cost and at the published speed-up."""
+    rows: list[Row] = []
+    notes: list[str] = []
+    for backbone in lab.backbones:
+        cells = len(backbone.model.grid())
+        budgets = [tokens for tokens in lab.tokens if tokens < cells]
+        if not budgets:
+            raise InputError(f"tome compares budgets below the grid's {cells} tokens, got {lab.tokens}")
+        rows += compared(lab, backbone, budgets, notes)
+    notes = [
+        lab.differs(searched=False),
+        timing.how(lab),
+        "Speed-up and MAC ratio are relative to the dense ViT, the drop to the method's own dense accuracy on the same "
+        "images. The paper's SPoT is relative to SPoT's own dense model, its ToMe rows are ToMe's published figures: "
+        "another run on another GPU.",
+        f"The paper's 3.31× at 100 tokens stands against {paper_mac_ratio():.2f}× fewer multiply-adds (ViT-B/16, "
+        "counted): arithmetic explains the smaller part of it.",
+        "SPoT minus ToMe: both at the same multiply-adds in the blocks, on the same images; p is McNemar's, exact.",
+        *dict.fromkeys(notes),
+    ]
+    paper = [{"images": PAPER_IMAGES, **row} for row in PAPER]
+    return Result(rows, paper, notes, timing.about(lab))
+
+
+def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str]) -> list[Row]:
+    """The rows of one backbone."""
+    cells, itself = len(backbone.model.grid()), by_itself(backbone)
+    holders = {MERGED: backbone}
+    if backbone.parent is None:
+        notes.append(f"The plain ViT of {backbone.name} is not there: its ToMe merges tokens of SPoT's weights.")
+    elif backbone.parent_fingerprint != backbone.fingerprint:
+        holders[SAME] = itself
+    # A line: method, what it was asked for, the budget it answers, and who reads it.
+    lines: list[tuple[str, str, Setting, Backbone]] = [(VIT, "dense", Setting("vit", cells), backbone)]
+    lines.append((SPOT, "dense", Setting("isotropic", cells), backbone))
+    lines += [(SPOT, f"{tokens} tokens", Setting("isotropic", tokens), backbone) for tokens in budgets]
+    for method, holder in holders.items():
+        try:
+            left = ToMe(holder.parent or holder.model, speedup=PUBLISHED).tokens
+            lines.append((method, f"{PUBLISHED}× by MACs", Setting("tome", left), holder))
+        except InputError:
+            notes.append(f"ToMe cannot be {PUBLISHED} times faster with the few blocks of {backbone.name}.")
+        lines += [(method, f"as {tokens} tokens", Setting("tome-matching", tokens), holder) for tokens in budgets]
+    found: list[Reading] = []
+    for holder in (backbone, itself):  # one pass over the images each
+        asked = [setting for _, _, setting, reader in lines if reader is holder]
+        found += lab.accuracy(holder, asked) if asked else []
+    readings = {(method, what): reading for (method, what, _, _), reading in zip(lines, found, strict=True)}
+    times = timing.timed(
+        lab, {f"{method} {what}": lab.contestant(holder, setting) for method, what, setting, holder in lines}
+    )
+    rows = []
+    for method, what, setting, _ in lines:
+        dense = readings[SPOT if method in (SPOT, SAME) or backbone.parent is None else VIT, "dense"]
+        row: Row = {"backbone": backbone.name, "method": method, "setting": what, "tokens": setting.tokens}
+        row |= timing.speed(times[f"{method} {what}"]) | share(readings[method, what].right)
+        row |= difference(dense.right, readings[method, what].right)
+        if what.startswith("as "):
+            against = difference(readings[method, what].right, readings[SPOT, what.removeprefix("as ")].right)
+            row |= {f"versus{name.removeprefix('delta')}": value for name, value in against.items() if name != "p"}
+            row["versus_p"] = against["p"]
+        rows.append(row)
+    return rows
+
+
+def paper_mac_ratio() -> float:
+    """How many times fewer multiply-adds ViT-B/16 needs with 100 of its 196 tokens, by torch's counter."""
+    import timm
+    import torch
+
+    from spot.evaluation.cost import macs
+    from spot.models.spot_vit import SpotViT, adapt
+
+    with torch.device("meta"):  # counting needs no numbers
+        vit = timm.create_model("vit_base_patch16_224")
+    model: SpotViT = adapt(vit).to("meta")
+    return macs(model, tokens=196) / macs(model, tokens=100)
+
+
+def table(result: Result) -> list[Row]:
+    def times(row: Row) -> str:
+        text = f"{row['speed-up']:.2f}×"
+        return f"{text} ({row['speed_low']:.2f}–{row['speed_high']:.2f})" if "speed_low" in row else text
+
+    def versus(row: Row) -> str:
+        if "versus" not in row:
+            return ""
+        return f"{signed(row, 'versus', 'versus_low', 'versus_high')}, p = {row['versus_p']:.2g}"
+
+    return [
+        {
+            "backbone": row["backbone"],
+            "method": row["method"],
+            "setting": row["setting"],
+            "speed-up": times(row),
+            "by MACs": f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else "",
+            "top-1 %": cell(row),
+            "change": signed(row),
+            "SPoT minus ToMe": versus(row),
+            "images": row["images"],
+        }
+        for row in [*result.rows, *result.paper]
+    ]
+
+
+def draw(result: Result) -> "Figure":
+    from spot.plots.accuracy import accuracy_lines
+
+    rows: list[dict[str, Any]] = [row for row in result.rows if row["method"] != VIT]
+    return accuracy_lines(
+        [*rows, *result.paper], line="method", across="speed-up", value="delta", low="delta_low", high="delta_high",
+        panel="backbone", log=False, across_label="speed-up over the dense ViT",
+        label="change in top-1, percentage points", title="What speed costs: SPoT and ToMe",
+    )  # fmt: skip
+
+
+STUDY = Study(
+    "tome",
+    "tab:tome",
+    "How much faster, and how much less accurate, are SPoT and ToMe than the dense model, in one run?",
+    run,
+    draw,
+    table,
+)

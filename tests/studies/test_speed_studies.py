@@ -1,0 +1,200 @@
+"""The studies of speed, budgets, training and pictures, on small models."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.cost import macs
+from spot.models.elastic import ElasticViT
+from spot.models.tome import ToMe
+from spot.studies import elastic, gallery, overhead, retrofit, throughput, timing, tome
+from spot.studies.study import STUDIES, Result, find_study
+from tests.studies.test_studies import PAPER
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def lab(make_lab, shared_cache, monkeypatch):
+    monkeypatch.setattr(timing, "ROUNDS", 3)
+    monkeypatch.setitem(timing.BATCH, "cpu", 2)
+    return make_lab(["one"], cache=shared_cache)
+
+
+@pytest.mark.parametrize("module", [tome, elastic, throughput, overhead, gallery], ids=lambda each: each.STUDY.name)
+def test_a_study_is_written_and_redrawn_from_its_file(module, lab, tmp_path):
+    study = module.STUDY
+    assert find_study(study.name) is study and study.name in STUDIES
+    result = study.run(lab)
+    result.save(tmp_path / "a.json")  # refuses NaN
+    again = Result.load(tmp_path / "a.json")
+    assert (again.rows, again.data) == (result.rows, result.data)
+    assert study.draw(again).get_axes()
+    assert "paper" in study.markdown(again, "a.png")
+    for row in again.rows:
+        if "top1" in row:
+            assert row["low"] <= row["top1"] <= row["high"] and row["images"] in (30, 60)
+        if "speed-up" in row:
+            assert row["speed_low"] <= row["speed-up"] <= row["speed_high"]
+
+
+def in_the_paper(number):
+    """Whether the paper prints a number."""
+    if not PAPER.is_file():
+        pytest.skip("the paper is not here")
+    return re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", PAPER.read_text())
+
+
+def test_the_papers_numbers_are_the_papers():
+    numbers = [f"{value:.2f}" for values in elastic.PAPER.values() for value in values]
+    numbers += [f"{row['delta']:.2f}" for row in tome.PAPER] + [f"{row['speed-up']:.2f}" for row in tome.PAPER]
+    numbers += [f"{value:.2f}" for pair in throughput.SPEED.values() for value in pair]
+    numbers += [f"{value:.2f}" for values in throughput.ACCURACY.values() for value in values]
+    assert [number for number in numbers if not in_the_paper(number)] == []
+    speeds = throughput.SPEED
+    assert round(speeds[100][1] / speeds[196][1], 2) == 3.31  # what the table of ToMe calls SPoT's speed-up
+
+
+def test_budgets_are_the_papers_on_its_grid_and_tenths_of_any_other():
+    assert elastic.budgets(196) == [39, 59, 78, 98, 118, 137, 157, 176, 196]
+    assert elastic.budgets(64) == [13, 19, 26, 32, 38, 45, 51, 58, 64]
+
+
+def test_elastic_windows_are_read_by_the_retrofitted_weights(lab, small):
+    """The row's accuracy is that of an ElasticViT made by hand, over the same images."""
+    from spot.data.images import data_for, loader
+
+    (backbone,) = lab.backbones
+    backbone.__dict__["parent"] = None
+    row = next(row for row in elastic.run(lab).rows if row["placement"] == elastic.ELASTIC)
+    model = backbone.model
+    batches = loader(data_for(model, str(small / "images"), split="val"), 7)
+    found = evaluate(model, batches, [Setting(ElasticViT(model, row["tokens"]))], shown=False)
+    assert row["tokens"] == 3  # a fifth of 16
+    assert row["top1"] == pytest.approx(100 * (found.ranks[0] == 0).double().mean().item())
+
+
+def test_tome_costs_as_much_as_the_budget_it_meets(lab):
+    (backbone,) = lab.backbones
+    result = tome.run(lab)
+    rows = {(row["method"], row["setting"]): row for row in result.rows}
+    merged, placed = rows[tome.MERGED, "as 9 tokens"], rows[tome.SPOT, "9 tokens"]
+    assert merged["GMACs"] == pytest.approx(macs(ToMe.matching(backbone.model, 9)) / 1e9)
+    assert merged["MAC ratio"] == pytest.approx(rows[tome.VIT, "dense"]["GMACs"] / merged["GMACs"])
+    assert merged["versus"] == pytest.approx(placed["top1"] - merged["top1"])
+    assert placed["delta"] == pytest.approx(placed["top1"] - rows[tome.SPOT, "dense"]["top1"])
+    assert any("published" in note for note in result.notes)
+
+
+def test_half_the_tokens_of_vit_b16_cost_half_the_multiply_adds():
+    """By hand: 12 blocks of 12 D² weights, 2 T² D of attention, and the patches' projection."""
+    cost = {n: 12 * ((n + 1) * 12 * 768**2 + 2 * (n + 1) ** 2 * 768) + n * 768 * 768 for n in (100, 196)}
+    assert tome.paper_mac_ratio() == pytest.approx(cost[196] / cost[100], rel=0.01)
+
+
+def test_the_gap_is_from_spot_to_the_oracle_on_the_same_images(lab):
+    rows = throughput.run(lab).rows
+    assert [row["method"] for row in rows] == [throughput.VIT, throughput.SPOT, throughput.ORACLE] * 2
+    for plain, placed, searched in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert placed["delta"] == pytest.approx(placed["top1"] - plain["top1"])
+        assert searched["images"] == 30 and placed["images"] == 60
+        assert searched["speed-up"] == placed["speed-up"]
+
+
+def test_sampling_is_counted_by_formula_and_as_it_runs(lab):
+    rows = overhead.run(lab).rows
+    for row, tokens in zip(rows, (4, 9), strict=True):
+        assert row["formula"] == tokens * 64 * (7 * 3 + 8)  # windows of 8 × 8
+        assert tokens * 3 * 3 * (9 * 8 + 8 * 8) <= row["counted"] < row["formula"]
+        assert 0 < row["low"] <= row["reading"] <= row["high"] < 100
+    paper = overhead.paper_rows()[0]
+    assert (paper["tokens"], paper["formula"]) == (25, 185_600)
+    assert paper["formula_share"] < 0.01
+
+
+def test_pictures_survive_as_text():
+    picture = torch.randint(0, 256, (3, 5, 7)) / 255
+    torch.testing.assert_close(gallery.from_png(gallery.png(picture)), picture)
+    assert gallery.from_png(gallery.png(picture[0])).shape == (5, 7)
+
+
+def test_a_gallery_keeps_images_that_stand_evenly_spaced(lab):
+    assert gallery.spaced(range(30), 10) == [*range(0, 30, 3)]
+    assert gallery.spaced(range(3), 10) == [0, 1, 2]
+    result = gallery.run(lab)
+    shown = [each for each in result.data["panels"] if each["part"] == gallery.TRAJECTORIES]
+    assert len(shown) == len(result.data["images"]) == 10
+    steps = np.array([each["trajectory"] for each in shown])
+    assert steps.shape == (10, 11, 4, 2)
+    # Every search begins at the isotropic places: four cells of equal area.
+    np.testing.assert_allclose(
+        steps[:, 0], np.tile([[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.75]], (10, 1, 1))
+    )
+    away = [each for each in result.data["panels"] if each["part"] == gallery.ADVERSARIAL]
+    assert np.mean([each["after"] - each["before"] for each in away]) < 0
+    assert np.mean([each["after"] - each["before"] for each in shown]) > 0
+
+
+LOG = [
+    {"epoch": 1.0, "loss": 2.0, "train_top1": "", "val_25": 10.0, "lr": 1e-3},
+    {"epoch": 2.0, "loss": 1.0, "train_top1": 50.0, "val_25": 30.0, "lr": 1e-4},
+    {"epoch": 3.0, "loss": 0.9, "train_top1": 60.0, "val_25": 32.5, "lr": 1e-5},
+]
+
+
+def write_run(folder):
+    folder.mkdir(parents=True)
+    with (folder / "log.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, LOG[0])
+        writer.writeheader()
+        writer.writerows(LOG)
+    settings = {"model": {"name": "vit_tiny"}, "recipe": {"name": "distil"}}
+    (folder / "run.json").write_text(json.dumps({"settings": settings}))
+    return folder
+
+
+def test_retrofit_reads_the_logs_of_runs(make_lab, tmp_path):
+    result = retrofit.run(make_lab(["one"], runs=[write_run(tmp_path / "run")]))
+    assert result.rows[0] == {"run": "vit_tiny, distil", "epoch": 1.0, "loss": 2.0, "val_25": 10.0}
+    assert result.rows[2]["train_top1"] == 60.0
+    assert "10.0 % at epoch 1, 30.0 at 2, 32.5 at 3; the last 1 epochs change it by +2.5" in result.notes[-1]
+    (axes,) = retrofit.draw(result).axes
+    assert [line.get_label() for line in axes.lines] == ["train", "val, 25 tokens"]
+
+
+def test_a_models_own_run_is_found_beside_it(tmp_path, make_lab):
+    run = write_run(tmp_path / "run")
+    (backbone,) = make_lab(["one"]).backbones
+    backbone.source = str(run / "model")
+    assert retrofit.own_runs([backbone]) == [run]
+
+
+def test_without_a_run_photographs_have_no_log_and_an_empty_folder_is_refused(lab, make_lab, tmp_path):
+    with pytest.raises(InputError, match="spot study retrofit --run RUN"):
+        retrofit.run(lab)
+    with pytest.raises(InputError, match=r"no log\.csv"):
+        retrofit.run(make_lab(["one"], runs=[tmp_path]))
+
+
+def test_a_small_run_on_scenes_has_intervals_and_begins_with_the_grid_model(tmp_path, monkeypatch):
+    from spot.studies.lab import Lab, backbones
+
+    monkeypatch.setattr(retrofit, "CHANGES", {"epochs": 2.0, "warmup_epochs": 0.1, "batch_size": 8})
+    monkeypatch.setattr(retrofit, "SCENES", 8)
+    monkeypatch.setattr(retrofit, "VALIDATED", 32)
+    lab = Lab(backbones(["scenes-a"]), cache=tmp_path, limit=32)
+    result = retrofit.run(lab)
+    assert [row["epoch"] for row in result.rows] == [0, 1, 2]
+    assert all(row["val_25_low"] <= row["val_25"] <= row["val_25_high"] for row in result.rows)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert retrofit.run(lab).rows == result.rows  # from the folder, without training again
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files
