@@ -13,6 +13,7 @@ from spot.atomic import whole
 from spot.errors import InputError
 from spot.plots.bars import distinct
 from spot.plots.palette import palette
+from spot.plots.panels import columns_of, panels_of
 
 COSTS = {"tokens": "tokens", "gmacs": "multiply-adds per image, in billions", "ms": "milliseconds per image, measured"}
 SCORES = {"top1": "top-1 accuracy, %", "knn": "kNN accuracy, %"}
@@ -84,14 +85,12 @@ def accuracy_lines(
     names = list(dict.fromkeys([*distinct(rows, line), *distinct(paper, line)]))
     colours = dict(zip(names, palette(len(names)), strict=True))
     panels = distinct(rows, panel) if panel else [None]
-    columns = min(3, len(panels))
+    columns = columns_of(len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.4 * columns + 1.8, 3.6 * lines + 0.4), dpi=150, layout="constrained")
     handles: dict[str, Any] = {}
-    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten()
-    for spare in grid[len(panels) :]:
-        spare.set_visible(False)
-    for axes, each in zip(grid, panels, strict=False):
+    grid = panels_of(figure, len(panels))
+    for axes, each in zip(grid, panels, strict=True):
         for table, ours in ((rows, True), (paper, False)):
             part = [row for row in table if panel is None or str(row[panel]) == each]
             for name in distinct(part, line):

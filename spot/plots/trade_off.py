@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from spot.errors import InputError
 from spot.plots.bars import distinct
 from spot.plots.palette import palette
+from spot.plots.panels import columns_of, panels_of
 
 CEILING, GAP = "#f9d5d5", "#fdf3d0"  # above what an oracle reaches; between it and what is reached
 
@@ -40,8 +41,11 @@ def trade_off(
     names, panels = distinct(rows, line), distinct(rows, panel) if panel else [None]
     colours = dict(zip(names, palette(len(names)), strict=True))
     most = max(row[tokens] for row in rows)
-    figure = Figure(figsize=(4.6 * len(panels) + 1.9, 4.2), dpi=150, layout="constrained")
-    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    columns = columns_of(len(panels))
+    size = (4.6 * columns + 1.9, 0.3 + 3.9 * -(-len(panels) // columns))
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    grid = panels_of(figure, len(panels))
+    right = 1.04 * max(row[across] for row in rows)
     bottom = max(0.0, min(row.get(low) or row[value] for row in rows) - 5)
     for axes, each in zip(grid, panels, strict=True):
         part = [row for row in rows if panel is None or str(row[panel]) == each]
@@ -49,7 +53,6 @@ def trade_off(
             name: sorted((row for row in part if str(row[line]) == name), key=lambda row: row[across])
             for name in distinct(part, line)
         }
-        right = 1.04 * max(row[across] for row in part)
         edges = {name: _edge(curves[name], across, value, right) for name in (oracle, reached) if name in curves}
         if oracle in edges:
             x, y = edges[oracle]
@@ -78,7 +81,8 @@ def trade_off(
         axes.title.set_fontsize(10)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    grid[0].set_ylabel("top-1 accuracy, %")
+    for axes in grid[::columns]:
+        axes.set_ylabel("top-1 accuracy, %")
     handles: list[Any] = [
         Line2D([], [], color=colours[name], marker="o", linestyle=":" if name == oracle else "-", label=name)
         for name in names
