@@ -47,7 +47,8 @@ def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str 
     names = columns(rows)
     for name in names:
         numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left")
+        # Folded, not cut: a number that has lost its last digits misleads.
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(text(row.get(name), digits) for name in names))
     console.print(table)

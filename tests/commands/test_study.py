@@ -2,6 +2,9 @@
 
 import errno
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -49,6 +52,21 @@ def test_a_study_writes_its_table_figure_and_everything_as_json(given, tmp_path,
     assert content["versions"]["torch"] and content["settings"]["command"].startswith("spot")
     assert "paper: MAE-IN1k → CLS-IN21k | 25 | 46.85 | 56.7 | +9.9" in (out / "transfer.md").read_text()
     assert "transfer" in capsys.readouterr().out
+
+
+def test_two_processes_find_what_one_finds(given, tmp_path):
+    main(["study", "transfer", *given])
+    alone = json.loads((tmp_path / "out" / "transfer.json").read_text())
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29577", "-m", "spot"]
+    given[-1] = str(tmp_path / "together")
+    subprocess.run(
+        [sys.executable, *launcher, "study", "transfer", *given],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    together = json.loads((tmp_path / "together" / "transfer.json").read_text())
+    assert together["rows"] == alone["rows"] and together["settings"]["processes"] == 2
 
 
 def test_redrawing_measures_nothing(given, tmp_path, capsys):
