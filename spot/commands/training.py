@@ -41,6 +41,7 @@ def begin(
     """Run a training verb; with new_head the model gets one for the data's classes."""
     recipe = chosen(recipe_name, objectives, options.set)
     import spot
+    from spot.processes import this_process
     from spot.training.classifier import for_data
     from spot.training.fresh import fresh, read_options
     from spot.training.run import dry_run, run
@@ -54,9 +55,12 @@ def begin(
         model = for_data(model, recipe, Options(**own), classes)
     if not options.dry_run:
         run(model, recipe, Options(**own))
-        report.console.print(f"The trained model is in {options.out / 'model'}")
+        if this_process().is_main_process:
+            report.console.print(f"The trained model is in {options.out / 'model'}")
         return
     plan = dry_run(model, recipe, Options(**own))
+    if not this_process().is_main_process:
+        return
     show_plan(plan)
     if options.json is not None:
         report.save_json(options.json, plan.pop("groups"), plan)

@@ -26,6 +26,7 @@ from spot import report
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
 from spot.plots.training import plot_log
+from spot.processes import this_process
 from spot.training.images import Part, Plan, check_division, parts
 from spot.training.objectives import Objective
 from spot.training.optim import build_optimizer, learning_rate, rate_scale, set_rate
@@ -161,6 +162,7 @@ def train(
 
 def accelerated(recipe: Recipe, accumulate: int, tracker: str | None, folder: RunFolder) -> Accelerator:
     """accelerate, set up for the recipe's precision and the tracker."""
+    check_precision(recipe)  # which also tells accelerate, before it asks, whether there is only a CPU
     try:
         return Accelerator(
             mixed_precision=recipe.precision,
@@ -170,6 +172,12 @@ def accelerated(recipe: Recipe, accumulate: int, tracker: str | None, folder: Ru
         )
     except ValueError as error:
         raise InputError(f"accelerate cannot run so: {error}") from error
+
+
+def check_precision(recipe: Recipe) -> None:
+    """Refuse float16 on a CPU, where accelerate would use float32 without a word."""
+    if this_process().device.type == "cpu" and recipe.precision == "fp16":
+        raise InputError("precision=fp16 needs an accelerator; on a CPU use precision=bf16 or no")
 
 
 def prepare(objective: Objective, recipe: Recipe) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from torch import Tensor
 
 from spot import report
@@ -23,8 +22,9 @@ from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import load
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import fingerprint
+from spot.processes import this_process
 from spot.training.images import SCENES_PER_EPOCH, Plan, ScenePlan, check_division, parts
-from spot.training.loop import accelerated, one_step, peak_memory, prepare, steps_in, train
+from spot.training.loop import accelerated, check_precision, one_step, peak_memory, prepare, steps_in, train
 from spot.training.objectives import OBJECTIVES
 from spot.training.optim import build_optimizer, parameter_groups
 from spot.training.options import Options
@@ -36,10 +36,11 @@ BUDGETS = (25, 49, 100)  # validated during training, isotropic, beside the grid
 
 def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     """Train a model by a recipe into a folder, or go on with the run that is there."""
+    check_precision(recipe)
     images, classes = training_images(model, recipe, options)
     teacher = None if options.teacher is None else load(options.teacher)
     folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher))
-    PartialState().wait_for_everyone()  # all have seen the folder before one writes to it
+    this_process().wait_for_everyone()  # all have seen the folder before one writes to it
     objective = OBJECTIVES[recipe.objective](model, recipe, *([] if teacher is None else [teacher]))
     weights = sampling_weights(teacher or model, recipe, images, folder, options.workers)
     plan = plan_of(images, recipe, model.data_config, weights)
@@ -145,7 +146,7 @@ def sampling_weights(
     """
     if isinstance(images, Scenes) or not isinstance(recipe, Distil) or not recipe.balance or not model.num_classes:
         return None
-    file, state = folder.path / "predictions.pt", PartialState()
+    file, state = folder.path / "predictions.pt", this_process()
     with state.main_process_first():
         if file.is_file():
             predictions = torch.load(file, weights_only=True)
@@ -185,7 +186,7 @@ class Validation:
     def __call__(self, model: SpotViT) -> Mapping[str, float]:
         grid = len(model.grid())
         settings = [Setting("isotropic", tokens) for tokens in BUDGETS if tokens < grid] + [Setting("isotropic", grid)]
-        state = PartialState()
+        state = this_process()
         batches = loader(self.data, 64, self.workers, process=state.process_index, processes=state.num_processes)
         found = evaluate(model, batches, settings, shown=False)
         return {f"val_{row['tokens']}": row["top1"] for row in found.rows()}
