@@ -8,6 +8,7 @@ the cache, and a run that was stopped goes on.
 import copy
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def run(lab: Lab) -> Result:
         "validates with a crop of the whole image, and says that this is somewhat lower than its tables.",
     ]
     if folders:
-        logs = {name_of(folder): read_log(folder) for folder in folders}
+        logs = {name_of(folder, folders): read_log(folder) for folder in folders}
         notes.append("Runs do not say on how many images they validated, so these curves have no intervals.")
     else:
         name, log = small_run(lab)
@@ -61,13 +62,11 @@ def own_runs(backbones: list[Backbone]) -> list[Path]:
     return list(dict.fromkeys(place for place in near if (place / "log.csv").is_file()))
 
 
-def name_of(folder: Path) -> str:
-    """What a run was: its model and recipe, or the folder's name."""
-    file = folder / "run.json"
-    if not file.is_file():
-        return folder.name
-    settings = json.loads(file.read_text())["settings"]
-    return f"{settings['model']['name']}, {settings['recipe']['name']}"
+def name_of(folder: Path, others: Sequence[Path] = ()) -> str:
+    """What tables call a run: its folder's name (its path, if another has the same) and its recipe."""
+    file, same = folder / "run.json", [other for other in others if other.name == folder.name]
+    name = folder.name if len(same) < 2 else str(folder)
+    return f"{name}, {json.loads(file.read_text())['settings']['recipe']['name']}" if file.is_file() else name
 
 
 def read_log(folder: Path) -> list[Row]:

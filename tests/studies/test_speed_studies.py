@@ -168,11 +168,17 @@ def write_run(folder):
 
 def test_retrofit_reads_the_logs_of_runs(make_lab, tmp_path):
     result = retrofit.run(make_lab(["one"], runs=[write_run(tmp_path / "run")]))
-    assert result.rows[0] == {"run": "vit_tiny, distil", "epoch": 1.0, "loss": 2.0, "val_25": 10.0}
+    assert result.rows[0] == {"run": "run, distil", "epoch": 1.0, "loss": 2.0, "val_25": 10.0}
     assert result.rows[2]["train_top1"] == 60.0
     assert "10.0 % at epoch 1, 30.0 at 2, 32.5 at 3; the last 1 epochs change it by +2.5" in result.notes[-1]
     (axes,) = retrofit.draw(result).axes
     assert [line.get_label() for line in axes.lines] == ["train", "val, 25 tokens"]
+
+
+def test_runs_of_one_name_are_told_apart(make_lab, tmp_path):
+    runs = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
+    names = {row["run"] for row in retrofit.run(make_lab(["one"], runs=runs)).rows}
+    assert names == {f"{run}, distil" for run in runs}
 
 
 def test_a_models_own_run_is_found_beside_it(tmp_path, make_lab):
