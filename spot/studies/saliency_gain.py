@@ -137,7 +137,7 @@ def draw(result: Result) -> "Figure":
             head = f"{row['tokens']} tokens"
             if len(ours) == len(theirs):  # the paper's budgets stand beside ours
                 place = budgets.index(row["tokens"])
-                head = f"{ours[place]} tokens (paper: {theirs[place]})"
+                head = f"{ours[place]} (paper {theirs[place]})"
             for name, title in QUANTITIES.items():
                 if name in row:
                     ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
@@ -147,7 +147,7 @@ def draw(result: Result) -> "Figure":
     rows.sort(key=lambda row: list(QUANTITIES.values()).index(row["what"]))
     return grouped_bars(
         rows, group="budget", bar="backbone", value="value", low="low", high="high", panel="what",
-        label="gain, %", title="Saliency that tokens gain by the search",
+        label="gain, %", title="Saliency that tokens gain by the search, by number of tokens",
     )  # fmt: skip
 
 
