@@ -7,6 +7,7 @@ the cache, and a run that was stopped goes on.
 
 import copy
 import csv
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
-from spot.studies.cache import disk
+from spot.studies.cache import disk, spot_version
 from spot.studies.lab import Backbone, Lab
 from spot.studies.study import Result, Row, Study, cell
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RECIPE = "scenes-retrofit"
-CHANGES = {"epochs": 8.0, "warmup_epochs": 0.4}  # of SCENES scenes each, where the recipe's epochs are longer
+CHANGES = {"epochs": 6.0, "warmup_epochs": 0.4}  # of SCENES scenes each, where the recipe's epochs are longer
 SCENES, VALIDATED = 1024, 256
 
 PAPER: list[Row] = [
@@ -95,20 +96,23 @@ def small_run(lab: Lab) -> tuple[str, list[Row]]:
             "spot study retrofit --run RUN"
         )
     from spot.training.options import Options
-    from spot.training.recipes import find_recipe, override
+    from spot.training.recipes import as_dict, find_recipe, override
     from spot.training.run import Validation
     from spot.training.run import run as train
 
     backbone = parents[0]
     parent: Any = backbone.parent
-    folder = lab.cache.folder / "retrofit" / f"{backbone.name}-{backbone.parent_fingerprint[:12]}"
+    recipe = override(find_recipe(RECIPE), CHANGES)
+    decided = repr((as_dict(recipe), SCENES, VALIDATED, backbone.parent_fingerprint, spot_version()))
+    mark = hashlib.sha256(decided.encode()).hexdigest()[:12]
+    folder = lab.cache.folder / "retrofit" / f"{backbone.name}-{mark}"
     options = Options(
         data="scenes", out=folder, limit=SCENES, val="scenes", val_limit=VALIDATED, checkpoint_minutes=0.2
     )
     before = Validation(parent, "scenes", VALIDATED, parent.num_classes, 0)(parent)
     if not (folder / "model").is_dir():
         with disk(folder):
-            train(copy.deepcopy(parent), override(find_recipe(RECIPE), CHANGES), options)
+            train(copy.deepcopy(parent), recipe, options)
     log: list[Row] = [{"epoch": 0.0, **before}, *read_log(folder)]
     for row in log:
         for name in [name for name in row if name.startswith("val_")]:
