@@ -89,7 +89,7 @@ def slight(what: str, value: float, low: float, high: float) -> Check:
 
 def turned(row: Row) -> tuple[float, float, float]:
     """A row's difference the other way round: isotropic minus the row's placement."""
-    return -row["delta"], -row["delta_high"], -row["delta_low"]
+    return 0 - row["delta"], 0 - row["delta_high"], 0 - row["delta_low"]  # and never −0
 
 
 def off_grid_is_better(results: Mapping[str, Result]) -> Iterator[Check]:
