@@ -1,5 +1,7 @@
 """The lab measures what a plain loop measures, once, and keeps it."""
 
+import copy
+
 import pytest
 import torch
 
@@ -7,11 +9,13 @@ import spot
 from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
-from spot.placement.files import Placements
+from spot.models.checkpoints import save_folder
+from spot.models.deltas import save_delta
+from spot.placement.files import Placements, fingerprint
 from spot.placement.oracle import search, snapped
 from spot.studies import lab as module
 from spot.studies.lab import Backbone, Lab, Reading, backbones, budgets, outcome, scene_masks
-from tests.conftest import make_nano
+from tests.conftest import VIT_TINY, make_nano
 from tests.data.files import folders
 
 
@@ -234,3 +238,21 @@ def test_placements_of_other_images_are_not_read(make_lab):
 
 def test_a_backbone_saved_by_spot_needs_its_weights_to_know_its_parent(small):
     assert Backbone("one", str(small / "one")).parent is None
+
+
+@pytest.mark.parametrize("kept", ["folder", "delta"])
+def test_a_retrofit_of_a_timm_vit_knows_it_by_its_weights(vit_tiny, shared_data, tmp_path, kept):
+    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    trained = copy.deepcopy(vit_tiny)
+    with torch.no_grad():
+        trained.vit.head.bias.add_(1)
+    path = tmp_path / "model.safetensors"
+    if kept == "folder":
+        path = tmp_path / "model"
+        save_folder(trained, path)
+    else:
+        save_delta(trained, vit_tiny.vit.state_dict(), path, base=VIT_TINY, method="float16")
+    (found,) = backbones([f"{path}={weights}"])
+    assert found.name == "model"
+    assert found.parent_fingerprint == fingerprint(vit_tiny)
+    torch.testing.assert_close(found.model.vit.head.bias, trained.vit.head.bias)
