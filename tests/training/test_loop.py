@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 import spot
@@ -92,9 +93,9 @@ def test_two_processes_with_half_the_batch_match_one(data, tmp_path):
     changes = {"mix_share": 0.0, "epochs": 2.0, "ema": 0.0}
     small_run("distil", data, tmp_path / "one", **changes)
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29571")
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = program(*launcher, name="distil", data=data, out=tmp_path / "two", **changes)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert max((first[name] - second[name]).abs().max() for name in first) < 1e-4
@@ -108,6 +109,27 @@ def test_accumulated_parts_are_the_whole_batch(data, tmp_path):
     small_run("distil", data, tmp_path / "four", {"accumulate": 4}, **changes)
     first, second = weights(tmp_path / "one"), weights(tmp_path / "four")
     assert max((first[name] - second[name]).abs().max() for name in first) < 1e-4
+
+
+@pytest.fixture
+def another_precision():
+    """accelerate keeps the first precision of a process; this lets a test choose again."""
+    yield AcceleratorState._reset_state
+    AcceleratorState._reset_state()
+
+
+def test_bfloat16_trains_about_as_float32_and_float16_is_refused_on_a_cpu(data, tmp_path, another_precision):
+    losses = []
+    for precision in ("no", "bf16"):
+        another_precision()
+        small_run("distil", data, tmp_path / precision, precision=precision, epochs=1.0)
+        losses.append(float(list(csv.DictReader((tmp_path / precision / "log.csv").open()))[-1]["loss"]))
+    assert losses[0] != losses[1]  # or nothing was rounded
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    another_precision()
+    with pytest.raises(InputError, match="fp16 needs an accelerator"):
+        small_run("distil", data, tmp_path / "fp16", precision="fp16", epochs=1.0)
+    assert not (tmp_path / "fp16" / "run.json").exists()
 
 
 def test_a_loss_that_is_no_number_stops_with_where_it_happened(data, tmp_path):
