@@ -57,7 +57,9 @@ def trade_off(
         if oracle in edges:
             x, y = edges[oracle]
             axes.fill_between(x, y, 102, color=CEILING, linewidth=0, zorder=0)
-            axes.annotate("ceiling", (0.03, 0.985), xycoords="axes fraction", va="top", color="#b55", fontsize=9)
+            axes.annotate(
+                "ceiling", (0.97, 0.985), xycoords="axes fraction", ha="right", va="top", color="#b55", fontsize=9
+            )
             if reached in edges:
                 # Between two curves of different points, each continued level at both ends.
                 axes.fill_between(*edges[oracle], bottom, color=GAP, linewidth=0, zorder=0)
