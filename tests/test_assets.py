@@ -11,8 +11,10 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models import checkpoints
 from spot.models.checkpoints import built_in
+from spot.models.deltas import is_delta, read_about
 
 NAMES = ("scenes-a", "scenes-a-grid", "scenes-b", "scenes-b-grid", "scenes-mae")
+RETROFITS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot", "deit_tiny_patch16_224.fb_in1k+spot")
 IMAGES = 320  # ten of each class; one standard deviation is 2 points
 
 
@@ -43,8 +45,31 @@ def test_a_retrofit_reads_few_tokens_better_than_its_grid_parent(accuracy, name)
     assert accuracy(name)[16] > accuracy(f"{name}-grid")[16] + 5
 
 
-def test_all_assets_together_have_at_most_10_megabytes():
-    assert sum(path.stat().st_size for path in built_in().values()) <= 10e6
+def test_the_scenes_models_together_have_at_most_10_megabytes():
+    assert sum(built_in()[name].stat().st_size for name in NAMES) <= 10e6
+    assert {*built_in()} == {*NAMES, *RETROFITS}
+
+
+@pytest.mark.parametrize("name", RETROFITS)
+def test_a_real_retrofit_is_a_delta_of_at_most_8_megabytes_on_the_timm_model_it_names(name):
+    path = built_in()[name]
+    assert is_delta(path) and path.stat().st_size <= 8e6
+    assert read_about(path)["base"] + "+spot" == name
+    assert f"| {name} |" in path.with_name("RETROFITS.md").read_text()
+
+
+@pytest.mark.parametrize("name", RETROFITS)
+def test_a_real_retrofit_reads_few_tokens_and_still_its_grid(name, shared_data):
+    weights = shared_data / "weights" / f"{name.removesuffix('+spot')}.safetensors"
+    before, after = spot.load(name.removesuffix("+spot"), weights=weights), spot.load(name, weights=weights)
+    images = data_for(after, str(shared_data / "imagenet-val-2k"), limit=100)
+    settings = [Setting("isotropic", tokens) for tokens in (49, 196)]
+    untrained, trained = (
+        [row["top1"] for row in evaluate(model, loader(images, 50), settings, shown=False).rows()]
+        for model in (before, after)
+    )
+    assert trained[0] > untrained[0] + 10  # at 49 tokens; one standard deviation is 5 points
+    assert trained[1] > untrained[1] - 8
 
 
 @pytest.mark.parametrize("name", NAMES)
