@@ -94,11 +94,11 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
         lines += [(method, f"as {tokens} tokens", Setting("tome-matching", tokens), holder) for tokens in asked]
     if most is not None:
         lines.append((MERGED, MOST, Setting("tome-matching", most), backbone))
-    found: list[Reading] = []
+    readings: dict[tuple[str, str], Reading] = {}
     for holder in (backbone, itself):  # one pass over the images each
-        own = [setting for _, _, setting, reader in lines if reader is holder]
-        found += lab.accuracy(holder, own) if own else []
-    readings = {(method, what): reading for (method, what, _, _), reading in zip(lines, found, strict=True)}
+        own = [(method, what, setting) for method, what, setting, reader in lines if reader is holder]
+        found = lab.accuracy(holder, [setting for _, _, setting in own]) if own else []
+        readings |= {(method, what): reading for (method, what, _), reading in zip(own, found, strict=True)}
     times = timing.timed(
         lab, {f"{method} {what}": lab.contestant(holder, setting) for method, what, setting, holder in lines}
     )

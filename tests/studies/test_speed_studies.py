@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
+from spot.models.checkpoints import load
 from spot.models.elastic import ElasticViT
 from spot.models.tome import ToMe
 from spot.studies import elastic, gallery, overhead, retrofit, throughput, timing, tome
+from spot.studies.lab import Lab, backbones
 from spot.studies.study import STUDIES, Result, find_study
 from tests.studies.test_studies import PAPER
 
@@ -81,6 +84,21 @@ def test_elastic_windows_are_read_by_the_retrofitted_weights(lab, small):
     found = evaluate(model, batches, [Setting(ElasticViT(model, row["tokens"]))], shown=False)
     assert row["tokens"] == 3  # a fifth of 16
     assert row["top1"] == pytest.approx(100 * (found.ranks[0] == 0).double().mean().item())
+
+
+def test_every_row_of_tome_is_of_the_model_it_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "ROUNDS", 1)
+    rows = tome.run(Lab(backbones(["scenes-b"]), cache=tmp_path, limit=64, tokens=(9, 36, 64))).rows
+    images = data_for(load("scenes-b"), "scenes", split="test", limit=64)
+    wanted = {
+        tome.MERGED: ToMe.matching(load("scenes-b-grid"), 36),
+        tome.SAME: ToMe.matching(load("scenes-b"), 36),
+        tome.MOST: ToMe.matching(load("scenes-b-grid"), 9),
+    }
+    for name, model in wanted.items():
+        row = next(row for row in rows if name in (row["setting"], row["method"] * (row["setting"] == "as 36 tokens")))
+        alone = evaluate(load("scenes-b"), loader(images), [Setting(model, name="alone")], shown=False).rows()[0]
+        assert row["top1"] == pytest.approx(alone["top1"]), name
 
 
 def test_tome_costs_as_much_as_the_budget_it_meets(lab):
