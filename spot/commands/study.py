@@ -83,7 +83,8 @@ def study(
             write(each, Result.load(out / f"{each.name}.json"), out)
         return
     from spot.processes import this_process
-    from spot.studies.lab import SCENE_BACKBONES, Lab, backbones
+    from spot.studies.backbone import SCENE_BACKBONES, backbones
+    from spot.studies.lab import Lab
 
     if not model and data != "scenes":
         raise InputError(f"say which models to study on {data}, with --model; the built-in ones know scenes only")

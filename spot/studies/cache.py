@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor
 from spot import report
 from spot.atomic import whole
 from spot.errors import InputError
+from spot.placement.files import Placements
 
 KEY, FORMAT = "spot-measurement", 1
 
@@ -109,3 +111,19 @@ def spot_version() -> str:
     from spot import __version__
 
     return __version__
+
+
+def discard_stale(path: Path) -> None:
+    """Remove a search of another version, or a damaged one, and say so."""
+    shards = path.with_name(f"{path.name}.shards")
+    for file in [path] * path.exists() + sorted(shards.glob("[!.]*.safetensors")):
+        try:
+            made = Placements.load(file).metadata.get("spot")
+            trouble = "" if made == spot_version() else f"was made by another version ({made})"
+        except InputError:
+            trouble = "is damaged"
+        if trouble:
+            say(f"{file} {trouble}, so it is searched again")
+            file.unlink()
+    if shards.is_dir() and not any(shards.iterdir()):
+        shutil.rmtree(shards)

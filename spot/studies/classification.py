@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spot.evaluation.accuracy import Setting
-from spot.studies.lab import Lab, Reading
+from spot.studies.lab import Lab
 from spot.studies.priors import PRIORS
+from spot.studies.reading import Reading
 from spot.studies.statistics import difference, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, pivot
 

@@ -10,7 +10,8 @@ import copy
 from typing import TYPE_CHECKING
 
 from spot.evaluation.accuracy import Setting
-from spot.studies.lab import Backbone, Lab
+from spot.studies.backbone import Backbone
+from spot.studies.lab import Lab
 from spot.studies.statistics import difference, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, pivot, signed
 

@@ -21,7 +21,8 @@ from spot.placement.dataset_search import place
 from spot.placement.oracle import PRESETS, SearchResult, search
 from spot.placement.priors import SALIENT_PRIORS, omega
 from spot.placement.saliency import rgb
-from spot.studies.lab import Backbone, Lab
+from spot.studies.backbone import Backbone
+from spot.studies.lab import Lab
 from spot.studies.study import Result, Row, Study, pivot
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ torchrun the images are shared out, every process gets every outcome, and the fi
 import copy
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,111 +24,27 @@ import torch
 from torch import Tensor, nn
 
 from spot.data.images import Data, Stream, available_workers, data_for, loader
-from spot.data.picture import evaluation_transform
-from spot.data.scenes import CLASSES, Scenes
+from spot.data.scenes import CLASSES
 from spot.errors import InputError
 from spot.evaluation.accuracy import Maps, Reader, Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import build_banks, classify, listing
-from spot.models.checkpoints import built_in, load
-from spot.models.deltas import is_delta, read_about
-from spot.models.elastic import ElasticViT
-from spot.models.patch_dropout import PatchDropout
-from spot.models.plain import PlainViT
-from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe
 from spot.placement.dataset_search import search_dataset
-from spot.placement.files import Placements, fingerprint
+from spot.placement.files import Placements
 from spot.placement.oracle import PRESETS, snapped
 from spot.placement.priors import PRIORS, SALIENT_PRIORS
-from spot.placement.saliency import KeyedSaliency, map_path, resolve_saliency
+from spot.placement.saliency import map_path
 from spot.processes import this_process
-from spot.studies.cache import Cache, decoded, digest, disk, encoded, say, spot_version
+from spot.studies.backbone import BASELINES, Backbone, budgets
+from spot.studies.cache import Cache, decoded, digest, discard_stale, disk, encoded
+from spot.studies.maps import maps_for, maps_identity
+from spot.studies.reading import Reading
 from spot.studies.study import PAPER_IMAGES
 
 SCENES = "scenes"
 AT_ONCE = 12  # placements measured in one pass over the images, at most
-SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
 # Measured once for each seed; any other placement is the same for every seed.
 RANDOM = ("uniform", "gaussian", "sobol", "boundary", "salient", "background", "patch-dropout", "elastic")
-
-# What one would use instead: a placement's name → the model, of a ViT and a budget.
-BASELINES: dict[str, Callable[[SpotViT, int], nn.Module]] = {
-    "vit": lambda model, tokens: PlainViT(model),
-    "patch-dropout": PatchDropout,
-    "tome": lambda model, tokens: ToMe(model, tokens=tokens),
-    "tome-matching": ToMe.matching,  # merges until its blocks cost as much as the budget's
-    "elastic": ElasticViT,
-}
-
-
-@dataclass(eq=False)
-class Backbone:
-    """A retrofitted ViT and, where it is known, the plain ViT it was made of."""
-
-    name: str  # in tables
-    source: str  # as spot.load takes it
-    weights: Path | None = None  # of the timm ViT below it
-    device: Any = "cpu"
-
-    @cached_property
-    def model(self) -> SpotViT:
-        saved = self.source not in built_in() and Path(self.source).exists() and not is_delta(self.source)
-        return load(self.source, weights=None if saved else self.weights).to(self.device)
-
-    @cached_property
-    def parent(self) -> SpotViT | None:
-        """The ViT before it was retrofitted; None where that is not known."""
-        path = built_in().get(self.source, Path(self.source))
-        if f"{self.source}-grid" in built_in():
-            return load(f"{self.source}-grid").to(self.device)
-        if path.is_file() and is_delta(path):
-            return load(read_about(path)["base"], weights=self.weights).to(self.device)
-        if self.source in built_in():
-            return None
-        if path.exists():  # a folder or file that spot saved names the timm ViT it began as
-            return load(self.model.name, weights=self.weights).to(self.device) if self.weights else None
-        return self.model
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint(self.model)
-
-    @cached_property
-    def parent_fingerprint(self) -> str:
-        return "" if self.parent is None else fingerprint(self.parent)
-
-
-def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
-    """Models by `NAME` or `NAME=WEIGHTS FILE`, the file being of the timm ViT below it."""
-    found = []
-    for given in sources:
-        source, equals, weights = given.rpartition("=")
-        found.append((source, Path(weights)) if equals else (given, None))
-    if len(set(found)) < len(found):
-        raise InputError(f"each model is studied once, got {', '.join(sources)}")
-    names = [_short(source) for source, _ in found]
-    if len(set(names)) < len(names):
-        names = [source for source, _ in found]
-    return [Backbone(name, source, weights, device) for name, (source, weights) in zip(names, found, strict=True)]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one model made of M images with one placement, in the order of the images' keys."""
-
-    keys: list[str]
-    right: Tensor  # (M,) bool
-    knn: Tensor | None = None  # (M,) bool: were the neighbours right?
-
-    def on(self, keys: Sequence[str]) -> "Reading":
-        """The same of some of the images, in this order."""
-        row = {key: number for number, key in enumerate(self.keys)}
-        missing = next((key for key in keys if key not in row), None)
-        if missing is not None:
-            raise InputError(f"image {missing!r} was not read; a comparison needs the same images")
-        rows = torch.tensor([row[key] for key in keys], dtype=torch.int64)
-        return Reading(list(keys), self.right[rows], None if self.knn is None else self.knn[rows])
 
 
 class Lab:
@@ -213,22 +127,26 @@ class Lab:
         return bool(self.state.is_main_process)
 
     def images(self, backbone: Backbone, *, oracle: bool = False) -> Data:
-        """The images as a backbone wants them; with `oracle`, those of the rows that are searched."""
-        model, limit = backbone.model, self.oracle_limit if oracle else self.limit
+        """The images as a backbone wants them; with `oracle`, those of them that are searched."""
+        model = backbone.model
         if model.num_classes == 0:
             raise InputError(f"{backbone.name} has no classifier, and studies need its predictions")
         if self.scenes and model.num_classes != len(CLASSES):
             raise InputError(
                 f"{backbone.name} knows {model.num_classes} classes, the scenes are of {len(CLASSES)}; give --data"
             )
-        data = data_for(model, self.data, split=self.split, limit=limit, root=self.root)
+        data = data_for(model, self.data, split=self.split, limit=self.limit, root=self.root)
         if isinstance(data, Stream):
             raise InputError(f"{self.data} is a stream, whose images have no names to compare results by")
+        if oracle and self.oracle_limit is not None:
+            if self.scenes:
+                return data_for(model, self.data, split=self.split, limit=self.oracle_limit, root=self.root)
+            data.thin(self.oracle_limit)  # type: ignore[union-attr]
         return data
 
     def saliency(self, backbone: Backbone) -> Maps:
         """Maps (B, H, W) for images as the backbone sees them and their keys."""
-        return self._saliency(backbone, self.data)
+        return maps_for(self.saliency_source, backbone.model, self.data)
 
     def settings(self) -> dict[str, Any]:
         """Everything that determined the measurements, as JSON."""
@@ -336,7 +254,8 @@ class Lab:
         about = self._about(backbone, Setting(prior, model.tokens, seed), oracle=True)
         about |= {"kind": "oracle", "preset": preset, "objective": objective}
         path = self.cache.path(about)
-        self._discard_stale(path)
+        if self.main:
+            discard_stale(path)
         self.state.wait_for_everyone()
         with disk(path):
             return search_dataset(
@@ -400,12 +319,6 @@ class Lab:
     def contestant(self, backbone: Backbone, setting: Setting) -> nn.Module:
         """The model that reads a setting, as `model(images)`, for timing."""
         return Reader(backbone.model, self._resolved(backbone, setting)).model
-
-    def timings(self, models: Mapping[str, nn.Module], **options: Any) -> list[dict[str, Any]]:
-        """Models timed in turns, now; see `spot.evaluation.throughput.measure`."""
-        from spot.evaluation.throughput import measure
-
-        return measure(models, **options)
 
     # Inside
 
@@ -476,7 +389,7 @@ class Lab:
                     folder,
                     batch_size=self.batch_size,
                     workers=self.workers,
-                    saliency=self._saliency(backbone, str(self.bank)) if kind == "maps" else None,
+                    saliency=maps_for(self.saliency_source, backbone.model, str(self.bank)) if kind == "maps" else None,
                     memory=self.memory,
                     shown=self.main,
                 )
@@ -500,12 +413,6 @@ class Lab:
         """How many settings to measure in a pass: their features must fit into memory, and a kill not undo much."""
         count = len(self.images(backbone))  # type: ignore[arg-type]
         return max(1, min(AT_ONCE, int(self.memory / (4 * count * backbone.model.embed_dim))))
-
-    def _saliency(self, backbone: Backbone, data: str) -> Maps:
-        if self.saliency_source == "masks":
-            return KeyedSaliency(lambda images, keys: scene_masks(keys).to(images.device), "masks")
-        config = backbone.model.data_config
-        return resolve_saliency(self.saliency_source, config, evaluation_transform(config), data)
 
     def _about(self, backbone: Backbone, setting: Setting, *, oracle: bool = False) -> dict[str, Any]:
         """What determines an outcome: weights, images and how they are prepared, placement, budget, seed."""
@@ -537,59 +444,13 @@ class Lab:
         return self._identities[key]
 
     def saliency_identity(self) -> str:
-        """The saliency's name, and for files a hash of what they are."""
-        path = Path(self.saliency_source)
         if "saliency" not in self._identities:
-            text = self.saliency_source
-            if path.is_file():
-                text = hashlib.sha256(path.read_bytes()).hexdigest()
-            elif path.is_dir():
-                maps = sorted(path.rglob("*.png"))
-                text = " ".join(f"{each.relative_to(path)} {each.stat().st_size}" for each in maps)
-            self._identities["saliency"] = f"{path.name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            self._identities["saliency"] = maps_identity(self.saliency_source)
         return self._identities["saliency"]
 
     def _keep(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         if self.main:
             self.cache.put(about, tensors)
-
-    def _discard_stale(self, path: Path) -> None:
-        """Remove a search of another version, or a damaged one, and say so."""
-        if not self.main:
-            return
-        shards = path.with_name(f"{path.name}.shards")
-        for file in [path] * path.exists() + sorted(shards.glob("[!.]*.safetensors")):
-            try:
-                made = Placements.load(file).metadata.get("spot")
-                trouble = "" if made == spot_version() else f"was made by another version ({made})"
-            except InputError:
-                trouble = "is damaged"
-            if trouble:
-                say(f"{file} {trouble}, so it is searched again")
-                file.unlink()
-        if shards.is_dir() and not any(shards.iterdir()):
-            shutil.rmtree(shards)
-
-
-def outcome(placements: Placements, step: int = -1) -> Reading:
-    """What the searching model itself made of its images at a step of the search; 0 is the prior."""
-    keys = sorted(placements.keys)
-    rows = placements.rows(keys)
-    values = placements.values
-    return Reading(keys, values["predictions"][rows, step] == values["labels"][rows])
-
-
-def budgets(cells: int) -> tuple[int, ...]:
-    """Square budgets nearest to an eighth, a quarter, a half and all of a grid: 25, 49, 100 and 196 of 196."""
-    squares = [side * side for side in range(1, int(cells**0.5) + 2)]
-    wanted = (cells / 8, cells / 4, cells / 2)
-    return tuple(sorted({min(squares, key=lambda square: abs(square - each)) for each in wanted} | {cells}))
-
-
-def scene_masks(keys: Sequence[str]) -> Tensor:
-    """The object's mask (B, H, W) of scenes, by key."""
-    split = keys[0].partition("/")[0]
-    return Scenes(split).draw([int(key.rpartition("/")[2]) for key in keys]).masks
 
 
 def _reader_of(setting: Setting) -> str:
@@ -597,12 +458,3 @@ def _reader_of(setting: Setting) -> str:
     if setting.label in BASELINES:
         return "baseline"
     return "maps" if setting.label in SALIENT_PRIORS else "prior"
-
-
-def _short(source: str) -> str:
-    """What tables call a model: without the tag of its weights, or the end of its path."""
-    path = Path(source)
-    if source not in built_in() and path.exists():
-        return path.stem if path.is_file() else path.name
-    name, plus, _ = source.partition("+")
-    return name.split(".")[0] + ("+spot" if plus else "")

@@ -6,7 +6,8 @@ The grid rows are the same search with its final positions moved to the nearest 
 from typing import TYPE_CHECKING
 
 from spot.placement.oracle import PRESETS
-from spot.studies.lab import Lab, outcome
+from spot.studies.lab import Lab
+from spot.studies.reading import outcome
 from spot.studies.statistics import difference, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
+from spot.studies.backbone import Backbone
 from spot.studies.cache import disk, spot_version
-from spot.studies.lab import Backbone, Lab
+from spot.studies.lab import Lab
 from spot.studies.study import Result, Row, Study, cell
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spot.evaluation.accuracy import Setting
-from spot.studies.lab import Lab, outcome
+from spot.studies.lab import Lab
+from spot.studies.reading import outcome
 from spot.studies.statistics import difference, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, pivot
 

@@ -17,8 +17,9 @@ from spot.data.images import loader
 from spot.placement.files import Placements
 from spot.placement.priors import omega
 from spot.placement.scores import NEAR_ZERO, relative_gain
+from spot.studies.backbone import Backbone
 from spot.studies.cache import digest, encoded
-from spot.studies.lab import Backbone, Lab
+from spot.studies.lab import Lab
 from spot.studies.statistics import mean
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study
 

@@ -15,8 +15,10 @@ from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import merging_macs
 from spot.studies import timing
+from spot.studies.backbone import Backbone
 from spot.studies.elastic import by_itself
-from spot.studies.lab import Backbone, Lab, Reading
+from spot.studies.lab import Lab
+from spot.studies.reading import Reading
 from spot.studies.statistics import difference, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
 

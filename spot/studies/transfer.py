@@ -6,7 +6,8 @@ The difference is what transfer adds, as in the paper's table; its equation has 
 from typing import TYPE_CHECKING
 
 from spot.errors import InputError
-from spot.studies.lab import Lab, outcome
+from spot.studies.lab import Lab
+from spot.studies.reading import outcome
 from spot.studies.statistics import difference, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
 

@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from spot.models.checkpoints import save_folder
-from spot.studies.lab import Lab, backbones
+from spot.studies.backbone import backbones
+from spot.studies.lab import Lab
 from tests.conftest import make_nano
 
 

@@ -14,7 +14,10 @@ from spot.models.deltas import save_delta
 from spot.placement.files import Placements, fingerprint
 from spot.placement.oracle import search, snapped
 from spot.studies import lab as module
-from spot.studies.lab import Backbone, Lab, Reading, backbones, budgets, outcome, scene_masks
+from spot.studies.backbone import Backbone, backbones, budgets
+from spot.studies.lab import Lab
+from spot.studies.maps import scene_masks
+from spot.studies.reading import Reading, outcome
 from tests.conftest import VIT_TINY, make_nano
 from tests.data.files import folders
 
@@ -256,3 +259,10 @@ def test_a_retrofit_of_a_timm_vit_knows_it_by_its_weights(vit_tiny, shared_data,
     assert found.name == "model"
     assert found.parent_fingerprint == fingerprint(vit_tiny)
     torch.testing.assert_close(found.model.vit.head.bias, trained.vit.head.bias)
+
+
+@pytest.mark.parametrize("limit, oracle_limit, searched", [(25, 7, 7), (None, 13, 13), (5, 9, 5)])
+def test_what_is_searched_is_among_what_is_read(make_lab, limit, oracle_limit, searched):
+    lab = make_lab(["one"], limit=limit, oracle_limit=oracle_limit)
+    read, chosen = (lab.images(lab.backbones[0], oracle=oracle).keys for oracle in (False, True))
+    assert set(chosen) <= set(read) and len(chosen) == searched

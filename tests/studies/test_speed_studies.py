@@ -16,7 +16,8 @@ from spot.models.checkpoints import load
 from spot.models.elastic import ElasticViT
 from spot.models.tome import ToMe
 from spot.studies import elastic, gallery, overhead, retrofit, throughput, timing, tome
-from spot.studies.lab import Lab, backbones
+from spot.studies.backbone import backbones
+from spot.studies.lab import Lab
 from spot.studies.study import STUDIES, Result, find_study
 from tests.studies.test_studies import PAPER
 
@@ -214,7 +215,8 @@ def test_without_a_run_photographs_have_no_log_and_an_empty_folder_is_refused(la
 
 
 def test_a_small_run_on_scenes_has_intervals_and_begins_with_the_grid_model(tmp_path, monkeypatch):
-    from spot.studies.lab import Lab, backbones
+    from spot.studies.backbone import backbones
+    from spot.studies.lab import Lab
 
     monkeypatch.setattr(retrofit, "CHANGES", {"epochs": 2.0, "warmup_epochs": 0.1, "batch_size": 8})
     monkeypatch.setattr(retrofit, "SCENES", 8)

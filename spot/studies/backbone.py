@@ -1,0 +1,97 @@
+"""The models of a study: retrofitted ViTs, the plain ViTs they were made of, and what one would use instead."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from spot.errors import InputError
+from spot.models.checkpoints import built_in, load
+from spot.models.deltas import is_delta, read_about
+from spot.models.elastic import ElasticViT
+from spot.models.patch_dropout import PatchDropout
+from spot.models.plain import PlainViT
+from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
+from spot.placement.files import fingerprint
+
+SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
+
+# What one would use instead: a placement's name → the model, of a ViT and a budget.
+BASELINES: dict[str, Callable[[SpotViT, int], nn.Module]] = {
+    "vit": lambda model, tokens: PlainViT(model),
+    "patch-dropout": PatchDropout,
+    "tome": lambda model, tokens: ToMe(model, tokens=tokens),
+    "tome-matching": ToMe.matching,  # merges until its blocks cost as much as the budget's
+    "elastic": ElasticViT,
+}
+
+
+@dataclass(eq=False)
+class Backbone:
+    """A retrofitted ViT and, where it is known, the plain ViT it was made of."""
+
+    name: str  # in tables
+    source: str  # as spot.load takes it
+    weights: Path | None = None  # of the timm ViT below it
+    device: Any = "cpu"
+
+    @cached_property
+    def model(self) -> SpotViT:
+        saved = self.source not in built_in() and Path(self.source).exists() and not is_delta(self.source)
+        return load(self.source, weights=None if saved else self.weights).to(self.device)
+
+    @cached_property
+    def parent(self) -> SpotViT | None:
+        """The ViT before it was retrofitted; None where that is not known."""
+        path = built_in().get(self.source, Path(self.source))
+        if f"{self.source}-grid" in built_in():
+            return load(f"{self.source}-grid").to(self.device)
+        if path.is_file() and is_delta(path):
+            return load(read_about(path)["base"], weights=self.weights).to(self.device)
+        if self.source in built_in():
+            return None
+        if path.exists():  # a folder or file that spot saved names the timm ViT it began as
+            return load(self.model.name, weights=self.weights).to(self.device) if self.weights else None
+        return self.model
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.model)
+
+    @cached_property
+    def parent_fingerprint(self) -> str:
+        return "" if self.parent is None else fingerprint(self.parent)
+
+
+def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
+    """Models by `NAME` or `NAME=WEIGHTS FILE`, the file being of the timm ViT below it."""
+    found = []
+    for given in sources:
+        source, equals, weights = given.rpartition("=")
+        found.append((source, Path(weights)) if equals else (given, None))
+    if len(set(found)) < len(found):
+        raise InputError(f"each model is studied once, got {', '.join(sources)}")
+    names = [_short(source) for source, _ in found]
+    if len(set(names)) < len(names):
+        names = [source for source, _ in found]
+    return [Backbone(name, source, weights, device) for name, (source, weights) in zip(names, found, strict=True)]
+
+
+def budgets(cells: int) -> tuple[int, ...]:
+    """Square budgets nearest to an eighth, a quarter, a half and all of a grid: 25, 49, 100 and 196 of 196."""
+    squares = [side * side for side in range(1, int(cells**0.5) + 2)]
+    wanted = (cells / 8, cells / 4, cells / 2)
+    return tuple(sorted({min(squares, key=lambda square: abs(square - each)) for each in wanted} | {cells}))
+
+
+def _short(source: str) -> str:
+    """What tables call a model: without the tag of its weights, or the end of its path."""
+    path = Path(source)
+    if source not in built_in() and path.exists():
+        return path.stem if path.is_file() else path.name
+    name, plus, _ = source.partition("+")
+    return name.split(".")[0] + ("+spot" if plus else "")
