@@ -5,6 +5,7 @@ from math import comb
 
 import pytest
 import torch
+from scipy import stats
 
 from spot.errors import InputError
 from spot.studies.statistics import difference, mcnemar, mean, share, wilcoxon
@@ -71,7 +72,6 @@ def test_seeds_are_averaged_before_images_are_compared():
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
 def test_wilcoxon_is_scipys(shift):
-    stats = pytest.importorskip("scipy.stats")
     values = (torch.randn(200, generator=torch.Generator().manual_seed(1)) * 4 + shift * 4).round() / 4  # with ties
     expected = stats.wilcoxon(values.numpy(), zero_method="wilcox", correction=False, method="approx").pvalue
     assert wilcoxon(values) == pytest.approx(expected, rel=1e-6)
