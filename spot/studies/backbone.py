@@ -1,5 +1,6 @@
 """The models of a study: retrofitted ViTs, the plain ViTs they were made of, and what one would use instead."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +66,12 @@ class Backbone:
     @cached_property
     def parent_fingerprint(self) -> str:
         return "" if self.parent is None else fingerprint(self.parent)
+
+    def by_itself(self) -> "Backbone":
+        """The same without its parent, so that baselines too are read by the retrofitted weights."""
+        found = copy.copy(self)
+        found.__dict__ |= {"parent": None, "parent_fingerprint": ""}
+        return found
 
 
 def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:

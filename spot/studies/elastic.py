@@ -6,11 +6,9 @@ placements: windows on whole pixels, shifted and rescaled at random and some dro
 are in training; patches of the grid, some dropped at random; and SPoT's isotropic placement.
 """
 
-import copy
 from typing import TYPE_CHECKING
 
 from spot.evaluation.accuracy import Setting
-from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.statistics import difference, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, pivot, signed
@@ -34,13 +32,6 @@ def budgets(cells: int) -> list[int]:
     return [max(1, round(cells * tenth / 10)) for tenth in TENTHS]
 
 
-def by_itself(backbone: Backbone) -> Backbone:
-    """The backbone without its parent, so that baselines too are read by the retrofitted weights."""
-    found = copy.copy(backbone)
-    found.__dict__ |= {"parent": None, "parent_fingerprint": ""}
-    return found
-
-
 def run(lab: Lab) -> Result:
     """Three placements at nine budgets; SPoT is compared with each of the others image by image."""
     lab = lab.fewer(SCENES) if lab.scenes else lab
@@ -49,7 +40,7 @@ def run(lab: Lab) -> Result:
         cells = len(backbone.model.grid())
         asked = [(name, tokens) for tokens in budgets(cells) for name in PLACEMENTS]
         settings = [Setting(PLACEMENTS[name], tokens) for name, tokens in asked]
-        found = dict(zip(asked, lab.accuracy(by_itself(backbone), settings), strict=True))
+        found = dict(zip(asked, lab.accuracy(backbone.by_itself(), settings), strict=True))
         for (name, tokens), reading in found.items():
             row: Row = {"backbone": backbone.name, "placement": name, "tokens": tokens, "share": 100 * tokens / cells}
             row |= share(reading.right)

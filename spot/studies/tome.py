@@ -16,7 +16,6 @@ from spot.models.tome import ToMe
 from spot.models.tome_schedule import merging_macs
 from spot.studies import timing
 from spot.studies.backbone import Backbone
-from spot.studies.elastic import by_itself
 from spot.studies.lab import Lab
 from spot.studies.reading import Reading
 from spot.studies.statistics import difference, share
@@ -74,7 +73,7 @@ def run(lab: Lab) -> Result:
 
 def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str]) -> list[Row]:
     """The rows of one backbone."""
-    cells, itself = len(backbone.model.grid()), by_itself(backbone)
+    cells, itself = len(backbone.model.grid()), backbone.by_itself()
     middle = min(budgets, key=lambda tokens: abs(tokens - cells / 2))  # as the paper's 100 of 196
     holders = {MERGED: backbone}
     if backbone.parent is None:
