@@ -4,6 +4,7 @@
 """
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from spot.cli import main
+from spot.placement.files import Placements
 
+SEARCH = (
+    *("search", "--model", "scenes-a", "--data", "scenes", "--limit", "10"),
+    *("--tokens", "9", "--steps", "2", "--batch-size", "4"),
+)
 NANO = ("img_size=64", "patch_size=16", "embed_dim=32", "depth=2", "num_heads=2", "num_classes=32")
 RETROFIT = (
     *("retrofit", "vit_tiny_patch16_224", "--fresh", *NANO, "--recipe", "scenes-retrofit"),
@@ -45,3 +51,21 @@ def test_a_retrofit_by_torchrun_ends_where_one_process_ends(tmp_path):
     assert float(alone["loss"]) == pytest.approx(float(together["loss"]), rel=1e-5)
     counted = [name for name in alone if "top1" in name or "val" in name]
     assert [alone[name] for name in counted] == [together[name] for name in counted]
+
+
+def test_a_search_by_torchrun_is_shared_out_and_read_by_evaluate(tmp_path):
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    main([*SEARCH, "--out", str(one)])
+    torchrun(*SEARCH, "--out", two)
+    first, second = Placements.load(one), Placements.load(two)
+    assert list(first.keys) == list(second.keys)
+    assert first.trajectory.shape == second.trajectory.shape == (10, 3, 9, 2)
+    assert (first.trajectory - second.trajectory).abs().max() < 1e-4
+
+    rows = []
+    for name, run in (("alone", lambda *words: main(list(words))), ("together", torchrun)):
+        table = tmp_path / f"{name}.json"
+        evaluation = ("evaluate", "scenes-b", "--data", "scenes", "--limit", "10", "--placements", str(one))
+        run(*evaluation, "--json", str(table))
+        rows.append(json.loads(table.read_text())["rows"])
+    assert rows[0] == rows[1]

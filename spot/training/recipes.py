@@ -274,6 +274,7 @@ RECIPES: dict[str, Recipe] = {
             randaug=None,
             cutmix=0.0,
             mix_share=0.5,
+            blend=0.8,
         ),
         *SCENES,
     )
@@ -362,3 +363,8 @@ def checked(recipe: Recipe) -> Recipe:
 def as_dict(recipe: Recipe) -> dict[str, Any]:
     """The recipe as JSON has it."""
     return {"objective": recipe.objective, **asdict(recipe)}
+
+
+def decisive(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe decides a run's outcome: all but the words about it, which a new version may put better."""
+    return {name: value for name, value in as_dict(recipe).items() if name not in DESCRIPTIVE}

@@ -28,7 +28,7 @@ from spot.training.loop import accelerated, check_precision, one_step, peak_memo
 from spot.training.objectives import OBJECTIVES
 from spot.training.optim import build_optimizer, parameter_groups
 from spot.training.options import Options
-from spot.training.recipes import Distil, Recipe, Supervised, as_dict
+from spot.training.recipes import Distil, Recipe, Supervised, as_dict, decisive
 from spot.training.run_folder import RunFolder
 
 BUDGETS = (25, 49, 100)  # validated during training, isotropic, beside the grid
@@ -129,7 +129,7 @@ def settings_of(
         keys = repr(images.difficulty)
     others = {} if teacher is None else {"teacher": {"name": teacher.name, "weights": fingerprint(teacher)}}
     return {
-        "recipe": as_dict(recipe),
+        "recipe": decisive(recipe),
         "model": {"name": model.name, "weights": fingerprint(model)},
         "images": {"count": len(images), "keys": keys},
         "accumulate": options.accumulate,

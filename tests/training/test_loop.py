@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from safetensors.torch import load_file
 
 import spot
 from spot.errors import InputError
+from spot.placement.files import fingerprint
 from spot.training.loop import ends_epoch, steps_in
+from spot.training.options import Options
+from spot.training.run import run
 from tests.conftest import make_nano
 from tests.training.small_run import make_images, small_recipe, small_run
 
@@ -165,6 +169,14 @@ def test_a_folder_is_not_continued_under_another_recipe(changed, sentence, data,
     with pytest.raises(InputError, match=re.escape(sentence)):
         small_run("distil", data, tmp_path / "run", epochs=0.3, **changed)
     assert before == sorted((file, file.stat().st_mtime_ns) for file in (tmp_path / "run").rglob("*"))
+
+
+def test_a_folder_is_continued_when_only_the_words_about_the_recipe_changed(data, tmp_path):
+    recipe = small_recipe("distil", epochs=1.0)
+    options = Options(data=str(data), out=tmp_path / "run")
+    first = run(make_nano(), recipe, options)
+    again = run(make_nano(), replace(recipe, expected="what a later version knows", cost="less"), options)
+    assert fingerprint(first) == fingerprint(again)
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(data, tmp_path):
