@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient")
+PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
 ORACLE, DROPOUT = "oracle", "patch dropout"
 
 
@@ -86,6 +86,7 @@ def on_scenes(
         f"Top-1 accuracy, %, of {name} on {count} scenes it has never seen",
         digits=1,
         caption=f"{DROPOUT}: the ViT on a random part of its grid. salient: tokens drawn from the object's mask. "
+        "focus: even coverage drawn towards it. "
         f"{ORACLE}: isotropic tokens after five steps of search with the label known: what placing could give.",
     )
     middle = sorted(budgets)[min(1, len(budgets) - 1)]
@@ -196,8 +197,9 @@ def farewell(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int], cells: i
     against = f", against {grid:.0f} % for patches of its grid picked at random" if grid is not None else ""
     report.console.print(
         f"\nWith {sparse} of {cells} tokens, placed by the {best} prior, the model names {score[best, sparse]:.0f} % "
-        f"of the scenes{against}. Drawn from the object's mask they give {score['salient', sparse]:.0f} %, and moved a "
-        f"little by gradient, knowing the label, {score[ORACLE, sparse]:.0f} %: so much depends on where tokens are. "
+        f"of the scenes{against}. Drawn from the object's mask they give {score['salient', sparse]:.0f} %, spread "
+        f"evenly towards it {score['focus', sparse]:.0f} %, and isotropic ones moved a little by gradient, "
+        f"knowing the label, {score[ORACLE, sparse]:.0f} %: so much depends on where tokens are. "
         f"The searched placements are in {out / 'placements.png'}, accuracy against cost in {out / 'accuracy.png'}.",
         soft_wrap=True,
     )

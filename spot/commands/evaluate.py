@@ -51,7 +51,7 @@ def evaluate(
         model: a built-in model, a folder or file that spot saved, a hub id, or a timm name.
         data: a folder with one sub-folder per class, ImageNet's root, a timm data set, or "scenes".
         weights: a file with the timm model's weights, instead of downloading them.
-        prior: where tokens go; by default as the model says. salient and background need --saliency.
+        prior: where tokens go; by default as the model says. salient, focus and background need --saliency.
         tokens: budgets; by default the model's own.
         seeds: how many seeds to average over; priors that draw nothing are measured once.
         placements: files with a placement for each image, as spot search writes them.

@@ -28,7 +28,7 @@ def predict(
         images: image files.
         model: a built-in model, a folder or file that spot saved, a hub id, or a timm name.
         weights: a file with the timm model's weights, instead of downloading them.
-        prior: where tokens go; by default as the model says. salient and background need --saliency.
+        prior: where tokens go; by default as the model says. salient, focus and background need --saliency.
         tokens: how many windows; by default the model's own.
         saliency: spectral, clipseg or an .onnx file.
         seed: of priors that draw.

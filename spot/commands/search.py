@@ -67,7 +67,7 @@ def search(
             the model says of the whole image) need no label.
         tokens: how many.
         prior: where tokens start; by default as the model says.
-        saliency: for salient and background: spectral (the default), clipseg, an .onnx file or a folder of maps.
+        saliency: for salient, focus and background: spectral (the default), clipseg, an .onnx file or a folder of maps.
         seed: of random priors and wrong labels, together with each image's name.
         preset: the paper's 5 steps at rate 0.003 or 10 at 0.01, or what the authors' code does.
         steps: instead of the preset's.

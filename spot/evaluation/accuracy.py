@@ -131,7 +131,7 @@ def evaluate(
     Args:
         model: a SpotViT; a setting that is itself a model does not use it.
         batches: as `spot.data.images.loader` makes them; of several processes each has its share.
-        saliency: maps (B, H, W) for images and keys, for the salient and background priors.
+        saliency: maps (B, H, W) for images and keys, for the salient, focus and background priors.
         features: also keep pooled features, for kNN.
         accuracy: False if labels are not the model's classes; then ranks are -1 and losses NaN.
         shown: a progress bar on a terminal, called `title`.

@@ -64,7 +64,7 @@ def search_dataset(
         model: a SpotViT (or what answers as one): its `tokens` and `prior` say where searches start.
         data: images, labels and keys; labels are read only if the objective needs them.
         path: the .safetensors file; shards stand beside it until all images are done.
-        prior: "salient" or "background", drawn from `saliency`, instead of the model's own prior.
+        prior: "salient", "focus" or "background", by `saliency`, instead of the model's own prior.
         saliency: maps (B, H, W) for images and keys; see `spot.placement.saliency.resolve_saliency`.
         seed: of random priors and wrong labels, together with each image's key.
         batch_size: images searched together; changes no result beyond rounding.
@@ -126,7 +126,7 @@ def place(
 ) -> Tensor:
     """Positions (B, N, 2) that depend on each image, its key and the seed, not on the batch.
 
-    By the model's own prior, or drawn from `saliency` if prior is "salient" or "background".
+    By the model's own prior, or from `saliency` if prior is "salient", "focus" or "background".
     """
     generators = [generator_for(seed, key) for key in keys]
     singles = images.split(1)

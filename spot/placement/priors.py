@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.quasirandom import SobolEngine
 
@@ -23,6 +24,7 @@ Saliency = Callable[[Tensor], Tensor]
 
 GAUSSIAN_WIDTH = 1 / math.pi  # standard deviation of the gaussian prior, as a fraction of each side
 CENTER_WIDTH = 0.3  # how far from the middle the center prior still pulls, as a fraction of each side
+FOCUS_BLUR = 1 / 7  # width of the mean that the focus prior takes of its map, as a fraction of each side
 BOUNDARY_DEPTH = 0.1  # the boundary prior stays within this fraction of each side
 
 
@@ -96,6 +98,24 @@ def salient(saliency: Saliency | Tensor) -> Prior:
     return prior
 
 
+def focus(saliency: Saliency | Tensor) -> Prior:
+    """Even coverage drawn towards what is salient: isotropic's tokens, moved until each has an equal share.
+
+    Half of what is shared out is the saliency, blurred by FOCUS_BLUR so that its edges do not matter, and half is the
+    plain area, so that the rest of the image is still seen. Tokens drawn from a map, as `salient` has them, fall on
+    each other; these keep their distance. A flat map gives isotropic.
+    """
+
+    def prior(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
+        density = _maps(saliency, images).detach().cpu().double().clamp(min=0)
+        for axis in (1, 2):
+            density = _blurred(density, axis, max(1, round(FOCUS_BLUR * density.shape[axis])))
+        density = density / _total(density)[:, None, None] + 1 / density[0].numel()
+        return _into_omega(_shared_out(density, _even(tokens, *images.shape[-2:])[0].double()), images)
+
+    return prior
+
+
 def background(saliency: Saliency | Tensor) -> Prior:
     """A prior that draws tokens where a saliency map is low: from 1 − map (paper, robustness)."""
 
@@ -116,12 +136,13 @@ PRIORS: dict[str, Prior] = {
 
 SALIENT_PRIORS: dict[str, Callable[[Saliency | Tensor], Prior]] = {
     "salient": salient,
+    "focus": focus,
     "background": background,
 }
 
 
 def resolve_prior(prior: str | Prior, saliency: Saliency | Tensor | None = None) -> Prior:
-    """The prior of a name, or the function itself. salient and background need a saliency."""
+    """The prior of a name, or the function itself. salient, focus and background need a saliency."""
     if not isinstance(prior, str):
         return prior
     if prior in SALIENT_PRIORS:
@@ -194,13 +215,47 @@ def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Gener
     """Draw a pixel in proportion to density (B, H, W), then a place within the pixel."""
     height, width = density.shape[-2:]
     density = density.detach().cpu().double().flatten(1).clamp(min=0)
-    total = density.sum(1)
-    if not bool((total > 0).all()) or not bool(total.isfinite().all()):
-        bad = int((~((total > 0) & total.isfinite())).nonzero()[0, 0])
-        raise InputError(f"the saliency map of image {bad} leaves no pixel to draw from; use another prior for it")
+    _total(density)  # refuses a map that leaves nothing
     draws = _random(images, tokens, 3, generator=generator)
     cumulative = density.cumsum(1)
     pixel = torch.searchsorted(cumulative, draws[..., 0].double() * cumulative[:, -1:], right=True)
     pixel = pixel.clamp(max=density.shape[1] - 1)
     corner = torch.stack([pixel // width, pixel % width], -1)
     return _into_omega((corner + draws[..., 1:]) / torch.tensor([height, width]), images)
+
+
+def _total(density: Tensor) -> Tensor:
+    """The sum of each density (B, ...): (B,). Refuses one with nothing in it."""
+    total = density.flatten(1).sum(1)
+    if not bool((total > 0).all()) or not bool(total.isfinite().all()):
+        bad = int((~((total > 0) & total.isfinite())).nonzero()[0, 0])
+        raise InputError(f"the saliency map of image {bad} leaves no pixel to draw from; use another prior for it")
+    return total
+
+
+def _blurred(density: Tensor, axis: int, width: int) -> Tensor:
+    """The mean over the 2 · (width // 2) + 1 pixels around each along an axis of (B, H, W), fewer at the edges."""
+    moved = density.transpose(axis, 2)
+    moved = F.avg_pool1d(moved, 2 * (width // 2) + 1, 1, width // 2, count_include_pad=False)
+    return moved.transpose(axis, 2)
+
+
+def _shared_out(density: Tensor, places: Tensor) -> Tensor:
+    """Move places (N, 2) in the unit square so that area becomes share of density (B, H, W) > 0: (B, N, 2).
+
+    Rows of places move to where that share of the density lies above them; then, within the row of
+    pixels they are in, each moves to where that share lies to its left.
+    """
+    height, width = density.shape[1:]
+    y, row = _quantile(density.sum(2), places[:, 0].expand(len(density), -1))
+    pixels = density.gather(1, row[..., None].expand(-1, -1, width))  # (B, N, W)
+    x, _ = _quantile(pixels, places[None, :, 1:].expand(len(density), -1, -1))
+    return torch.stack([y / height, x[..., 0] / width], -1)
+
+
+def _quantile(density: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Where shares (..., M) of densities (..., L) are reached, linear within a cell, and the cell: (..., M) each."""
+    below = F.pad(density.cumsum(-1), (1, 0))
+    wanted = share * below[..., -1:]
+    cell = (torch.searchsorted(below, wanted.contiguous(), right=True) - 1).clamp(0, density.shape[-1] - 1)
+    return cell + (wanted - below.gather(-1, cell)) / density.gather(-1, cell), cell

@@ -86,8 +86,9 @@ def run(lab: Lab) -> Result:
             rows.append({**about, "placement": ORACLE, **measured([searched])})
     notes = [
         lab.differs(),
-        f"At {lab.sparse} tokens random placements are means over {lab.seeds} seeds, at more tokens of one. Salient "
-        "and oracle know more than the model: the object's place, or the label.",
+        f"At {lab.sparse} tokens random placements are means over {lab.seeds} seeds, at more tokens of one. Salient, "
+        "focus and oracle know more than the model: the object's place, or the label. Focus is ours: even coverage "
+        "drawn towards what is salient.",
         "Oracle: 5 steps at 0.003. Its kNN compares searched images with a bank placed by isotropic.",
     ]
     if absent:
@@ -96,7 +97,8 @@ def run(lab: Lab) -> Result:
         )
     if without_knn:
         notes.append(
-            "Rows without kNN need labelled images for a bank: --bank DIR (and, for salient, their maps in --saliency)."
+            "Rows without kNN need labelled images for a bank: --bank DIR (and, for salient and focus, their maps in "
+            "--saliency)."
         )
     cells = len(lab.backbones[0].model.grid())
     return Result(rows, paper_rows(), notes, data={"cells": cells, "paper_cells": PAPER_TOKENS[-1]})

@@ -15,6 +15,7 @@ from spot.placement.priors import (
     PRIORS,
     background,
     center,
+    focus,
     gaussian,
     isotropic,
     omega,
@@ -156,6 +157,56 @@ def test_salient_follows_the_density_of_the_map_within_its_pixels():
     assert within.min() < 0.05 and within.max() > 0.95  # anywhere in the pixel, not its centre
 
 
+def test_focus_on_nothing_is_isotropic():
+    images = torch.zeros(2, 3, 48, 80)
+    torch.testing.assert_close(focus(torch.full((2, 48, 80), 0.3))(images, 39, None), isotropic(images, 39))
+
+
+def test_focus_gives_each_token_an_equal_share(monkeypatch):
+    # By hand: the left half has 3/4 of the saliency, so half of that and half of the area are 5/8 of all. Of four
+    # columns of tokens at 1/8, 3/8, 5/8 and 7/8 of it, three lie in the left half, the third on its border.
+    monkeypatch.setattr("spot.placement.priors.FOCUS_BLUR", 0.0)
+    maps = torch.ones(1, 64, 64)
+    maps[0, :, :32] = 3.0
+    positions = focus(maps / 3)(torch.zeros(1, 3, 64, 64), 16, None)[0].unflatten(0, (4, 4))
+    columns = torch.tensor([1 / 8, 3 / 8, 5 / 8]) / (5 / 8) / 2
+    columns = torch.cat([columns, torch.tensor([1 / 2 + (7 / 8 - 5 / 8) / (3 / 8) / 2])])
+    torch.testing.assert_close(positions[..., 1], columns.expand(4, 4))
+    torch.testing.assert_close(positions[..., 0], ((torch.arange(4) + 0.5) / 4)[:, None].expand(4, 4))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 999), low=st.integers(0, 3), high=st.integers(4, 8))
+def test_focus_puts_as_many_tokens_into_a_region_as_its_share(seed, low, high):
+    draw = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(1, 1, 8, 8, generator=draw) ** 3
+    maps = torch.nn.functional.interpolate(coarse, (96, 96), mode="bilinear", align_corners=False)[:, 0]
+    positions = focus(maps)(torch.zeros(1, 3, 96, 96), 2500, None)[0]
+    inside = ((positions >= low / 8) & (positions < high / 8)).all(1).double().mean()
+    width = 2 * (round(96 / 7) // 2) + 1  # a slow blur: a mean over the neighbours that exist
+    reach = width // 2
+    blurred = torch.zeros(96, 96)
+    for y in range(96):
+        for x in range(0, 96):
+            blurred[y, x] = maps[0, max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1].mean()
+    region = blurred[low * 12 : high * 12, low * 12 : high * 12].sum() / blurred.sum()
+    assert float(inside) == pytest.approx(float((region + ((high - low) / 8) ** 2) / 2), abs=0.03)
+
+
+def test_focus_keeps_tokens_apart_where_salient_lets_them_fall_together():
+    maps = torch.zeros(1, 224, 224)
+    maps[0, 80:140, 60:150] = 1.0
+    images = SQUARE[:1]
+    nearest = [
+        (torch.cdist(places[0], places[0]) + torch.eye(25)).amin(1).median() * 224
+        for places in (focus(maps)(images, 25, None), salient(maps)(images, 25, seeded()))
+    ]
+    assert nearest[0] > 16 > nearest[1]  # a window's width
+    ours = focus(maps)(images, 25, None)[0] * 224
+    on_it = ((ours > torch.tensor([80.0, 60.0])) & (ours < torch.tensor([140.0, 150.0]))).all(1)
+    assert 8 <= int(on_it.sum()) <= 17  # half of 25, and the object's own area
+
+
 def test_background_is_where_the_map_is_low():
     maps = torch.ones(1, 8, 8)
     maps[0, :, :2] = 0.0
@@ -192,5 +243,7 @@ def test_bad_input_is_named():
         salient(torch.ones(2, 5, 5))(SQUARE, 4, seeded())
     with pytest.raises(InputError, match="image 1 leaves no pixel"):
         salient(torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))(SQUARE, 4, seeded())
+    with pytest.raises(InputError, match="image 1 leaves no pixel"):
+        focus(torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))(SQUARE, 4, seeded())
     with pytest.raises(InputError, match="leaves no pixel"):
         background(torch.ones(2, 224, 224))(SQUARE, 4, seeded())
