@@ -11,6 +11,9 @@ VIT_TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 DEIT_TINY = "deit_tiny_patch16_224.fb_in1k"
 
 
+torch.set_num_threads(1)  # two workers share two cores, and runs that must agree to the bit need one number of threads
+
+
 def pytest_addoption(parser):
     parser.addoption("--all-models", action="store_true", help="also test the large timm models")
 

@@ -175,6 +175,8 @@ def test_a_folder_is_continued_when_only_the_words_about_the_recipe_changed(data
     recipe = small_recipe("distil", epochs=1.0)
     options = Options(data=str(data), out=tmp_path / "run")
     first = run(make_nano(), recipe, options)
+    kept = json.loads((options.out / "run.json").read_text())["settings"]["recipe"]
+    assert kept["name"] == "distil"  # the study of retrofits shows it
     again = run(make_nano(), replace(recipe, expected="what a later version knows", cost="less"), options)
     assert fingerprint(first) == fingerprint(again)
 
