@@ -222,7 +222,7 @@ def on_photo(image: Path, name: str, weights: Path | None, budgets: Sequence[int
     from spot.commands.search import short
     from spot.data.images import class_names
     from spot.data.picture import evaluation_transform, open_image
-    from spot.placement.files import generator_for
+    from spot.draws import generator_for
     from spot.placement.saliency import rgb
     from spot.plots.placements import placement_gallery, save
 

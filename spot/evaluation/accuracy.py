@@ -24,8 +24,9 @@ from torch.nn import functional as F
 
 from spot import report
 from spot.data.images import Batch, Loader
+from spot.draws import generator_for
 from spot.errors import InputError
-from spot.placement.files import Placements, generator_for
+from spot.placement.files import Placements
 from spot.placement.priors import SALIENT_PRIORS, Prior
 
 Maps = Callable[[Tensor, Sequence[str]], Tensor]  # images, keys → saliency (B, H, W)

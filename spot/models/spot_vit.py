@@ -188,9 +188,16 @@ class SpotViT(
             rows, columns = (length // self.patch_size for length in images.shape[-2:])
         return grid_positions((rows, columns)).to(next(self.vit.parameters()).device)
 
-    def place(self, images: Tensor, generator: Generator | None = None, tokens: int | None = None) -> Tensor:
-        """Positions (B, N, 2) by the model's prior and budget."""
-        prior = resolve_prior(self.prior)
+    def place(
+        self,
+        images: Tensor,
+        generator: Generator | None = None,
+        tokens: int | None = None,
+        *,
+        prior: str | Prior | None = None,
+    ) -> Tensor:
+        """Positions (B, N, 2) by the model's prior and budget, or by others."""
+        prior = resolve_prior(self.prior if prior is None else prior)
         if prior is center:
             prior = partial(center, full=len(self.grid()))
         return prior(images, self.tokens if tokens is None else tokens, generator)

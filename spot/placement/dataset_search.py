@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from spot import report
+from spot.draws import generator_for
 from spot.errors import InputError
-from spot.placement.files import Placements, PlacementWriter, fingerprint, generator_for
+from spot.placement.files import Placements, PlacementWriter, fingerprint
 from spot.placement.oracle import LABELLED, search, wrong_labels
 from spot.placement.priors import SALIENT_PRIORS
 

@@ -232,12 +232,6 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def generator_for(seed: int, key: str) -> torch.Generator:
-    """The random numbers of one image: the same in every batch, order and process."""
-    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-
-
 def _flat(metadata: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in metadata.items():

@@ -7,13 +7,11 @@ from timm.models.vision_transformer import VisionTransformer
 from spot.data.images import Images, open_data
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES
+from spot.draws import Draw, seeded
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT, create_timm
 from spot.training.options import Options
-from spot.training.randomness import seeded
 from spot.training.recipes import Recipe
-
-HEAD = 21  # name of a draw
 
 
 def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 0) -> SpotViT:
@@ -30,7 +28,7 @@ def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 
         return model
     options = {**model.options, "img_size": model.img_size, "num_classes": classes, "global_pool": pool}
     overlay = {key: model.data_config[key] for key in ("mean", "std", "interpolation", "crop_pct")}
-    with seeded(seed, HEAD):
+    with seeded(seed, Draw.HEAD):
         vit = create_timm(model.name, pretrained_cfg_overlay=overlay, **options)
     fresh = {name for name in vit.state_dict() if name.startswith(("head.", "fc_norm.", "norm."))}
     state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith(("head.", "fc_norm."))}

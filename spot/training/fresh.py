@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spot.draws import Draw, seeded
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT, adapt
-from spot.training.randomness import seeded
 
-WEIGHTS = 22  # name of a draw
 AMPLITUDE = 0.3  # of the position table: about as large as the patches' embedding, so that both are heard
 
 
@@ -22,7 +21,7 @@ def fresh(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
     timm starts position tables as small noise. Waves (as in MAE) are learned from sooner, and they
     are smooth between the grid's cells, where off-grid tokens will stand.
     """
-    with seeded(seed, WEIGHTS):
+    with seeded(seed, Draw.WEIGHTS):
         model = adapt(name, **options)
     table = model.vit.pos_embed
     if table is not None:

@@ -18,11 +18,10 @@ from torchvision.transforms import Normalize
 
 from spot.data.images import Images, Stream
 from spot.data.scenes import Scenes
+from spot.draws import Draw, generator, seeded
 from spot.errors import InputError
-from spot.training.randomness import generator, seeded
 from spot.training.recipes import Recipe
 
-ORDER, CROP = 1, 2  # names of draws
 SCENES_PER_EPOCH = 8192
 
 
@@ -52,7 +51,7 @@ class Plan(Dataset[tuple[Tensor, int]]):
     def order(self, epoch: int) -> list[int]:
         """Image numbers of an epoch: shuffled, or drawn in proportion to the weights."""
         if self._order[0] != epoch:
-            draw = generator(self.seed, ORDER, epoch)
+            draw = generator(self.seed, Draw.ORDER, epoch)
             if self.weights is None:
                 numbers = torch.randperm(len(self), generator=draw)
             else:
@@ -63,7 +62,7 @@ class Plan(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, place: int) -> tuple[Tensor, int]:
         epoch, index = divmod(place, len(self))
         number = self.order(epoch)[index]
-        with seeded(self.seed, CROP, place):
+        with seeded(self.seed, Draw.CROP, place):
             sample = self.images[number]
         if sample is None:
             raise InputError(f"{self.images.keys[number]} cannot be read; take it out of the training images")

@@ -4,7 +4,7 @@
     train(objective, Plan(images, recipe, model.data_config), recipe, RunFolder(out, settings))
 
 What is restored after an interruption is the weights, the optimiser, the averaged weights and the
-log. Everything random is a function of the seed and the step (spot.training.randomness), so an
+log. Everything random is a function of the seed and the step (spot.draws), so an
 interrupted run ends with the weights of an uninterrupted one, bit for bit on a CPU.
 """
 

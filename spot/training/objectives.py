@@ -16,18 +16,16 @@ from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spot.draws import Draw, generator, seeded
 from spot.errors import InputError
 from spot.models.mae import MaskedAutoencoder
 from spot.models.spot_vit import Features, SpotViT
-from spot.placement.priors import omega, resolve_prior
+from spot.placement.priors import omega
 from spot.training.images import Part
-from spot.training.randomness import generator, seeded
 from spot.training.recipes import Distil as DistilRecipe
 from spot.training.recipes import Masked as MaskedRecipe
 from spot.training.recipes import Recipe
 from spot.training.recipes import Supervised as SupervisedRecipe
-
-PLACE, MIX, BUDGET, DROP, SHARE, SHOW, NEW = 11, 12, 13, 14, 15, 16, 17  # names of draws
 
 
 class Outcome(NamedTuple):
@@ -66,11 +64,11 @@ class Supervised(Objective):
         if bool((part.labels < 0).any()):
             raise InputError("supervised training needs labels: one folder per class; without, use --recipe distil")
         images, targets = mix(self.mixup, self.recipe, part)
-        draw = generator(self.recipe.seed, BUDGET, part.step)
+        draw = generator(self.recipe.seed, Draw.BUDGET, part.step)
         tokens = self.budgets[int(torch.randint(len(self.budgets), (), generator=draw))]
         prior = self.priors[int(torch.randint(len(self.priors), (), generator=draw))]
-        positions = place(self.recipe, prior, images, tokens, part, PLACE)
-        with seeded(self.recipe.seed, DROP, part.step, part.first):
+        positions = place(self.model, self.recipe, prior, images, tokens, part)
+        with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
             logits = self.model(images, positions)
         return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == part.labels).float().sum())
 
@@ -109,7 +107,7 @@ class Distil(Objective):
             if len(rows):
                 rows = rows.to(images.device)
                 positions = self.place(images, number, part)[rows]
-                with seeded(recipe.seed, DROP, part.step, part.first, number):
+                with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
                     seen = self.read(self.model, images[rows], positions)
                 # The mean over the rows the reading takes of the step's whole batch, however that is cut.
                 taken = max(1, round(share * part.of)) * len(images) / part.of
@@ -129,20 +127,20 @@ class Distil(Objective):
         """Which of the part's rows a reading takes: a share of the step's batch, drawn for the step."""
         if share >= 1:
             return torch.arange(len(part.images))
-        order = torch.randperm(part.of, generator=generator(self.recipe.seed, SHARE, part.step, number))
+        order = torch.randperm(part.of, generator=generator(self.recipe.seed, Draw.SHARE, part.step, number))
         taken = order[: max(1, round(share * part.of))] - part.first
         return taken[(taken >= 0) & (taken < len(part.images))].sort().values
 
     def place(self, images: Tensor, number: int, part: Part) -> Tensor:
         """Positions of one reading for all rows: budget and prior drawn for the step, tokens for each row."""
-        recipe, draw = self.recipe, generator(self.recipe.seed, BUDGET, part.step, number)
+        recipe, draw = self.recipe, generator(self.recipe.seed, Draw.BUDGET, part.step, number)
         group = recipe.budgets[number]
         tokens = group[int(torch.randint(len(group), (), generator=draw))]
         grid = self.model.grid(images)
         if tokens >= len(grid):
             return grid.expand(len(images), -1, -1)
         prior = recipe.priors[int(torch.randint(len(recipe.priors), (), generator=draw))]
-        positions = place(recipe, prior, images, tokens, part, PLACE, number)
+        positions = place(self.model, recipe, prior, images, tokens, part, number)
         if prior not in ("isotropic", "center") or not recipe.jitter:
             return positions
         # Half of the time as the prior has them, otherwise each token moves within its cell.
@@ -184,7 +182,7 @@ class Masked(Objective):
         super().__init__()
         self.recipe = recipe
         model.vit.head.requires_grad_(False)  # not used here
-        with seeded(recipe.seed, NEW):
+        with seeded(recipe.seed, Draw.DECODER):
             self.autoencoder = MaskedAutoencoder(
                 model, width=recipe.decoder_width, depth=recipe.decoder_depth, heads=recipe.decoder_heads
             )
@@ -199,8 +197,8 @@ class Masked(Objective):
 
     def forward(self, part: Part) -> Outcome:
         images, _ = mix(self.mixup, self.recipe, part)
-        positions = place(self.recipe, self.recipe.prior, images, self.tokens, part, PLACE)
-        with seeded(self.recipe.seed, DROP, part.step, part.first):
+        positions = place(self.trained(), self.recipe, self.recipe.prior, images, self.tokens, part)
+        with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
             painted, hidden = self.autoencoder(
                 images, positions, self.choose(part).to(images.device), normalize=self.recipe.normalize
             )
@@ -208,7 +206,7 @@ class Masked(Objective):
 
     def choose(self, part: Part) -> Tensor:
         """Which tokens each row of the part shows: (b, V)."""
-        draw = torch.rand(part.of, self.tokens, generator=generator(self.recipe.seed, SHOW, part.step))
+        draw = torch.rand(part.of, self.tokens, generator=generator(self.recipe.seed, Draw.SHOW, part.step))
         return draw[part.first : part.first + len(part.images)].argsort(1)[:, : self.visible]
 
 
@@ -243,10 +241,11 @@ def unlikeness(ours: Tensor, theirs: Tensor) -> Tensor:
     return error.square().flatten(1).mean(1)
 
 
-def place(recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *name: int) -> Tensor:
+def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *numbers: int) -> Tensor:
     """Positions for a part's rows: drawn for the step's whole batch, so that parts of it agree."""
     batch = images[:1].expand(part.of, *images.shape[1:])
-    positions = resolve_prior(prior)(batch, tokens, generator(recipe.seed, part.step, *name))
+    draw = generator(recipe.seed, Draw.PLACE, part.step, *numbers)
+    positions = model.place(batch, draw, tokens, prior=prior)
     return positions[part.first : part.first + len(images)]
 
 
@@ -264,5 +263,5 @@ def mix(mixup: Mixup, recipe: Recipe, part: Part) -> tuple[Tensor, Tensor]:
         )
     if not mixup.mix_prob:
         mixup.mixup_enabled = False  # timm would refuse two α of 0
-    with seeded(recipe.seed, MIX, part.step, part.first):
+    with seeded(recipe.seed, Draw.MIX, part.step, part.first):
         return mixup(part.images.clone(), part.labels.clamp(0, mixup.num_classes - 1))

@@ -19,7 +19,7 @@ from spot.evaluation.accuracy import Setting, evaluate, judge, wilson
 from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
-from spot.placement.files import Placements, generator_for
+from spot.placement.files import Placements
 from spot.placement.priors import PRIORS
 
 IMAGES = 23  # odd on purpose: the last batch and the processes' shares are uneven
@@ -93,7 +93,7 @@ def one_by_one(model, data, prior: str, tokens: int, seed: int) -> list[int]:
     """Predicted classes in the order of keys, an image at a time."""
     found = {}
     for image, _, key in data:
-        positions = PRIORS[prior](image[None], tokens, generator_for(seed, key))
+        positions = PRIORS[prior](image[None], tokens(seed, key))
         found[key] = int(model(image[None], positions).argmax())
     return [found[key] for key in sorted(found)]
 
@@ -273,6 +273,7 @@ from accelerate import PartialState
 from conftest import make_nano
 from spot.data.images import loader, open_data
 from spot.data.picture import evaluation_transform
+from spot.draws import generator_for
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 

@@ -6,8 +6,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import spot
+from spot.draws import generator_for
 from spot.errors import InputError
-from spot.placement.files import Placements, PlacementWriter, fingerprint, generator_for
+from spot.placement.files import Placements, PlacementWriter, fingerprint
 
 ABOUT = {"model": "vit", "seed": 3, "settings": {"lr": 3e-3, "steps": 2}}
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from spot.draws import Draw, generator
 from spot.errors import InputError
 from spot.training.images import Part
 from spot.training.objectives import Distil, Masked, Supervised, read_map
@@ -58,6 +59,38 @@ def test_mixing_changes_images_the_same_way_every_time():
     assert not torch.equal(first, Supervised(make_nano(), small_recipe("cls-in1k", **PLAIN))(WHOLE).loss)
     with pytest.raises(InputError, match="odd"):
         objective(WHOLE._replace(images=IMAGES[:7], labels=LABELS[:7]))
+
+
+def positions_of(objective, part: Part = WHOLE) -> torch.Tensor:
+    """Where an objective puts the tokens of its model."""
+    seen = []
+    hook = objective.trained().tokenizer.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    objective(part)
+    hook.remove()
+    return seen[-1]
+
+
+@pytest.mark.parametrize("tokens", [4, 9])
+def test_training_places_tokens_where_the_model_does(tokens):
+    """`center` fades to the model's own grid, here 4 × 4, in training as in evaluation."""
+    model = make_nano(prior="center", tokens=tokens)
+    expected = model.place(IMAGES)
+    budget = {"budgets": ((tokens,),), "shares": (1.0,), "weights": (1.0,), "jitter": 0.0}
+    for objective in (
+        Supervised(model, small_recipe("cls-in1k", prior="center", tokens=tokens, **PLAIN)),
+        Distil(model, small_recipe("distil", priors=("center",), **budget, **PLAIN)),
+    ):
+        assert torch.equal(positions_of(objective), expected)
+
+
+def test_the_draws_of_a_step_do_not_follow_those_of_another_draw():
+    """Step 13 placed tokens with the numbers that chose the budget of step 11, its own name and step exchanged."""
+    model, tokens = make_nano(), 5
+    objective = Supervised(model, small_recipe("cls-in1k", prior="uniform", tokens=tokens, **PLAIN))
+    for name in Draw:
+        theirs = model.place(IMAGES, generator(0, name, Draw.PLACE), tokens, prior="uniform")
+        ours = positions_of(objective, WHOLE._replace(step=int(name)))
+        assert torch.equal(ours, theirs) == (name is Draw.PLACE)
 
 
 # Distil
