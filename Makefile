@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint bench assets install clean
 
 demo: install
-	$(BIN)/spot demo
+	@$(BIN)/spot demo
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
@@ -19,15 +19,21 @@ bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
 
 assets: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m spot.assets.make $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.make_assets $(ARGS)
 
 install: .venv/installed
 
+# $(call step,What is done,command): one line with the time it took; what the command says is shown only if it fails.
+define step
+@printf '%s … ' "$(1)"; began=$$(date +%s); said=$$($(2) 2>&1) || { printf 'failed\n%s\n' "$$said"; exit 2; }; \
+took=$$(($$(date +%s) - began)); if [ $$took -lt 100 ]; then echo "done in $$took s"; else echo "done in $$((took / 60)) min"; fi
+endef
+
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "SPoT needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(call step,Making .venv,$(PYTHON) -m venv .venv)
+	$(call step,Updating pip,$(BIN)/python -m pip install --quiet --upgrade pip)
+	$(call step,Installing SPoT and what it needs,$(BIN)/python -m pip install --quiet --editable '.[dev]')
 	@touch $@
 
 clean:

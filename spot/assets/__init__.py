@@ -1,1 +1,1 @@
-"""The built-in models, trained by this project's own commands (make.py); their card is README.md."""
+"""The built-in models, trained by this project's own commands (tools/make_assets.py); their card is README.md."""

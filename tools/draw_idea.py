@@ -1,4 +1,4 @@
-"""Draw the README's picture of the idea: `python docs/figures.py` writes docs/images/idea.png.
+"""Draw the README's picture of the idea: `python -m tools.draw_idea` writes docs/images/idea.png.
 
 On a built-in scene, the five grid patches that hold most of the object, and five windows of the same
 size placed freely, both chosen greedily to cover the object. Below, what each of the ten tokens reads.
@@ -46,7 +46,7 @@ def compare(indices: Sequence[int], anywhere: Tensor) -> Iterator[tuple[Tensor, 
         yield image, mask, placed, share(mask, placed["free"]) - share(mask, placed["grid"])
 
 
-def main(path: Path = Path(__file__).parent / "images" / "idea.png") -> None:
+def main(path: Path = Path(__file__).parents[1] / "docs" / "images" / "idea.png") -> None:
     anywhere = torch.cartesian_prod(torch.linspace(0.1, 0.9, 60), torch.linspace(0.1, 0.9, 60))
     image, mask, placed = max(compare(range(SCENES), anywhere), key=lambda found: found[3])[:3]
 

@@ -1,4 +1,4 @@
-"""Put what studies found into docs/RESULTS.md: `python docs/results.py`.
+"""Copy the studies' tables into docs/RESULTS.md: `python -m tools.fill_results`.
 
 In that page, what stands between `<!-- results/scenes/off-grid.md -->` and `<!-- end -->` is the table of that file,
 which `spot study off-grid --out docs/results/scenes` wrote. Run this after a study; nothing there is typed by hand.
@@ -7,7 +7,7 @@ which `spot study off-grid --out docs/results/scenes` wrote. Run this after a st
 import re
 from pathlib import Path
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"(<!-- (results/\S+\.md) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -19,11 +19,11 @@ def table(page: str) -> str:
     return "\n".join(lines[first : min(rest, default=len(lines))])
 
 
-def filled(page: str) -> str:
-    """The page with every block filled from its file."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{table((HERE / found[2]).read_text())}\n\n{found[3]}", page)
+def filled(page: str, docs: Path = DOCS) -> str:
+    """The page with every block filled from its file under docs."""
+    return BLOCK.sub(lambda block: f"{block[1]}\n{table((docs / block[2]).read_text())}\n\n{block[3]}", page)
 
 
 if __name__ == "__main__":
-    results = HERE / "RESULTS.md"
+    results = DOCS / "RESULTS.md"
     results.write_text(filled(results.read_text()))

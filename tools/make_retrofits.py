@@ -1,71 +1,56 @@
-"""Retrofit two real ViTs without labels: python -m spot.assets.retrofits WEIGHTS TRAIN VAL [RUNS].
+"""Retrofit two real ViTs without labels: python -m tools.make_retrofits WEIGHTS TRAIN VAL [RUNS].
 
 WEIGHTS holds timm's files (NAME.safetensors), TRAIN unlabelled photographs, VAL validation images that
 no training touches. For each ViT `spot retrofit` is run in RUNS (runs/retrofits by default; what is done
-is skipped, what was interrupted goes on) and what it added is written here as a delta. Then the ViT before,
-the retrofit, and the delta as shipped are measured on VAL, and the card RETROFITS.md is written anew.
+is skipped, what was interrupted goes on) and what it changed is written to spot/assets as a delta. Then the ViT
+before, the retrofit, and the delta as shipped are measured on VAL, and the card RETROFITS.md is written anew.
 """
 
-import csv
-import json
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import spot
 from spot import report
-from spot.assets.make import curve
 from spot.atomic import whole
-from spot.data.images import data_for, loader
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate
-from spot.models.spot_vit import SpotViT
-from spot.placement.files import fingerprint
+from spot.evaluation.accuracy import Setting
+from tools.make_assets import ASSETS, call, curve, epochs_of, measured
 
-HERE = Path(__file__).parent
 NAMES = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k", "deit_tiny_patch16_224.fb_in1k")
 SETTINGS = [Setting("isotropic", tokens) for tokens in (25, 49, 100, 196)] + [Setting("center", 25)]
 
 
-def main(weights: Path, train: Path, val: Path, runs: Path) -> None:
-    """Make and measure what is not there yet."""
+def main(
+    weights: Path,
+    train: Path,
+    val: Path,
+    runs: Path,
+    *,
+    assets: Path = ASSETS,
+    names: Sequence[str] = NAMES,
+    settings: Sequence[Setting] = SETTINGS,
+    options: Sequence[str] = (),
+) -> None:
+    """Make and measure what is not there yet; the options go to `spot retrofit`."""
     rows, logs = [], []
-    for name in NAMES:
-        base, run, delta = weights / f"{name}.safetensors", runs / name, HERE / f"{name}+spot.safetensors"
+    for name in names:
+        base, run, delta = weights / f"{name}.safetensors", runs / name, assets / f"{name}+spot.safetensors"
         if not (run / "model" / "model.safetensors").is_file():
-            call("retrofit", name, "--weights", str(base), "--data", str(train), "--out", str(run))
-        call("delta", str(run / "model"), "--weights", str(base), "--out", str(delta))
+            call("retrofit", name, "--weights", base, "--data", train, "--out", run, *options)
+        call("delta", run / "model", "--weights", base, "--out", delta)
         models = {
             name: spot.load(name, weights=base),
             f"{name}, retrofitted": spot.load(run / "model"),
             f"{name}+spot": spot.load(delta, weights=base),
         }
         for title, model in models.items():
-            rows.append(line(title, measured(model, val, runs / "accuracy.json")))
-        epochs = list(csv.DictReader((run / "log.csv").read_text().splitlines()))
-        logs.append(f"{name}\n\n" + report.markdown([minutes(row) for row in epochs]))
+            rows.append(line(title, measured(model, runs / "accuracy.json", settings, str(val))))
+        logs.append(f"{name}\n\n" + report.markdown([minutes(row) for row in epochs_of(run)]))
     report.show(rows, "Top-1, %")
-    with whole(HERE / "RETROFITS.md") as temporary:
+    with whole(assets / "RETROFITS.md") as temporary:
         temporary.write_text(CARD.format(accuracy=report.markdown(rows), logs="\n".join(logs)))
-
-
-def call(*words: str) -> None:
-    """Run a verb of ours to its end."""
-    report.console.print(f"spot {' '.join(words)}", soft_wrap=True)
-    if code := subprocess.run([sys.executable, "-m", "spot", *words], check=False).returncode:
-        raise SystemExit(f"retrofits: spot {words[0]} stopped with code {code}; the same command goes on from there")
-
-
-def measured(model: SpotViT, val: Path, file: Path) -> list[dict[str, Any]]:
-    """Accuracy of a model's weights, measured once and kept."""
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    weights = fingerprint(model)
-    if weights not in known:
-        known[weights] = evaluate(model, loader(data_for(model, str(val))), SETTINGS, title=model.name).rows()
-        with whole(file) as temporary:
-            temporary.write_text(json.dumps(known, indent=1) + "\n")
-    return known[weights]
 
 
 def line(title: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -82,10 +67,10 @@ def minutes(row: dict[str, str]) -> dict[str, Any]:
 
 CARD = """# Real ViTs, retrofitted without labels
 
-What distillation (`spot retrofit`, recipe `distil`) added to two timm ViTs, as int8 deltas. The base's weights are not
-here: `spot.load("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot")` takes them from timm, or from a file with
+What distillation (`spot retrofit`, recipe `distil`) changed in two timm ViTs, as int8 deltas. The base's weights are
+not here: `spot.load("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot")` takes them from timm, or from a file with
 `weights=FILE`, and refuses any other base. This card and the deltas are written by
-`python -m spot.assets.retrofits WEIGHTS TRAIN VAL`; nothing in it is typed by hand.
+`python -m tools.make_retrofits WEIGHTS TRAIN VAL`; nothing in it is typed by hand.
 
 Top-1 in percent on ImageNet validation images that training never saw (bicubic, crop 0.875); ± is the widest half of a
 95 % interval. The first row of each three is timm's model, adapted and untrained; the third is the delta as shipped.

@@ -1,8 +1,8 @@
-"""Train the built-in models from nothing: `make assets`, or python -m spot.assets.make [RUNS].
+"""Train the built-in models from nothing: `make assets`, or python -m tools.make_assets [RUNS].
 
 Runs the commands of STEPS one after the other in the folder RUNS (runs/assets by default). What is
-done is skipped and what was interrupted goes on. After each, the model is written here as float16,
-measured on scenes that no training has seen, and the model card README.md is written anew.
+done is skipped and what was interrupted goes on. After each, the model is written to spot/assets as
+float16, measured on scenes that no training has seen, and the model card README.md is written anew.
 """
 
 import csv
@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_file_whole
+from spot.models.spot_vit import SpotViT
 from spot.placement.files import fingerprint
 
-HERE = Path(__file__).parent
+ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 IMAGES = 1024  # test scenes
 PRIORS, BUDGETS = ("isotropic", "center", "uniform"), (9, 16, 36, 64)
 
@@ -83,15 +85,15 @@ STEPS = (
 )
 
 
-def main(runs: Path) -> None:
-    """Make everything that is not there yet."""
+def main(runs: Path, assets: Path = ASSETS, steps: Sequence[Step] = STEPS, images: int = IMAGES) -> None:
+    """Make everything that is not there yet, and measure it on so many test scenes."""
     runs.mkdir(parents=True, exist_ok=True)
-    for step in STEPS:
+    for number, step in enumerate(steps):
         if not (runs / step.name / "model" / "model.safetensors").is_file():
             train(step, runs)
         if step.shipped:
-            ship(step, runs)
-            write_card(runs)
+            ship(runs / step.name / "model", assets / f"{step.name}.safetensors")
+            write_card(runs, assets, steps[: number + 1], images)
 
 
 def train(step: Step, runs: Path) -> None:
@@ -102,68 +104,80 @@ def train(step: Step, runs: Path) -> None:
         with whole(note) as temporary:
             temporary.write_text(json.dumps(began) + "\n")
     words = [*step.command.format(runs=runs).split(), "--data", "scenes", "--val", "scenes"]
-    words += ["--checkpoint-minutes", "2", "--out", str(runs / step.name)]
-    report.console.print(f"spot {' '.join(words)}", soft_wrap=True)
-    code = subprocess.run([sys.executable, "-m", "spot", *words], check=False).returncode
-    if code:
-        raise SystemExit(f"assets: {step.name} stopped with code {code}; the same command goes on from there")
+    call(*words, "--checkpoint-minutes", "2", "--out", runs / step.name)
+
+
+def call(*words: object) -> None:
+    """Run a verb of ours to its end."""
+    command = [str(word) for word in words]
+    report.console.print(f"spot {' '.join(command)}", soft_wrap=True)
+    if code := subprocess.run([sys.executable, "-m", "spot", *command], check=False).returncode:
+        raise SystemExit(f"spot {command[0]} stopped with code {code}; the same command goes on from there")
 
 
 def commit() -> str:
     """The commit of this checkout."""
-    asked = ["git", "-C", str(HERE), "describe", "--always", "--abbrev=12"]
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12"]
     try:
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
-def ship(step: Step, runs: Path) -> None:
-    """Write the model here as float16, and measure what was written, unless that is done."""
-    file, measured = HERE / f"{step.name}.safetensors", runs / f"{step.name}-accuracy.json"
-    trained = spot.load(runs / step.name / "model").half().float()
-    weights = fingerprint(trained)
-    if not file.is_file() or fingerprint(spot.load(file)) != weights:  # the same weights may give other bytes
-        save_file_whole(trained, file, dtype=torch.float16)
-    if measured.is_file() and json.loads(measured.read_text())["settings"]["weights"] == weights:
-        return
-    model = spot.load(file)
-    settings = [Setting(prior, tokens) for prior in PRIORS for tokens in BUDGETS]
-    found = evaluate(model, loader(data_for(model, "scenes", split="test", limit=IMAGES)), settings, title=step.name)
-    report.save_json(measured, found.rows(), {"weights": weights})
-    report.show(found.rows(), step.name)
+def ship(trained: Path, file: Path) -> None:
+    """Write a trained model as float16, unless that is done: the same weights may give other bytes."""
+    model = spot.load(trained).half().float()
+    if not file.is_file() or fingerprint(spot.load(file)) != fingerprint(model):
+        save_file_whole(model, file, dtype=torch.float16)
 
 
-def write_card(runs: Path) -> None:
-    """Write the model card from the logs and measurements of what is shipped."""
+def measured(
+    model: SpotViT, file: Path, settings: Sequence[Setting], data: str, **options: Any
+) -> list[dict[str, Any]]:
+    """Accuracy of a model's weights on data (with data_for's options), measured once and kept in the file."""
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    weights = fingerprint(model)
+    if weights not in known:
+        known[weights] = evaluate(model, loader(data_for(model, data, **options)), settings, title=model.name).rows()
+        with whole(file) as temporary:
+            temporary.write_text(json.dumps(known, indent=1) + "\n")
+    return known[weights]
+
+
+def write_card(runs: Path, assets: Path, steps: Sequence[Step], images: int) -> None:
+    """Write the model card from the logs of these steps and the accuracy of what they ship."""
     accuracy, making, commands, logs = [], [], [], []
-    for step in STEPS:
-        log, note = runs / step.name / "log.csv", runs / f"{step.name}.json"
-        if not (runs / step.name / "model").is_dir():
-            continue
-        epochs = list(csv.DictReader(log.read_text().splitlines()))
+    settings = [Setting(prior, tokens) for prior in PRIORS for tokens in BUDGETS]
+    for step in steps:
+        epochs = epochs_of(runs / step.name)
         minutes = sum(float(row["seconds"]) for row in epochs) / 60
+        note = runs / f"{step.name}.json"
         about = {"commit": "unknown", "began": "unknown", **(json.loads(note.read_text()) if note.is_file() else {})}
         line: dict[str, Any] = {"model": step.name, "what": step.about, "minutes": round(minutes), **about}
-        measured = runs / f"{step.name}-accuracy.json"
-        if step.shipped and measured.is_file():
-            model = spot.load(HERE / f"{step.name}.safetensors")
+        if step.shipped:
+            model = spot.load(assets / f"{step.name}.safetensors")
             line["parameters"] = f"{sum(each.numel() for each in model.parameters()):,}"
-            accuracy += table(step.name, json.loads(measured.read_text())["rows"])
+            rows = measured(model, runs / f"accuracy-{images}.json", settings, "scenes", split="test", limit=images)
+            accuracy += table(step.name, rows)
         making.append(line)
         commands.append(f"spot {step.command.format(runs='runs/assets')}")
         logs.append(f"{step.name}\n\n" + report.markdown([curve(row) for row in epochs]))
     options = "--data scenes --val scenes --checkpoint-minutes 2 --out runs/assets/NAME"
     text = CARD.format(
         accuracy=report.markdown(accuracy, digits=1),
-        images=IMAGES,
+        images=images,
         making=report.markdown(making),
         commands="\n".join(commands),
         options=options,
         logs="\n".join(logs),
     )
-    with whole(HERE / "README.md") as temporary:
+    with whole(assets / "README.md") as temporary:
         temporary.write_text(text)
+
+
+def epochs_of(run: Path) -> list[dict[str, str]]:
+    """The rows of a run's log."""
+    return list(csv.DictReader((run / "log.csv").read_text().splitlines()))
 
 
 def table(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
