@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spot.atomic import whole
+from spot.store import whole
 
 T = TypeVar("T")
 Row = Mapping[str, Any]

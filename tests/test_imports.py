@@ -17,7 +17,7 @@ import spot
 PACKAGE = Path(spot.__file__).parent
 FLOORS = (
     {"errors", "processes", "draws"},
-    {"atomic", "store"},
+    {"store"},
     {"report"},
     {"data", "tokens", "plots"},  # data and tokens do not know models; plots take tables and tensors
     {"placement"},

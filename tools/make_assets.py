@@ -19,13 +19,13 @@ import torch
 
 import spot
 from spot import report
-from spot.atomic import whole
 from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_file_whole
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import fingerprint
+from spot.store import whole
 
 ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 IMAGES = 1024  # test scenes

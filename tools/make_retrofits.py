@@ -13,9 +13,9 @@ from typing import Any
 
 import spot
 from spot import report
-from spot.atomic import whole
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
+from spot.store import whole
 from tools.make_assets import ASSETS, call, curve, epochs_of, measured
 
 NAMES = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k", "deit_tiny_patch16_224.fb_in1k")

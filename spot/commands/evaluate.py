@@ -297,7 +297,7 @@ def summary(found: "Evaluation", known: bool) -> str:
 
 def save_predictions(path: Path, found: "Evaluation") -> None:
     """Key, label, and the class each setting predicted, one line per image."""
-    from spot.atomic import whole
+    from spot.store import whole
 
     names = [
         f"{setting.label} {tokens} seed {setting.seed}"

@@ -104,8 +104,8 @@ def describe(out: Path, method: str, prompt: str | None) -> None:
     """Say in the folder what makes its maps; refuse to mix two ways of making them."""
     from json import dumps, loads
 
-    from spot.atomic import whole
     from spot.errors import InputError
+    from spot.store import whole
 
     about = {"method": Path(method).name, "prompt": prompt}
     file = out / ABOUT
@@ -126,8 +126,8 @@ def write_maps(data: Any, out: Path, compute: "Callable[[Tensor, str], Tensor]")
     from PIL import Image
 
     from spot import report
-    from spot.atomic import whole
     from spot.placement.saliency import map_path
+    from spot.store import whole
 
     files = distinct_files(data.keys, out)
     todo = [index for index, file in enumerate(files) if not file.exists()]

@@ -145,8 +145,8 @@ def attempt(study: "Study", lab: "Lab", out: Path, place: int, studies: "list[St
 
 def write(study: "Study", result: "Result", out: Path) -> None:
     """A result as JSON, Markdown, PNG and PDF, and in the terminal."""
-    from spot.atomic import whole
     from spot.plots.placements import save
+    from spot.store import whole
 
     result.save(out / f"{study.name}.json")
     figure = study.draw(result)
@@ -160,7 +160,7 @@ def write(study: "Study", result: "Result", out: Path) -> None:
 def tell(out: Path) -> None:
     """Say which of the paper's findings hold, by the results in a folder, and write it there."""
     from spot import report
-    from spot.atomic import whole
+    from spot.store import whole
     from spot.studies import findings
 
     result = findings.read(out)

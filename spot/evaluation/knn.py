@@ -26,13 +26,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from spot.atomic import whole
 from spot.data.images import Data, Stream, loader
 from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Evaluation, Maps, Reader, Setting, evaluate
 from spot.placement.files import Placements, fingerprint
 from spot.processes import this_process
+from spot.store import whole
 
 FORMAT, VERSION = "spot-knn-bank", "1"
 K, TEMPERATURE = 20, 0.07

@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from spot.atomic import whole
 from spot.errors import InputError, unknown
 from spot.models.deltas import apply_delta, is_delta, read_about
 from spot.models.spot_vit import SpotViT, adapt, create_timm, refuse_unfit
 from spot.placement.priors import Prior
+from spot.store import whole
 from spot.tokens.authors import AuthorsTokenizer
 
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"

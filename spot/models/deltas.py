@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from spot.atomic import whole
 from spot.errors import InputError, unknown
+from spot.store import whole
 
 KEY, FORMAT = "spot_delta", 1
 Method = Literal["float16", "int8", "low-rank"]

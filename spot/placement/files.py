@@ -28,8 +28,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from spot.atomic import whole
 from spot.errors import InputError
+from spot.store import whole
 
 FORMAT, VERSION = "spot-placements", 1
 PREFIX = "values."

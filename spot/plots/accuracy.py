@@ -9,11 +9,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from spot.atomic import whole
 from spot.errors import InputError
 from spot.plots.bars import distinct
 from spot.plots.palette import palette
 from spot.plots.panels import columns_of, panels_of
+from spot.store import whole
 
 COSTS = {"tokens": "tokens", "gmacs": "multiply-adds per image, in billions", "ms": "milliseconds per image, measured"}
 SCORES = {"top1": "top-1 accuracy, %", "knn": "kNN accuracy, %"}

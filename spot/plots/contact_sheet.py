@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import pad
 
-from spot.atomic import whole
 from spot.errors import InputError
+from spot.store import whole
 
 ZOOM = 2  # screen pixels per image pixel, enlarged without smoothing
 GAP = 4  # image pixels between cells

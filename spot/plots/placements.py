@@ -18,8 +18,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from spot.atomic import whole
 from spot.errors import InputError
+from spot.store import whole
 
 TOWARDS: Colormap = matplotlib.colormaps["viridis"]
 AWAY: Colormap = LinearSegmentedColormap.from_list("ascent", [TOWARDS(0.0), (0.863, 0.196, 0.125)])

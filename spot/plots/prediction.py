@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from spot.atomic import whole
 from spot.plots.placements import TOWARDS, draw_image, draw_windows, seen
+from spot.store import whole
 
 
 def prediction(

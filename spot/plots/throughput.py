@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from spot.atomic import whole
+from spot.store import whole
 
 MARKERS = "osD^vP*X"
 

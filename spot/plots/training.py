@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from spot.atomic import whole
 from spot.errors import InputError
+from spot.store import whole
 
 Log = Sequence[Mapping[str, Any]]
 

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from spot import report
-from spot.atomic import whole
 from spot.errors import InputError
 from spot.placement.files import Placements
+from spot.store import whole
 
 KEY, FORMAT = "spot-measurement", 1
 

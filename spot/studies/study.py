@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spot import report
-from spot.atomic import whole
 from spot.errors import InputError, unknown
+from spot.store import whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from spot import report
-from spot.atomic import whole
 from spot.data.images import Images, class_folders, data_for, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
@@ -23,6 +22,7 @@ from spot.models.checkpoints import load
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import fingerprint
 from spot.processes import this_process
+from spot.store import whole
 from spot.training.images import SCENES_PER_EPOCH, Plan, ScenePlan, check_division, parts
 from spot.training.loop import accelerated, check_precision, one_step, peak_memory, prepare, steps_in, train
 from spot.training.objectives import OBJECTIVES

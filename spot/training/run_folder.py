@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from spot import report
-from spot.atomic import whole
 from spot.errors import InputError
+from spot.store import whole
 
 KEPT = 2
 

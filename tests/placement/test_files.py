@@ -109,7 +109,7 @@ def test_half_a_shard_left_by_a_kill_is_not_read(tmp_path):
     path = tmp_path / "p.safetensors"
     writer = PlacementWriter(path, ABOUT)
     writer.append("0", placements(["a.jpg"]))
-    (writer.shards / ".1.abc.tmp.safetensors").write_bytes(b"half")  # as atomic.whole names its work
+    (writer.shards / ".1.abc.tmp.safetensors").write_bytes(b"half")  # as store.whole names its work
     assert PlacementWriter(path, ABOUT).done == {"a.jpg"}
 
 

@@ -1,0 +1,452 @@
+"""Files: written whole or not at all, read in one place, and known by what is in them.
+
+    with whole("result.png") as temporary: ...      any file; a link is followed, "-" is standard output
+    write_json, read_json                           JSON
+    write_tensors, read_tensors, open_tensors       safetensors with one JSON entry of ours in the header
+    write_state, read_state                         nested training state (torch.save, weights_only)
+    hash_tensors, hash_file, hash_json, hash_model  sixteen hexadecimal digits that change with any content
+    refuse_difference                               "was made under other settings", naming the first
+    locked                                          one process at a time; a killed holder lets go
+
+What cannot be read or written is an InputError: one sentence that names the file. A safetensors file
+that we wrote has in its header, beside our entry, "sha256": of the rest of the header and the data.
+Files of other programs (and of older versions) have none, and are read without it.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import re
+import secrets
+import shutil
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spot.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: no locks there, and leftovers stay
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:  # torch takes a second to import, and a command's help should not
+    from torch import Tensor, nn
+
+CHECKSUM = "sha256"
+
+
+# Writing
+
+
+@contextmanager
+def whole(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path; when the block ends well its content becomes `path`'s.
+
+    A kill, an exception or a full disk leaves the old file (or none), never half a new one. A symbolic
+    link stays, and what it points to is written. "-" is standard output; a device or a pipe is written
+    straight to. The temporary name keeps the suffix, because savers such as matplotlib read it.
+    """
+    with disk(path):
+        if _is_stream(path):
+            with tempfile.TemporaryDirectory() as folder:
+                temporary = Path(folder) / f"out{Path(path).suffix}"
+                yield temporary
+                _pour(temporary, path)
+            return
+        target = Path(os.path.realpath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary, handle = _temporary(target)
+        try:
+            yield temporary
+            if target.is_file():
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+            os.close(handle)
+
+
+@contextmanager
+def disk(path: str | Path) -> Iterator[None]:
+    """A disk that is full, or cannot be written to, is one sentence; what was finished before stays."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of standard output has enough
+    except (OSError, RuntimeError) as error:
+        number = getattr(error, "errno", None)
+        words = ("No space left", "PytorchStreamWriter failed", "unexpected pos")  # torch.save has its own
+        full = number in (errno.ENOSPC, errno.EDQUOT) or any(each in str(error) for each in words)
+        if number is None and not full:
+            raise
+        reason = "the disk is full" if full else os.strerror(number)  # type: ignore[arg-type]
+        sentence = f"cannot write {path}: {reason}; what was finished stays, and the same command goes on"
+        raise InputError(sentence) from error
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether this is a temporary file or a lock of ours, left behind by a kill or held by another process."""
+    return re.fullmatch(r"\.lock|\..+\.(lock|tmp(\.[^.]*)?)", path.name) is not None
+
+
+def sweep(folder: str | Path) -> None:
+    """Remove the leftovers of processes that were killed; those of living ones are locked, and stay."""
+    for path in sorted(Path(folder).glob(".*")):
+        if is_leftover(path) and path.is_file():
+            handle = _hold(path)
+            if handle is not None:
+                path.unlink(missing_ok=True)
+                os.close(handle)
+
+
+def _is_stream(path: str | Path) -> bool:
+    """Whether a path is written straight to: "-", or what exists and is neither a file nor a folder."""
+    if str(path) == "-":
+        return True
+    if not Path(path).exists() or Path(path).is_dir():
+        return False
+    # /dev/stdout may lead to a regular file, but one that is open: it is written to, not replaced.
+    return not Path(path).is_file() or Path(os.path.abspath(path)).parts[1] in ("dev", "proc")
+
+
+def _pour(content: Path, path: str | Path) -> None:
+    with content.open("rb") as source:
+        if str(path) in ("-", "/dev/stdout"):  # in order with what was printed
+            sys.stdout.flush()
+            shutil.copyfileobj(source, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        else:
+            with open(path, "ab") as sink:
+                shutil.copyfileobj(source, sink)
+
+
+def _temporary(target: Path) -> tuple[Path, int]:
+    """A temporary file beside the target that no other process uses, and the handle that holds it.
+
+    Its name is always the same unless another process holds it, so what a kill left is used again.
+    """
+    stem = target.stem[:50]  # names have at most 255 bytes
+    temporary = target.with_name(f".{stem}.tmp{target.suffix}")
+    while (handle := _hold(temporary, create=True)) is None:
+        temporary = target.with_name(f".{stem}.{secrets.token_hex(4)}.tmp{target.suffix}")
+    os.ftruncate(handle, 0)
+    return temporary, handle
+
+
+# One process at a time
+
+
+@contextmanager
+def locked(path: str | Path, what: str = "") -> Iterator[None]:
+    """Hold a file or folder while the block runs; if another process does, say which.
+
+    The lock is the operating system's: it ends with the process, however that ends. It stands beside
+    a file and inside a folder, under a hidden name, and is removed at the end.
+    """
+    path = Path(os.path.realpath(path))
+    lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name[:100]}.lock")
+    with disk(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        handle = _hold(lock, create=True)
+    if handle is None:
+        holder = ""
+        with suppress(OSError):
+            holder = lock.read_text().strip()
+        holder = holder or "another process"
+        raise InputError(f"{what or path} is being written by {holder}; wait for it, or choose another output")
+    try:
+        with suppress(OSError):  # a full disk
+            os.ftruncate(handle, 0)
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}, since {started}\n".encode())
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _hold(path: Path, *, create: bool = False) -> int | None:
+    """An open handle that holds a file's lock, or None if another process has it."""
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
+        except FileNotFoundError:
+            if create:
+                raise
+            return None  # its holder has just removed it
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(path), os.fstat(handle)):
+                return handle
+        except FileNotFoundError:
+            pass  # its holder removed or renamed it after we had opened it
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                os.close(handle)
+                return None
+            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                return handle  # a file system without locks
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+# JSON
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    """Write JSON for people and programs."""
+    with whole(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def read_json(path: str | Path, what: str = "a JSON file") -> Any:
+    """Read JSON; `what` names in an error what was expected."""
+    refuse_no_file(path, what)
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError, OSError) as error:
+        raise InputError(f"{path} is damaged, or not {what}: {_one_line(error)}") from error
+
+
+def as_json(data: Any) -> Any:
+    """Data as it will be when it is read back, for comparison."""
+    return json.loads(json.dumps(data))
+
+
+# Tensors
+
+
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, "Tensor"], kind: str, about: Mapping[str, Any], **others: str
+) -> None:
+    """Write a safetensors file whose header has `about` as JSON under `kind`; the same content gives the same bytes.
+
+    others: further entries of the header. (Written here because safetensors' own writer puts entries in random order.)
+    """
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Large elements first, so that every tensor is aligned; then by name.
+    order = sorted(ready, key=lambda name: (-ready[name].element_size(), name))
+    entries: dict[str, Any] = {"__metadata__": {kind: json.dumps(about, sort_keys=True), **others}}
+    start = 0
+    for name in order:
+        tensor = ready[name]
+        size = tensor.element_size() * tensor.numel()
+        offsets = [start, start + size]
+        entries[name] = {"dtype": _dtypes()[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        start += size
+    digest = hashlib.sha256(_dumped(entries))
+    for name in order:
+        digest.update(_bytes(ready[name]))
+    entries["__metadata__"][CHECKSUM] = digest.hexdigest()
+    header = _dumped(entries)
+    header += b" " * (-len(header) % 8)
+    with whole(path) as temporary, temporary.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)))
+        file.write(header)
+        for name in order:
+            file.write(_bytes(ready[name]))
+
+
+def read_tensors(
+    path: str | Path, kind: str = "", what: str = "a safetensors file"
+) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
+    """The tensors of a safetensors file, and what its header says under `kind`."""
+    file, about = open_tensors(path, kind, what)
+    with file:
+        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
+
+
+def open_tensors(path: str | Path, kind: str = "", what: str = "a safetensors file") -> tuple[Any, dict[str, Any]]:
+    """A safetensors file whose tensors are read as they are needed, and what its header says under `kind`.
+
+    A damaged file is refused, and with `kind` one that has no such entry; `what` says what was expected.
+    """
+    file = _opened(path, what)
+    metadata = file.metadata() or {}
+    if kind and kind not in metadata:
+        raise InputError(f"{path} is a safetensors file, but not {what}: its header has no {kind!r}")
+    if CHECKSUM in metadata:
+        _verify(path, metadata[CHECKSUM], what)
+    if not kind:
+        return file, {}
+    try:
+        about = json.loads(metadata[kind])
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict):
+        raise InputError(f"{path} is not {what}, or is damaged: {kind!r} in its header is not a JSON object")
+    return file, about
+
+
+def has_kind(path: str | Path, kind: str) -> bool:
+    """Whether this is a safetensors file with such an entry in its header."""
+    try:
+        return kind in (_opened(path, "").metadata() or {})
+    except InputError:
+        return False
+
+
+def _opened(path: str | Path, what: str) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    refuse_no_file(path, what)
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError, ValueError) as error:
+        trouble = f"it is not a readable safetensors file and may be cut short ({_one_line(error)})"
+        raise InputError(f"{path} is not {what}, or is damaged: {trouble}") from error
+
+
+def _verify(path: str | Path, expected: str, what: str) -> None:
+    """Compare a file with the checksum in its header; it has been found to be a safetensors file."""
+    with open(path, "rb") as file:
+        entries = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        del entries["__metadata__"][CHECKSUM]
+        digest = hashlib.sha256(_dumped(entries))
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    if digest.hexdigest() != expected:
+        raise InputError(f"{path} is not {what}, or is damaged: its content is not what its checksum was made of")
+
+
+def _dumped(entries: Mapping[str, Any]) -> bytes:
+    return json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _dtypes() -> dict[Any, str]:
+    """What safetensors calls each type."""
+    import torch
+
+    names = {
+        "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+        "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+    }  # fmt: skip
+    return {getattr(torch, ours): theirs for ours, theirs in names.items()}
+
+
+def encode_names(names: Iterable[str]) -> "Tensor":
+    """Names as a tensor: UTF-8 (and what is not, as it came from the file system), separated by zero bytes."""
+    import torch
+
+    return torch.frombuffer(bytearray("\0".join(names).encode(errors="surrogateescape")), dtype=torch.uint8)
+
+
+def decode_names(names: "Tensor") -> list[str]:
+    return bytes(names.numpy()).decode(errors="surrogateescape").split("\0")
+
+
+# Training state
+
+
+def write_state(path: str | Path, state: Any) -> None:
+    """Write nested dicts and lists of tensors and numbers."""
+    import torch
+
+    with whole(path) as temporary:
+        torch.save(state, temporary)
+
+
+def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
+    """Read what write_state wrote, or any pickle that holds nothing but tensors and plain values."""
+    import torch
+
+    refuse_no_file(path, what)
+    try:
+        if zipfile.is_zipfile(path):  # torch does not look at the checksums that it writes
+            with zipfile.ZipFile(path) as file:
+                broken = file.testzip()
+            if broken is not None:
+                raise InputError(f"{path} is not {what}, or is damaged: {broken} is not what its checksum was made of")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{path} is a pickle that holds more than weights, which could run code; refused") from error
+    except InputError:
+        raise
+    except Exception as error:  # what a mutated pickle or zip raises has no end: IndexError, struct.error, zlib.error …
+        raise InputError(f"{path} is not {what}, or is damaged: it may be cut short ({_one_line(error)})") from error
+
+
+# What content is
+
+
+def hash_tensors(tensors: Mapping[str, "Tensor"], *others: Any) -> str:
+    """Sixteen hexadecimal digits that change with any name, shape, type or value, and with `others` (as JSON)."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(_bytes(tensor))
+    if others:
+        digest.update(json.dumps(others, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
+
+
+def hash_model(model: "nn.Module") -> str:
+    """Sixteen hexadecimal digits that change with any weight, buffer or kernel width of a model."""
+    widths = {name: getattr(part, "sigma", None) for name, part in model.named_modules()}
+    return hash_tensors(model.state_dict(), {name: width for name, width in widths.items() if width is not None})
+
+
+def hash_file(path: str | Path) -> str:
+    """Sixteen hexadecimal digits that change with a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def hash_json(data: Any) -> str:
+    """Sixteen hexadecimal digits that change with any value; the order of keys does not count."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _bytes(tensor: "Tensor") -> Any:
+    import torch
+
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+# Refusing
+
+
+def refuse_difference(
+    what: str, there: Mapping[str, Any], here: Mapping[str, Any], advice: str = "", *, only: Sequence[str] = ()
+) -> None:
+    """Refuse to mix what was made under other settings, naming the first that differs.
+
+    only: compare these settings and no others.
+    """
+    there, here = _flat(there), _flat(here)
+    for name in only or [*there, *(name for name in here if name not in there)]:
+        if there.get(name) != here.get(name):
+            sentence = f"{what} was made with {name}={there.get(name)!r}, now {name}={here.get(name)!r}"
+            raise InputError(f"{sentence}; {advice}" if advice else sentence)
+
+
+def refuse_no_file(path: str | Path, what: str) -> None:
+    """Refuse a path that is missing or a folder; `what` says what was expected."""
+    if not Path(path).is_file():
+        raise InputError(f"{what} was expected, but {path} is {'a folder' if Path(path).is_dir() else 'missing'}")
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
