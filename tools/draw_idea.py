@@ -14,7 +14,8 @@ from torch import Tensor
 
 from spot.data.scenes import Scenes
 from spot.placement.priors import isotropic
-from spot.plots.placements import draw_image, draw_windows, save, seen
+from spot.plots import save
+from spot.plots.placements import draw_image, draw_windows, seen
 from spot.tokens.windows import windows
 
 TOKENS, WINDOW, SCENES = 5, 8, 128

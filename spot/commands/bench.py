@@ -106,10 +106,11 @@ def bench(
         }
         report.save_json(json, rows, settings)
     if plot is not None:
+        from spot.plots import save
         from spot.plots.throughput import throughput as draw
 
         named = [{**row, "method": f"{row['name']} {row['method']}"} if len(set(models)) > 1 else row for row in rows]
-        draw(named, plot, title=headline)
+        save(draw(named, title=headline), plot)
         report.console.print(f"The figure is in {plot}.", soft_wrap=True)
 
 

@@ -69,11 +69,12 @@ def data(
     if json is not None:
         report.save_json(json, rows, {"split": split, "seed": seed, "difficulty": asdict(difficulty)})
     if show:
+        from spot.plots import save
         from spot.plots.contact_sheet import contact_sheet
 
         images = batch.images
         if masks:
             images = images * (0.15 + 0.85 * batch.masks[:, None])
         sheet = images[: len(CLASSES) * examples].unflatten(0, (examples, len(OUTLINES), len(TEXTURES)))
-        contact_sheet(sheet.permute(1, 2, 0, 3, 4, 5), list(OUTLINES), list(TEXTURES), out)
+        save(contact_sheet(sheet.permute(1, 2, 0, 3, 4, 5), list(OUTLINES), list(TEXTURES)), out)
         report.console.print(f"The contact sheet is in {out}.", soft_wrap=True)

@@ -72,6 +72,7 @@ def on_scenes(
     from spot.data.images import data_for
     from spot.data.scenes import CLASSES
     from spot.errors import InputError
+    from spot.plots import save
     from spot.plots.accuracy import accuracy
 
     loaded = spot.load(name, weights=weights)
@@ -91,7 +92,7 @@ def on_scenes(
     )
     middle = sorted(budgets)[min(1, len(budgets) - 1)]
     draw_gallery(loaded, data, searches[middle], gallery, out / "placements.png")
-    accuracy(with_costs(loaded, rows), out / "accuracy.png", title=f"{name}: what accuracy costs")
+    save(accuracy(with_costs(loaded, rows), title=f"{name}: what accuracy costs"), out / "accuracy.png")
     farewell(rows, budgets, len(loaded.grid()), out)
 
 
@@ -154,7 +155,8 @@ def side_by_side(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int]) -> l
 def draw_gallery(model: Any, data: Any, found: Any, count: int, path: Path) -> None:
     """The scenes whose class became most probable by moving tokens."""
     from spot.placement.saliency import rgb
-    from spot.plots.placements import placement_gallery, save
+    from spot.plots import save
+    from spot.plots.placements import placement_gallery
 
     scenes = data.draw(range(len(data)))
     chance = found.logits.softmax(-1)[range(len(data)), :, scenes.labels]  # (M, steps + 1)
@@ -224,7 +226,8 @@ def on_photo(image: Path, name: str, weights: Path | None, budgets: Sequence[int
     from spot.data.picture import evaluation_transform, open_image
     from spot.draws import generator_for
     from spot.placement.saliency import rgb
-    from spot.plots.placements import placement_gallery, save
+    from spot.plots import save
+    from spot.plots.placements import placement_gallery
 
     picture = open_image(image)
     loaded = spot.load(name, weights=weights)

@@ -83,7 +83,8 @@ def evaluate(
     from spot.processes import this_process
 
     if plot is not None:
-        from spot.plots.accuracy import accuracy, check_ending
+        from spot.plots import check_ending, save
+        from spot.plots.accuracy import accuracy
 
         check_ending(plot)
     state = this_process()
@@ -129,7 +130,7 @@ def evaluate(
     if predictions is not None:
         save_predictions(predictions, found)
     if plot is not None:
-        accuracy(rows, plot, title=f"{Path(model).name} on {Path(data).name}")
+        save(accuracy(rows, title=f"{Path(model).name} on {Path(data).name}"), plot)
         report.console.print(f"The figure is in {plot}.", soft_wrap=True)
 
 

@@ -47,6 +47,7 @@ def predict(
     from spot.errors import InputError
     from spot.evaluation.accuracy import Reader, Setting
     from spot.placement.saliency import resolve_saliency, rgb
+    from spot.plots import save
     from spot.plots.prediction import prediction
 
     if not images:
@@ -74,7 +75,8 @@ def predict(
             for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
         file = out / f"{name}.png"
-        prediction(rgb(batch, config)[0], positions[0], loaded.patch_size, rows, file, title=path.name)
+        picture_of = rgb(batch, config)[0]
+        save(prediction(picture_of, positions[0], loaded.patch_size, rows, title=path.name), file)
         report.show(rows, path.name, digits=1)
         report.console.print(f"The windows are in {file}.", soft_wrap=True)
         table += [

@@ -179,7 +179,8 @@ def search_images(
     from spot.placement.dataset_search import obfuscated, place
     from spot.placement.oracle import search as run_search
     from spot.placement.saliency import rgb
-    from spot.plots.placements import placement_figure, save
+    from spot.plots import save
+    from spot.plots.placements import placement_figure
 
     transform = evaluation_transform(model.data_config)
     device = next(model.parameters()).device

@@ -145,7 +145,7 @@ def attempt(study: "Study", lab: "Lab", out: Path, place: int, studies: "list[St
 
 def write(study: "Study", result: "Result", out: Path) -> None:
     """A result as JSON, Markdown, PNG and PDF, and in the terminal."""
-    from spot.plots.placements import save
+    from spot.plots import save
     from spot.store import whole
 
     result.save(out / f"{study.name}.json")

@@ -1,21 +1,17 @@
 """A contact sheet: examples of every class, classes in rows and columns."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import pad
 
-from spot.errors import InputError
-from spot.store import whole
-
 ZOOM = 2  # screen pixels per image pixel, enlarged without smoothing
 GAP = 4  # image pixels between cells
 
 
-def contact_sheet(images: Tensor, rows: Sequence[str], columns: Sequence[str], path: str | Path) -> None:
-    """Save images (R, C, E, 3, H, W) in [0, 1] as a picture: E examples in each of R × C named cells."""
+def contact_sheet(images: Tensor, rows: Sequence[str], columns: Sequence[str]) -> Figure:
+    """Images (R, C, E, 3, H, W) in [0, 1] as one picture: E examples in each of R × C named cells."""
     count_rows, count_columns, examples, _, height, width = images.shape
     cells = images.permute(0, 4, 1, 2, 5, 3).reshape(count_rows, height, count_columns, examples * width, 3)
     cells = pad(cells, (0, 0, 0, GAP, 0, 0, 0, GAP), value=1.0)
@@ -23,15 +19,11 @@ def contact_sheet(images: Tensor, rows: Sequence[str], columns: Sequence[str], p
 
     dpi, left, top = 100, 0.8, 0.3  # dots per inch; inches for the names
     size = (left + sheet.shape[1] * ZOOM / dpi, top + sheet.shape[0] * ZOOM / dpi)
-    figure = Figure(figsize=size, dpi=dpi)
-    kinds = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix[1:] not in kinds:
-        raise InputError(f"a picture can be {', '.join(kinds)}, got {path}")
+    figure = Figure(figsize=size, dpi=dpi)  # laid out to the pixel
     axes = figure.add_axes((left / size[0], 0, 1 - left / size[0], 1 - top / size[1]))
     axes.imshow(sheet.numpy(), interpolation="nearest", aspect="auto")
     axes.set_xticks([(i + 0.5) * (examples * width + GAP) - GAP / 2 for i in range(count_columns)], columns)
     axes.set_yticks([(i + 0.5) * (height + GAP) - GAP / 2 for i in range(count_rows)], rows)
     axes.tick_params(length=0, labelsize=11, labeltop=True, labelbottom=False)
     axes.spines[:].set_visible(False)
-    with whole(path) as temporary:
-        figure.savefig(temporary)
+    return figure

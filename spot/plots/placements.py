@@ -6,23 +6,24 @@ search was adversarial. `draw_paths` and `draw_windows` draw on any matplotlib a
 """
 
 from collections.abc import Sequence
-from math import ceil
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.colors import Colormap, LinearSegmentedColormap
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from spot.errors import InputError
-from spot.store import whole
+from spot.plots.layout import PlainFigure
 
 TOWARDS: Colormap = matplotlib.colormaps["viridis"]
 AWAY: Colormap = LinearSegmentedColormap.from_list("ascent", [TOWARDS(0.0), (0.863, 0.196, 0.125)])
+MAGNIFICATIONS = (1, 2, 3, 5, 10, 20)
 DIM = 0.3  # brightness of what no window shows
 
 
@@ -44,86 +45,90 @@ def placement_figure(
     """
     colors = AWAY if adversarial else TOWARDS
     height, width = image.shape[-2:]
-    figure = Figure(figsize=(10.5, 3.5 * height / width + 0.7), dpi=130, layout="constrained")
-    panels = figure.subplots(1, 3)
-    for axes, step, color, caption in (
-        (panels[0], 0, colors(0.0), start),
-        (panels[2], -1, colors(1.0), end),
-    ):
+    figure = PlainFigure(10.5, 3.5 * height / width + 0.7, dpi=130)
+    first, middle, last = figure.subplots(1, 3)
+    for axes, step, color, caption in ((first, 0, colors(0.0), start), (last, -1, colors(1.0), end)):
         draw_image(axes, image, seen(image, trajectory[step], window))
         draw_windows(axes, image, trajectory[step], window, color)
         axes.set_title(caption, fontsize=10)
-    draw_image(panels[1], image)
-    draw_paths(panels[1], image, trajectory, colors)
+    draw_image(middle, image)
+    times = magnification([trajectory])
+    draw_paths(middle, image, trajectory, colors, times)
     steps = len(trajectory) - 1
-    panels[1].set_title(f"{trajectory.shape[1]} tokens, {steps} step{'s' if steps != 1 else ''}", fontsize=10)
+    told = f"{trajectory.shape[1]} tokens, {steps} step{'s' if steps != 1 else ''}"
+    middle.set_title(told + magnified(times), fontsize=10)
     figure.suptitle(title, fontsize=11, fontweight="bold")
     return figure
 
 
 def placement_gallery(
-    images: Tensor | Sequence[Tensor],
-    trajectories: Tensor | Sequence[Tensor],
-    *,
-    captions: Sequence[str] | None = None,
-    window: int | None = None,
-    masks: Tensor | None = None,
-    adversarial: bool = False,
-    columns: int = 5,
-    title: str = "",
+    images: Tensor | Sequence[Tensor], trajectories: Tensor | Sequence[Tensor], **options: Any
 ) -> Figure:
-    """Many images, one panel each, with the paths of their tokens.
+    """Many images, one panel each, with the paths of their tokens: a `Gallery` of its own."""
+    return galleries([Gallery(images, trajectories, **options)])
+
+
+@dataclass
+class Gallery:
+    """One part of a figure of galleries.
 
     Args:
         images, trajectories: M of each; a trajectory of no steps, (1, N, 2), is a placement.
         window: with K, the windows at the end are outlined too.
         masks: saliency (M, H, W) in [0, 1]; what is not salient is darkened.
     """
-    columns = min(columns, len(images))
-    rows = ceil(len(images) / columns)
-    figure = Figure(figsize=(2.2 * columns, 2.4 * rows + (0.4 if title else 0)), dpi=150, layout="constrained")
-    draw_gallery(
-        figure, images, trajectories, captions=captions, window=window, masks=masks, adversarial=adversarial,
-        columns=columns, title=title,
-    )  # fmt: skip
+
+    images: Tensor | Sequence[Tensor]
+    trajectories: Tensor | Sequence[Tensor]
+    captions: Sequence[str] | None = None
+    window: int | None = None
+    masks: Tensor | Sequence[Tensor] | None = None
+    adversarial: bool = False
+    columns: int = 5
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        if len({len(self.images), len(self.trajectories), len(self.captions or self.images)}) > 1:
+            raise InputError("a gallery needs one trajectory, and one caption if any, for each image")
+        self.columns = min(self.columns, len(self.images))
+
+
+def galleries(parts: Sequence[Gallery], width: float | None = None) -> Figure:
+    """Galleries below each other. Short moves are drawn longer, all of a gallery alike, and its title says so."""
+    width = width or 2.2 * max(part.columns for part in parts)
+    heights = []
+    for part in parts:
+        high, wide = part.images[0].shape[-2:]
+        rows = -(-len(part.images) // part.columns)
+        heights.append(rows * (width / part.columns * high / wide + 0.25) + (0.4 if part.title else 0))
+    figure = PlainFigure(width, sum(heights), dpi=120)
+    insides = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part, inside in zip(parts, insides, strict=True):
+        colors, times = AWAY if part.adversarial else TOWARDS, magnification(part.trajectories)
+        grid = inside.subplots(-(-len(part.images) // part.columns), part.columns, squeeze=False).flatten()
+        for spare in grid[len(part.images) :]:
+            spare.remove()
+        for index, (axes, image) in enumerate(zip(grid, part.images, strict=False)):
+            trajectory = part.trajectories[index]
+            draw_image(axes, image, None if part.masks is None else part.masks[index])
+            if part.window is not None:
+                draw_windows(axes, image, trajectory[-1], part.window, colors(1.0), linewidth=0.6)
+            draw_paths(axes, image, trajectory, colors, times)
+            axes.set_title("" if part.captions is None else part.captions[index], fontsize=7)
+        inside.suptitle(part.title + magnified(times), fontsize=10)
     return figure
 
 
-def draw_gallery(
-    figure: Figure | SubFigure,
-    images: Tensor | Sequence[Tensor],
-    trajectories: Tensor | Sequence[Tensor],
-    *,
-    captions: Sequence[str] | None,
-    window: int | None,
-    masks: Tensor | Sequence[Tensor] | None,
-    adversarial: bool,
-    columns: int,
-    title: str,
-) -> None:
-    """A gallery in a figure, or in a part of a larger one; see `placement_gallery`."""
-    if len(images) != len(trajectories) or (captions is not None and len(captions) != len(images)):
-        raise InputError("a gallery needs one trajectory, and one caption if any, for each image")
-    colors = AWAY if adversarial else TOWARDS
-    grid = figure.subplots(ceil(len(images) / columns), columns, squeeze=False).flatten()
-    for axes in grid:
-        axes.axis("off")
-    for index, (image, trajectory) in enumerate(zip(images, trajectories, strict=True)):
-        draw_image(grid[index], image, None if masks is None else masks[index])
-        if window is not None:
-            draw_windows(grid[index], image, trajectory[-1], window, colors(1.0), linewidth=0.6)
-        draw_paths(grid[index], image, trajectory, colors)
-        grid[index].set_title("" if captions is None else captions[index], fontsize=7)
-    figure.suptitle(title, fontsize=10)
+def magnification(trajectories: Tensor | Sequence[Tensor]) -> int:
+    """How many times as long to draw moves, so that half of the tokens go a tenth of the image or less."""
+    far = [(each - each[:1]).norm(dim=-1).amax(0).flatten() for each in trajectories]  # the farthest from the start
+    usual = float(torch.cat(far).median()) if far else 0.0
+    return max(times for times in MAGNIFICATIONS if times == 1 or 0 < times * usual <= 1 / 10)
 
 
-def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure, whole or not at all; the suffix says the format."""
-    kinds = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix[1:].lower() not in kinds:
-        raise InputError(f"a picture can be {', '.join(kinds)}, got {path}")
-    with whole(path) as temporary:
-        figure.savefig(temporary)
+def magnified(times: int) -> str:
+    """What a caption says of it."""
+    return f", moves drawn {times} × as long" if times > 1 else ""
 
 
 def draw_image(axes: Axes, image: Tensor, visible: Tensor | None = None) -> None:
@@ -147,11 +152,13 @@ def draw_windows(
         axes.add_collection(PatchCollection(outlines, facecolor="none", edgecolor=edge, linewidth=linewidth + extra))
 
 
-def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap = TOWARDS) -> None:
+def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap = TOWARDS, times: float = 1) -> None:
     """The path of every token through its steps, with a dot at its start and a larger one at its end.
 
-    Tokens that take no step are white dots, as the paper draws its priors.
+    Moves are drawn so many times as long, from where they start. Tokens that take no step are white dots, as
+    the paper draws its priors.
     """
+    trajectory = trajectory[:1] + times * (trajectory - trajectory[:1])
     points = pixels(image, trajectory).flip(-1).transpose(0, 1)  # (N, steps + 1, 2) as matplotlib's (x, y)
     if points.shape[1] == 1:
         x, y = points[:, 0].T.numpy()

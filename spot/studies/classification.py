@@ -151,11 +151,11 @@ def table(result: Result) -> list[Row]:
 
 
 def draw(result: Result) -> "Figure":
-    from spot.plots.accuracy import accuracy_lines
+    from spot.plots.accuracy import accuracy
 
     rows = [{**row, "share": 100 * row["tokens"] / result.data["cells"]} for row in result.rows]
     rows += [{**row, "share": 100 * row["tokens"] / result.data["paper_cells"]} for row in result.paper]
-    return accuracy_lines(
+    return accuracy(
         rows, line="placement", across="share", panel="backbone", across_label="tokens, % of the grid",
         title="Top-1 accuracy by placement and budget: ours, and the paper's on ImageNet",
     )  # fmt: skip

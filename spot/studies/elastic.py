@@ -81,9 +81,9 @@ def table(result: Result) -> list[Row]:
 
 
 def draw(result: Result) -> "Figure":
-    from spot.plots.accuracy import accuracy_lines
+    from spot.plots.accuracy import accuracy
 
-    return accuracy_lines(
+    return accuracy(
         [*result.rows, *result.paper], line="placement", across="share", panel="backbone", log=False,
         across_label="tokens, % of the grid", title="SPoT beside elastic windows, from a fifth of the tokens to all",
     )  # fmt: skip

@@ -146,38 +146,30 @@ def table(result: Result) -> list[Row]:
 
 
 def draw(result: Result) -> "Figure":
-    from matplotlib.figure import Figure
-
-    from spot.plots.placements import draw_gallery
+    from spot.plots.placements import Gallery, galleries
 
     data = result.data
     images, masks = ({key: from_png(text) for key, text in data[name].items()} for name in ("images", "masks"))
-    parts = {part: [each for each in data["panels"] if each["part"] == part] for part in PARTS}
-    heights = []
-    for part, (_, columns, _) in PARTS.items():
-        height, width = next(iter(images.values())).shape[-2:]
-        heights.append(-(-len(parts[part]) // columns) * (13 / columns * height / width + 0.25) + 0.35)
-    figure = Figure(figsize=(13, sum(heights)), dpi=110, layout="constrained")
-    insides: Any = figure.subfigures(len(PARTS), 1, height_ratios=heights)
-    for (part, (label, columns, title)), inside in zip(PARTS.items(), insides, strict=True):
-        shown = parts[part]
+    parts = []
+    for part, (label, columns, title) in PARTS.items():
+        shown = [each for each in data["panels"] if each["part"] == part]
         captions = []
         for each in shown:
             chance = f"{each['before']:.0f} → {each['after']:.0f} %"
             name = data["classes"][each["image"]] if part in (TRAJECTORIES, ADVERSARIAL) else each["prior"]
             captions.append(name if part == PLACES else f"{name}: {chance}")
-        draw_gallery(
-            inside,
-            [images[each["image"]] for each in shown],
-            [torch.tensor(each["trajectory"]) for each in shown],
-            captions=captions,
-            window=None,
-            masks=[masks[each["image"]] for each in shown] if part == MASKS else None,
-            adversarial=part == ADVERSARIAL,
-            columns=columns,
-            title=f"{title} ({label})",
+        parts.append(
+            Gallery(
+                [images[each["image"]] for each in shown],
+                [torch.tensor(each["trajectory"]) for each in shown],
+                captions=captions,
+                masks=[masks[each["image"]] for each in shown] if part == MASKS else None,
+                adversarial=part == ADVERSARIAL,
+                columns=columns,
+                title=f"{title} ({label})",
+            )
         )
-    return figure
+    return galleries(parts, width=13)
 
 
 STUDY = Study(

@@ -156,12 +156,12 @@ def table(result: Result) -> list[Row]:
 
 
 def draw(result: Result) -> "Figure":
-    from spot.plots.training import logs_figure
+    from spot.plots.training import training_logs
 
     logs: dict[str, list[Row]] = {}
     for row in result.rows:
         logs.setdefault(row["run"], []).append(row)
-    return logs_figure(logs, "Accuracy while retrofitting")
+    return training_logs(logs, "Accuracy while retrofitting")
 
 
 STUDY = Study(

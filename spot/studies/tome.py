@@ -168,10 +168,10 @@ def table(result: Result) -> list[Row]:
 
 
 def draw(result: Result) -> "Figure":
-    from spot.plots.accuracy import accuracy_lines
+    from spot.plots.accuracy import accuracy
 
     rows: list[dict[str, Any]] = [row for row in result.rows if row["method"] != VIT]
-    return accuracy_lines(
+    return accuracy(
         [*rows, *result.paper], line="method", across="speed-up", value="delta", low="delta_low", high="delta_high",
         panel="backbone", log=False, across_label="speed-up over the dense ViT",
         label="change in top-1, percentage points", title="What speed costs: SPoT and ToMe",

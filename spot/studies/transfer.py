@@ -89,9 +89,7 @@ def draw(result: Result) -> "Figure":
         {**row, "whose": "the paper's", **{end: row[end].removeprefix("paper: ") for end in ("source", "target")}}
         for row in result.paper
     ]
-    return matrix(
-        rows, panel="whose", low="delta_low", high="delta_high", title="Positions found with one model, read by another"
-    )
+    return matrix(rows, panel="whose", title="Positions searched with one model, used by another")
 
 
 STUDY = Study(

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from spot import report
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
-from spot.plots.training import plot_log
+from spot.plots import save as save_figure
+from spot.plots.training import training_logs
 from spot.processes import this_process
 from spot.training.images import Part, Plan, check_division, parts
 from spot.training.objectives import Objective
@@ -141,7 +142,7 @@ def train(
                 progress.rows.append(row)
                 if accelerator.is_main_process:
                     folder.log(progress.rows)
-                    plot_log(progress.rows, folder.path / "log.png", title=recipe.name)
+                    save_figure(training_logs({recipe.name: progress.rows}), folder.path / "log.png")
                 if tracker:
                     accelerator.log({k: v for k, v in row.items() if v is not None}, step=progress.step)
                 reporter.row(row)

@@ -1,67 +1,85 @@
-"""A figure of accuracy takes any table of spot evaluate."""
+"""A figure of accuracy has a line per placement, whatever table it comes from."""
 
 import pytest
-from PIL import Image
 
 from spot.errors import InputError
-from spot.plots.accuracy import accuracy, accuracy_lines, apart, check_ending
+from spot.plots.accuracy import accuracy, apart
 
 ROWS = [
-    {"placement": "vit", "tokens": 196, "gmacs": 1.25, "top1": 76.0, "low": 74.0, "high": 78.0},
     {"placement": "isotropic", "tokens": 49, "gmacs": 0.29, "top1": 32.0, "low": 30.0, "high": 34.0},
     {"placement": "isotropic", "tokens": 25, "gmacs": 0.15, "top1": 3.0, "low": 2.0, "high": 4.0},
+    {"placement": "center", "tokens": 25, "gmacs": 0.15, "top1": 5.0, "low": 4.0, "high": 6.0},
 ]
+VIT = {"placement": "vit", "tokens": 49, "gmacs": 1.25, "top1": 76.0, "low": 74.0, "high": 78.0}
 
 
-def test_with_costs_there_are_two_panels(tmp_path):
-    accuracy(ROWS, tmp_path / "both.png", title="both")
-    fewer = [{name: value for name, value in row.items() if name != "gmacs"} for row in ROWS]
-    accuracy(fewer, tmp_path / "one.png")
-    both, one = (Image.open(tmp_path / f"{name}.png") for name in ("both", "one"))
-    assert both.height == one.height
-    assert both.width > 1.5 * one.width
+def lines(axes):
+    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
 
 
-def test_without_top1_neighbours_votes_are_drawn(tmp_path):
-    accuracy([{"placement": "center", "tokens": 25, "knn": 40.0}], tmp_path / "knn.png")
-    assert (tmp_path / "knn.png").is_file()
+def names(figure):
+    (legend,) = figure.legends or [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    return [text.get_text() for text in legend.get_texts()]
 
 
-def test_a_table_without_accuracy_and_an_unknown_kind_of_picture_are_refused(tmp_path):
-    with pytest.raises(InputError, match="top1 or knn"):
-        accuracy([{"placement": "center", "tokens": 25}], tmp_path / "a.png")
-    with pytest.raises(InputError, match="top1 or knn"):
-        accuracy([], tmp_path / "a.png")
-    with pytest.raises(InputError, match=r"a picture can be .*png.*, got a\.docx"):
-        check_ending("a.docx")
+def test_a_line_has_its_points_by_budget_and_whiskers_their_intervals():
+    (axes,) = accuracy(ROWS, across="tokens").axes
+    drawn = lines(axes)
+    assert drawn["isotropic"].get_xydata().tolist() == [[25, 3], [49, 32]]  # whatever the order of rows
+    assert drawn["center"].get_xydata().tolist() == [[25, 5]]
+    spans = [bar.get_segments()[0][:, 1].tolist() for bar in axes.collections]
+    assert spans == [[2, 4], [30, 34], [4, 6]]
+
+
+def test_where_a_budget_has_one_cost_its_tick_tells_it():
+    (axes,) = accuracy(ROWS).axes
+    assert axes.get_xlabel() == "tokens" and axes.get_ylabel() == "top-1 accuracy, %"
+    formatter = axes.xaxis.get_major_formatter()
+    assert [formatter(tick, 0) for tick in axes.get_xticks()] == ["25\n0.15 GMACs", "49\n0.29 GMACs"]
+
+
+def test_where_methods_of_one_budget_cost_differently_each_cost_has_a_panel():
+    tokens, cost = accuracy([VIT, *ROWS]).axes
+    assert (tokens.get_xlabel(), cost.get_xlabel()) == ("tokens", "multiply-adds per image, in billions")
+    assert lines(tokens)["vit"].get_xydata().tolist() == [[49, 76]]
+    assert lines(cost)["vit"].get_xydata().tolist() == [[1.25, 76]]
+    assert cost.get_xlim()[1] < 10 < tokens.get_xlim()[1]  # on axes of their own
+
+
+def test_without_top1_the_vote_of_neighbours_is_drawn_without_an_interval():
+    (axes,) = accuracy([{"placement": "center", "tokens": 25, "knn": 40.0, "low": 1.0, "high": 2.0}]).axes
+    assert axes.get_ylabel() == "kNN accuracy, %"
+    assert lines(axes)["center"].get_xydata().tolist() == [[25, 40]]
+    assert not axes.collections
+
+
+def test_the_legend_goes_from_the_best_with_few_tokens_to_the_worst():
+    assert names(accuracy(ROWS)) == ["center", "isotropic"]  # 5 % and 3 % at 25 tokens
+
+
+def test_nine_lines_differ_in_colour_and_in_marker():
+    rows = [{"placement": f"p{each}", "tokens": n, "top1": each + n} for each in range(9) for n in (1, 2)]
+    (axes,) = accuracy(rows).axes
+    drawn = lines(axes).values()
+    assert len({line.get_color() for line in drawn}) == len({line.get_marker() for line in drawn}) == 9
+
+
+@pytest.mark.parametrize("backbones", ["ab", "abcde"])
+def test_panels_show_their_own_rows_and_a_free_place_has_the_legend(backbones):
+    rows = [{**row, "backbone": each, "top1": row["top1"] + ord(each)} for each in backbones for row in ROWS]
+    figure = accuracy(rows, across="tokens", panel="backbone")
+    panels = [axes for axes in figure.axes if axes.lines]
+    assert [axes.get_title() for axes in panels] == list(backbones)
+    assert [lines(axes)["center"].get_ydata().tolist() for axes in panels] == [[5 + ord(each)] for each in backbones]
+    empty = [axes for axes in figure.axes if not axes.lines and not axes.get_legend()]
+    assert not empty and sorted(names(figure)) == ["center", "isotropic"]
+
+
+def test_a_table_without_accuracy_is_refused():
+    for rows in ([{"placement": "center", "tokens": 25}], []):
+        with pytest.raises(InputError, match="top1 or knn"):
+            accuracy(rows)
 
 
 def test_ticks_are_not_printed_over_each_other():
     assert apart([1.25, 1.26, 1.3, 2.0], ratio=1.1) == [1.25, 2.0]
-
-
-LINES = [
-    {"backbone": "a", "placement": "isotropic", "tokens": 49, "top1": 32.0, "low": 30.0, "high": 34.0},
-    {"backbone": "a", "placement": "isotropic", "tokens": 25, "top1": 3.0, "low": 2.0, "high": 4.0},
-    {"backbone": "b", "placement": "center", "tokens": 25, "top1": 5.0},
-]
-PAPER = [{"backbone": "a", "placement": "isotropic", "tokens": 25, "top1": 46.85}]
-
-
-def test_lines_of_ours_are_whole_and_the_paper_s_dashed_in_the_same_colour():
-    (axes,) = accuracy_lines(LINES, PAPER).axes
-    found = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-    assert set(found) == {"isotropic", "center", "isotropic, the paper"}
-    ours, theirs = found["isotropic"], found["isotropic, the paper"]
-    assert ours.get_xydata().tolist() == [[25, 3], [49, 32]]  # by budget, whatever the order of rows
-    assert theirs.get_xydata().tolist() == [[25, 46.85]]
-    assert (ours.get_linestyle(), theirs.get_linestyle()) == ("-", "--")
-    assert ours.get_color() == theirs.get_color() != found["center"].get_color()
-
-
-def test_a_panel_shows_its_own_rows_and_whiskers_their_intervals():
-    first, second = accuracy_lines(LINES, PAPER, panel="backbone").axes
-    assert [line.get_label() for line in second.lines] == ["center"]
-    assert [segment[:, 1].tolist() for segment in first.collections[0].get_segments()] == [[2, 4], [30, 34]]
-    with pytest.raises(InputError, match="at least one row"):
-        accuracy_lines([])

@@ -2,6 +2,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from spot.plots import save
 from spot.plots.contact_sheet import contact_sheet
 
 
@@ -9,7 +10,8 @@ def test_each_example_is_in_the_cell_of_its_row_and_column(tmp_path):
     # Two rows, three columns, two examples; each image is one grey level, its number times 20.
     levels = torch.arange(12).view(2, 3, 2) * 20
     images = (levels / 255)[..., None, None, None].expand(2, 3, 2, 3, 10, 10)
-    contact_sheet(images, ["a", "b"], ["x", "y", "z"], tmp_path / "sheet.png")
+    figure = contact_sheet(images, ["a", "b"], ["x", "y", "z"])
+    save(figure, tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as image:
         pixels = np.asarray(image.convert("L")).astype(int)
     left, top = 80, 30  # room for the names
@@ -19,3 +21,6 @@ def test_each_example_is_in_the_cell_of_its_row_and_column(tmp_path):
                 y = top + 2 * (row * 14 + 5)
                 x = left + 2 * (column * 24 + example * 10 + 5)
                 assert abs(pixels[y, x] - levels[row, column, example]) <= 1
+    (axes,) = figure.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["x", "y", "z"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["a", "b"]

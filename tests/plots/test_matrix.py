@@ -5,24 +5,24 @@ from spot.errors import InputError
 from spot.plots.matrix import matrix
 
 ROWS = [
-    {"source": "a", "target": "b", "delta": 7.21, "low": 5.0, "high": 9.4, "paper": 6.78},
-    {"source": "b", "target": "a", "delta": -2.5, "low": None, "high": None, "paper": None},
+    {"source": "a", "target": "b", "delta": 7.21, "delta_low": 5.0, "delta_high": 9.4},
+    {"source": "b", "target": "a", "delta": -2.5, "delta_low": None, "delta_high": None},
     {"source": "c", "target": "b", "delta": None},
 ]
 
 
 def test_a_pair_fills_the_cell_of_its_source_and_target():
-    axes = matrix(ROWS, paper="paper").axes[0]
+    axes = matrix(ROWS).axes[0]
     cells = np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
-    np.testing.assert_array_equal(cells, [[np.nan, 7.21], [-2.5, np.nan], [np.nan, np.nan]])
+    np.testing.assert_array_equal(cells, [[np.nan, 7.21], [-2.5, np.nan]])
     names = [[tick.get_text() for tick in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())]
-    assert names == [["a", "b", "c"], ["a", "b"]]
+    assert names == [["a", "b"], ["a", "b"]]
 
 
-def test_a_cell_tells_value_interval_and_paper():
-    axes = matrix(ROWS, paper="paper").axes[0]
+def test_a_cell_tells_value_and_interval():
+    axes = matrix(ROWS).axes[0]
     texts = [(text.xy, text.get_text()) for text in axes.texts]
-    assert texts == [((1, 0), "+7.2"), ((1, 0), "+5.0 to +9.4\npaper +6.8"), ((0, 1), "-2.5"), ((0, 1), "")]
+    assert texts == [((1, 0), "+7.2"), ((1, 0), "+5.0 to +9.4"), ((0, 1), "-2.5"), ((0, 1), "")]
 
 
 def test_no_change_has_the_neutral_colour():

@@ -5,14 +5,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from spot.errors import InputError
+from spot.plots import save
 from spot.plots.placements import (
     AWAY,
     TOWARDS,
     draw_image,
     draw_paths,
+    magnification,
     placement_figure,
     placement_gallery,
-    save,
     seen,
 )
 
@@ -52,40 +53,47 @@ def test_a_path_has_the_first_colour_at_its_start_and_the_last_at_its_end(tmp_pa
     assert pixels[20, 200] == pytest.approx((0.5, 0.5, 0.5), abs=0.01)
 
 
+def test_moves_of_a_few_pixels_are_magnified_from_where_they_start():
+    axes = Figure().subplots()
+    draw_paths(axes, torch.zeros(3, 100, 200), trajectory((0.5, 0.25), (0.51, 0.26)), times=5)
+    (edge, path) = (each.get_segments()[0].tolist() for each in axes.collections[:2])
+    assert edge == path == [pytest.approx([50, 50]), pytest.approx([60, 55])]  # 0.01 of 200 × 100 pixels, five times
+
+
+@pytest.mark.parametrize("far, times", [(0.0, 1), (0.004, 20), (0.012, 5), (0.04, 2), (0.09, 1), (0.5, 1)])
+def test_the_usual_move_is_drawn_up_to_a_tenth_of_the_image(far, times):
+    moves = [trajectory((0.5, 0.5), (0.5, 0.5 + far), (0.5, 0.5)) for _ in range(3)]
+    assert magnification([*moves, trajectory((0.1, 0.1), (0.9, 0.9), (0.9, 0.9))]) == times
+
+
 @pytest.mark.parametrize("adversarial", [False, True])
 def test_a_figure_has_three_panels_with_their_captions(tmp_path, adversarial):
+    path = torch.tensor([0.5, 0.5]) + 0.01 * torch.arange(6).view(6, 1, 1).expand(6, 9, 2)  # 5 steps, 0.07 in all
     figure = placement_figure(
-        torch.rand(3, 40, 30),
-        torch.rand(6, 9, 2),
-        8,
-        start="start: tench 1.0%",
-        end="end: tench 90.0%",
-        title="a.jpg",
+        torch.rand(3, 40, 30), path, 8, start="start: tench 1.0%", end="end: tench 90.0%", title="a.jpg",
         adversarial=adversarial,
-    )
+    )  # fmt: skip
     assert [axes.get_title() for axes in figure.axes] == ["start: tench 1.0%", "9 tokens, 5 steps", "end: tench 90.0%"]
-    save(figure, tmp_path / "a.png")
-    assert Image.open(tmp_path / "a.png").width == pytest.approx(10.5 * 130, abs=2)
+    colors = AWAY if adversarial else TOWARDS
+    edges = [axes.collections[-1].get_edgecolor()[0].tolist() for axes in (figure.axes[0], figure.axes[2])]
+    assert edges == [pytest.approx(colors(0.0)), pytest.approx(colors(1.0))]
+    short = placement_figure(torch.rand(3, 40, 30), path[:2], 8).axes[1].get_title()
+    assert short == "9 tokens, 1 step, moves drawn 5 × as long"
 
 
-def test_a_gallery_has_a_panel_per_image(tmp_path):
+def test_a_gallery_has_a_panel_per_image_and_none_empty():
+    trajectories = torch.full((7, 3, 4, 2), 0.5)
+    trajectories[:, 1:] += 0.02
     figure = placement_gallery(
-        torch.rand(7, 3, 20, 20),
-        torch.rand(7, 3, 4, 2),
-        captions=[str(index) for index in range(7)],
-        masks=torch.rand(7, 20, 20),
-        window=4,
-        columns=3,
-    )
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["0", "1", "2", "3", "4", "5", "6", "", ""]
-    save(figure, tmp_path / "gallery.pdf")
-    assert (tmp_path / "gallery.pdf").read_bytes().startswith(b"%PDF")
+        torch.rand(7, 3, 20, 20), trajectories, captions=[str(index) for index in range(7)],
+        masks=torch.rand(7, 20, 20), window=4, columns=3, title="searched",
+    )  # fmt: skip
+    (part,) = figure.subfigs
+    assert [axes.get_title() for axes in part.axes] == ["0", "1", "2", "3", "4", "5", "6"]
+    assert all(axes.images for axes in part.axes)
+    assert part.get_suptitle() == "searched, moves drawn 3 × as long"
 
 
-def test_bad_input_is_refused(tmp_path):
+def test_a_gallery_needs_a_trajectory_for_each_image():
     with pytest.raises(InputError, match="one trajectory"):
         placement_gallery(torch.rand(2, 3, 8, 8), torch.rand(3, 2, 4, 2))
-    with pytest.raises(InputError, match="a picture can be"):
-        save(Figure(), tmp_path / "a.docx")
-    assert list(tmp_path.iterdir()) == []
