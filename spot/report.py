@@ -4,7 +4,6 @@ A table is a list of rows (dicts with the same keys). Progress bars live here to
 they share the console. Everything for people goes to stderr or the console, never into data.
 """
 
-import json
 import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spot.store import whole
+from spot.store import write_json
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -34,6 +33,11 @@ def text(value: Any, digits: int = 2) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}f}"
     return str(value)
+
+
+def warn(sentence: str) -> None:
+    """Something a person should know, on stderr."""
+    errors.print(f"spot: {sentence}", soft_wrap=True, markup=False, highlight=False)
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -76,8 +80,7 @@ def versions() -> dict[str, str]:
 def save_json(path: str | Path, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:
     """Write rows, the settings that made them and the versions, whole or not at all."""
     data = {"settings": dict(settings or {}), "versions": versions(), "rows": [dict(row) for row in rows]}
-    with whole(path) as temporary:
-        temporary.write_text(json.dumps(data, indent=2, default=str) + "\n")
+    write_json(path, data)
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, *, shown: bool = True) -> Iterator[T]:

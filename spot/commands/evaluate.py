@@ -79,8 +79,8 @@ def evaluate(
     from spot.data.images import available_workers, loader
     from spot.evaluation.accuracy import evaluate as measure
     from spot.evaluation.knn import knn_rows
-    from spot.placement.files import fingerprint
     from spot.processes import this_process
+    from spot.store import hash_model
 
     if plot is not None:
         from spot.plots import check_ending, save
@@ -121,7 +121,7 @@ def evaluate(
         about = {
             "arguments": asked,
             "model": loaded.name,
-            "weights": fingerprint(loaded),
+            "weights": hash_model(loaded),
             "seconds": found.seconds,
             "waited": found.waited,
             "skipped": found.skipped,
@@ -218,8 +218,8 @@ def banks_of(
     from spot.data.images import data_for, open_data
     from spot.data.picture import evaluation_transform
     from spot.evaluation.knn import Bank, build_banks
-    from spot.placement.files import fingerprint
     from spot.processes import this_process
+    from spot.store import hash_model
 
     if source.suffix == ".safetensors":
         banks = [Bank.load(source)] * len(settings)
@@ -240,7 +240,7 @@ def banks_of(
             saliency=mapped(model, saliency, str(source)),
             shown=this_process().is_main_process,
         )
-    banks[0].refuse_other(str(source), model.embed_dim, weights=fingerprint(model), classes=list(images.classes))
+    banks[0].refuse_other(str(source), model.embed_dim, weights=hash_model(model), classes=list(images.classes))
     return banks
 
 

@@ -120,7 +120,6 @@ def attempt(study: "Study", lab: "Lab", out: Path, place: int, studies: "list[St
     """Run one study of several and write what it found; what went wrong with its input, or nothing."""
     from spot import report
     from spot.errors import InputError
-    from spot.studies.cache import disk
 
     begun, worked = time.perf_counter(), time.process_time()
     if lab.main:
@@ -138,34 +137,31 @@ def attempt(study: "Study", lab: "Lab", out: Path, place: int, studies: "list[St
     result.settings["seconds"] = round(time.perf_counter() - begun, 1)
     result.settings["processor_seconds"] = round(time.process_time() - worked, 1)  # what a busy machine does not change
     if lab.main:
-        with disk(out):
-            write(study, result, out)
+        write(study, result, out)
     return ""
 
 
 def write(study: "Study", result: "Result", out: Path) -> None:
     """A result as JSON, Markdown, PNG and PDF, and in the terminal."""
     from spot.plots import save
-    from spot.store import whole
+    from spot.store import write_text
 
     result.save(out / f"{study.name}.json")
     figure = study.draw(result)
     for ending in ("png", "pdf"):
         save(figure, out / f"{study.name}.{ending}")
-    with whole(out / f"{study.name}.md") as temporary:
-        temporary.write_text(study.markdown(result, f"{study.name}.png"))
+    write_text(out / f"{study.name}.md", study.markdown(result, f"{study.name}.png"))
     study.show(result)
 
 
 def tell(out: Path) -> None:
     """Say which of the paper's findings hold, by the results in a folder, and write it there."""
     from spot import report
-    from spot.store import whole
+    from spot.store import write_text
     from spot.studies import findings
 
     result = findings.read(out)
     result.save(out / "findings.json")
-    with whole(out / "findings.md") as temporary:
-        temporary.write_text(findings.markdown(result))
+    write_text(out / "findings.md", findings.markdown(result))
     report.show(findings.lines(result), "What the findings rest on")
     report.show(result.rows, "Do the paper's findings hold here?", caption="\n".join(result.notes))
