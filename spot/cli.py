@@ -1,30 +1,12 @@
-"""The command line: a dict from verb to function.
+"""The command line: parses a verb's options after its function's signature, and ends bad input in one sentence."""
 
-Each verb is one module in spot/commands holding a function of the verb's name; its signature
-is the options and its docstring the help (through tyro). Modules load only when their verb is
-called, so `spot --help` is immediate. To add a verb, write the function and list it in VERBS.
-"""
-
+import re
 import sys
-from importlib import import_module
-from inspect import getdoc
+from inspect import getdoc, signature
+from typing import Any
 
-from spot.errors import InputError, unknown
-
-VERBS: dict[str, str] = {
-    "demo": "show the whole method in a minute, on built-in data or on a photo",
-    "predict": "say what is in an image, and show the windows the model saw",
-    "evaluate": "measure accuracy and kNN of placements, budgets and baselines",
-    "search": "move tokens to where a model sees an image better, or worse",
-    "saliency": "map what stands out in images",
-    "retrofit": "teach a pretrained ViT to read off-grid tokens",
-    "pretrain": "train a masked autoencoder on off-grid windows",
-    "finetune": "fine-tune an encoder to classify",
-    "delta": "keep a retrofit as what it adds to a timm checkpoint",
-    "data": "describe the built-in data set and show its classes",
-    "bench": "time models and baselines in turns, beside their multiply-adds",
-    "study": "measure the paper's tables and figures, beside the paper's numbers",
-}
+from spot.commands import VERBS, verb_function
+from spot.errors import InputError
 
 EXAMPLE = "example: spot demo"
 
@@ -45,7 +27,8 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         sys.stderr.close()
     except (InputError, OSError) as error:
-        print(f"spot: {error}", file=sys.stderr)
+        sentence = as_options(str(error), options_of(arguments[0]))
+        print(f"spot: {sentence.encode(errors='surrogateescape').decode(errors='replace')}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("spot: stopped; what was finished is kept", file=sys.stderr)
@@ -54,13 +37,37 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(verb: str, arguments: list[str]) -> None:
     """Call the verb's function with arguments parsed after its signature."""
-    if verb not in VERBS:
-        raise unknown("command", verb, VERBS, hint="see spot --help")
+    function = verb_function(verb)
     import tyro  # here, because it costs a third of a second
 
-    module = import_module(f"spot.commands.{verb.replace('-', '_')}")
-    function = getattr(module, verb.replace("-", "_"))
+    if "-" in arguments:  # data goes to standard output, and nothing else does
+        from spot.report import only_data_on_standard_output
+
+        only_data_on_standard_output()
     tyro.cli(function, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
+
+
+def options_of(verb: str) -> set[str]:
+    """The names that a verb's arguments have in Python."""
+    if verb not in VERBS:
+        return set()
+    names: set[str] = set()
+    for name, parameter in signature(verb_function(verb)).parameters.items():
+        fields: Any = getattr(getattr(parameter.annotation, "__origin__", None), "__dataclass_fields__", {})
+        names |= {name, *fields}  # an option, or several in one
+    return names
+
+
+def as_options(sentence: str, names: set[str]) -> str:
+    """A sentence for Python, such as "pass weights=FILE", as the command line says it: --weights FILE."""
+    if "skip_unreadable" in names:
+        sentence = sentence.replace("unreadable='skip'", "--skip-unreadable")
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        return f"--{name.replace('_', '-')} {value}" if name in names else match[0]
+
+    return re.sub(r"(?<![\w=.-])([a-z][a-z_]*)=(?=\S)(\S[^,;)\s]*)", option, sentence)
 
 
 def description(docstring: str) -> str:

@@ -1,11 +1,16 @@
-"""Results for people and for programs: one table, shown in the terminal, as Markdown or as JSON.
+"""Results for people and for programs: one table, shown in the terminal, as Markdown, JSON or CSV.
 
-A table is a list of rows (dicts with the same keys). Progress bars live here too, because
-they share the console. Everything for people goes to stderr or the console, never into data.
+A table is a list of rows (dicts with the same keys). Everything for people goes through `show` and
+`say` (standard output, or standard error where data goes to standard output) and `warn` (standard
+error). Names of files and classes come from outside: they are shown as they are, never as markup.
 """
 
+import csv
+import io
+import json
 import math
 import platform
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,11 +19,15 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from spot.store import write_json
+from spot.errors import InputError
+from spot.store import whole
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
+
+STANDARD_OUTPUT = "-"  # instead of a file's name
 
 console = Console()
 errors = Console(stderr=True)
@@ -32,12 +41,12 @@ def text(value: Any, digits: int = 2) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.{digits}f}"
-    return str(value)
+    return printable(str(value))
 
 
-def warn(sentence: str) -> None:
-    """Something a person should know, on stderr."""
-    errors.print(f"spot: {sentence}", soft_wrap=True, markup=False, highlight=False)
+def printable(words: str) -> str:
+    """Text that every terminal and picture can show: bytes of a file name that are not UTF-8 become �."""
+    return words.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -46,16 +55,56 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str = "") -> None:
-    """Print rows as a table in the terminal."""
-    table = Table(title=title or None, caption=caption or None, title_justify="left", caption_justify="left")
+    """Print rows as a table. Where its columns do not fit side by side, the others follow below."""
     names = columns(rows)
+    cells = {name: [text(row.get(name), digits) for row in rows] for name in names}
+    parts = _fitting(names, {name: _least([name, *cells[name]]) for name in names})
+    for number, part in enumerate(parts):
+        first, last = number == 0, number == len(parts) - 1
+        table = Table(
+            title=Text(printable(title)) if title and first else None,
+            caption=Text(printable(caption)) if caption and last else None,
+            title_justify="left",
+            caption_justify="left",
+        )
+        for name in part:
+            numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
+            least = min(_least([name, *cells[name]]), console.width - 4)
+            # Folded, not cut, where a single word is wider than the terminal: a cut number misleads.
+            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", min_width=least)
+        for index in range(len(rows)):
+            table.add_row(*(Text(cells[name][index]) for name in part))
+        console.print(table)
+
+
+def _least(cells: Sequence[str]) -> int:
+    """How wide a column is at least: its longest word."""
+    return max((len(word) for cell in cells for word in cell.split()), default=1)
+
+
+def _fitting(names: Sequence[str], least: Mapping[str, int]) -> list[list[str]]:
+    """Columns in as few tables as fit the terminal, the first column in each."""
+    parts: list[list[str]] = []
+    room = 0
     for name in names:
-        numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-        # Folded, not cut: a number that has lost its last digits misleads.
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(text(row.get(name), digits) for name in names))
-    console.print(table)
+        needed = least[name] + 3  # its border and a space on either side
+        if not parts or (needed > room and len(parts[-1]) > 1):
+            again = [] if not parts else [names[0]]
+            parts.append(again)
+            room = console.width - 1 - sum(least[each] + 3 for each in again)
+        parts[-1].append(name)
+        room -= needed
+    return parts
+
+
+def say(sentence: str) -> None:
+    """A sentence for people, beside the results."""
+    console.print(printable(sentence), soft_wrap=True, markup=False, highlight=False)
+
+
+def warn(sentence: str) -> None:
+    """Something a person should know, on standard error."""
+    errors.print(printable(f"spot: {sentence}"), soft_wrap=True, markup=False, highlight=False)
 
 
 def markdown(rows: Sequence[Row], *, digits: int = 2) -> str:
@@ -68,19 +117,56 @@ def markdown(rows: Sequence[Row], *, digits: int = 2) -> str:
 
 def versions() -> dict[str, str]:
     """What made a result: this package, the libraries under it, Python and the platform."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    made = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("spot-vit", "torch", "torchvision", "timm", "accelerate", "numpy"):
         try:
-            found[name] = version(name)
+            made[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            made[name] = "absent"
+    return made
 
 
 def save_json(path: str | Path, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:
-    """Write rows, the settings that made them and the versions, whole or not at all."""
+    """Write rows, the settings that made them and the versions, whole or not at all; "-" is standard output."""
     data = {"settings": dict(settings or {}), "versions": versions(), "rows": [dict(row) for row in rows]}
-    write_json(path, data)
+    _write(path, json.dumps(data, indent=2, default=str) + "\n")
+
+
+def save_csv(path: str | Path, rows: Sequence[Row]) -> None:
+    """Write rows under their column names, whole or not at all; "-" is standard output."""
+    lines = io.StringIO(newline="")
+    writer = csv.DictWriter(lines, columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(path, lines.getvalue())
+
+
+def _write(path: str | Path, words: str) -> None:
+    with whole(path) as temporary:
+        temporary.write_bytes(words.encode(errors="surrogateescape"))  # file names keep the bytes they have
+
+
+def only_data_on_standard_output() -> None:
+    """From now on tables and sentences for people go to standard error."""
+    console.stderr = True
+
+
+def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
+    """Refuse files, or a folder for them, that cannot be written, before the work is done. Creates nothing."""
+    for file in [*files, folder]:
+        if file is None or str(file) == STANDARD_OUTPUT:
+            continue
+        if file is not folder and file.is_dir():
+            raise InputError(f"a file was expected for the results, but {file} is a folder; name a file in it")
+        there = next(each for each in (file, *file.absolute().parents) if each.exists())
+        try:
+            if there == file != folder:  # a file or device that is there: only its folder matters, or nothing
+                there = file.parent
+            with tempfile.TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            hint = "pass another out=FOLDER" if file is folder else "choose another place"
+            raise InputError(f"cannot write to {file}: {error.strerror}; {hint}") from error
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, *, shown: bool = True) -> Iterator[T]:
@@ -92,7 +178,7 @@ def track(items: Iterable[T], description: str, total: int | None = None, *, sho
 def progress(*, shown: bool = True) -> Progress:
     """A progress display with time elapsed and left, on stderr."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from spot.commands import options
 from spot.data.difficulty import Difficulty
 
 
@@ -19,7 +20,7 @@ def data(
     examples: int = 3,
     split: str = "train",
     seed: int = 0,
-    json: Path | None = None,
+    json: options.Json = None,
     difficulty: Annotated[Difficulty, tyro.conf.arg(name="")] = Difficulty(),  # noqa: B008 (frozen)
 ) -> None:
     """Describe the built-in data set, and show examples of its 32 classes.
@@ -35,7 +36,6 @@ def data(
         examples: how many scenes of each class are on it.
         split: train, validation or test.
         seed: another seed is another data set of the same kind.
-        json: also write the description to this file.
         difficulty: the factors.
 
     example: spot data scenes --show --distractors 0 8
@@ -49,6 +49,7 @@ def data(
 
     if examples < 1:
         raise InputError(f"a contact sheet needs at least one example of each class, got {examples}")
+    report.check_outputs(json, *([out] if show else []))
     length = max(len(CLASSES) * examples, 256)
     scenes = Scenes(split, length, difficulty=difficulty, seed=seed)
     start = process_time()
@@ -77,4 +78,4 @@ def data(
             images = images * (0.15 + 0.85 * batch.masks[:, None])
         sheet = images[: len(CLASSES) * examples].unflatten(0, (examples, len(OUTLINES), len(TEXTURES)))
         save(contact_sheet(sheet.permute(1, 2, 0, 3, 4, 5), list(OUTLINES), list(TEXTURES)), out)
-        report.console.print(f"The contact sheet is in {out}.", soft_wrap=True)
+        report.say(f"The contact sheet is in {out}.")

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import Normalize
 
 from spot.data.picture import evaluation_transform, open_image
@@ -154,7 +154,7 @@ class Images(Dataset[Sample | None]):
     def leave_out(self, unread: Unread) -> None:
         """Note an unreadable image, or stop at it."""
         if self.unreadable == "stop":
-            raise InputError(f"{unread.reason} ({unread.key}); skip unreadable images to go on without it")
+            raise InputError(f"{unread.reason} ({unread.key}); pass unreadable='skip' to go on without it")
         if unread.key not in self.skipped:
             self.skipped.append(unread.key)
 
@@ -254,7 +254,7 @@ def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **
         raise InputError(f"{top} holds images beside folders, such as {Path(files[0]).name}; name one folder")
     if folders:
         indices = class_indices(folders, classes)
-        samples = make_dataset(top, indices, is_valid_file=is_image, allow_empty=True)
+        samples = [(file, index) for name, index in sorted(indices.items()) for file in image_files(top / name)]
     else:
         answers = root / f"LOC_{split}_solution.csv"
         wnids = kaggle_answers(answers) if answers.is_file() else {}
@@ -272,6 +272,19 @@ def subfolders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
 
 
+def image_files(folder: str | Path) -> list[str]:
+    """The images of a folder and its sub-folders, in torchvision's order. Links are followed, but no folder twice."""
+    files: list[tuple[str, str]] = []
+    known = {os.path.realpath(folder)}
+    for path, folders, names in os.walk(folder, followlinks=True):
+        real = {name: os.path.realpath(os.path.join(path, name)) for name in sorted(folders)}
+        new = {there: name for name, there in reversed(real.items()) if there not in known}
+        known |= new.keys()
+        folders[:] = new.values()
+        files += [(path, name) for name in names if is_image(name)]
+    return [os.path.join(*file) for file in sorted(files)]
+
+
 def is_image(path: str) -> bool:
     """Whether the name is an image's; hidden files, such as the ._ files of macOS, are none."""
     return path.lower().endswith(EXTENSIONS) and not os.path.basename(path).startswith(".")
@@ -287,12 +300,12 @@ def split_folder(root: Path, split: str) -> Path:
     if (root / KAGGLE / split).is_dir():
         return root / KAGGLE / split
     names = (name for group in SPLITS.values() for name in group)
-    found = [name for name in names if (root / name).is_dir() and subfolders(root / name)]
+    there = [name for name in names if (root / name).is_dir() and subfolders(root / name)]
     for name in SPLITS[split]:
-        if name in found:
+        if name in there:
             return root / name
-    if found:
-        raise InputError(f"{root} holds {', '.join(found)}, but no {split}; name the split you want")
+    if there:
+        raise InputError(f"{root} holds {', '.join(there)}, but no {split}; name the split you want")
     return root
 
 

@@ -1,17 +1,21 @@
 """One image: read as a person sees it, and made into what a model sees."""
 
+import math
 import os
 import warnings
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, get_args
 
 import numpy as np
 from PIL import Image, ImageOps
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, ToTensor
 
-from spot.errors import InputError
+from spot.errors import InputError, unknown
+
+Fit = Literal["crop", "whole", "squash"]
 
 CROP_RATIO = 0.875
+PIXELS = 120_000_000  # a larger image is refused before it is decoded: a small PNG can claim any size
 LONGEST = 16  # times the short side: a longer image is cropped before it is resized
 
 
@@ -19,7 +23,7 @@ def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
     """The image as a person sees it, in RGB: upright, first frame, transparent parts on white.
 
     Sixteen bits are scaled to eight, CMYK and palettes converted. Raises InputError, naming the
-    file, for what is no image, is cut short, or is too large to decode (over 179 megapixels).
+    file, for what is no image, is cut short, or has more than PIXELS.
     """
     name = source if isinstance(source, (str, Path)) else getattr(source, "name", "the image")
     if isinstance(source, (str, Path)) and not os.path.isfile(source):
@@ -27,31 +31,33 @@ def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
         raise InputError(f"an image file was expected, but {name} is {what}")
     try:
         with warnings.catch_warnings():
-            # Pillow warns from 89 megapixels and refuses from 179; the refusal is enough.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below says it
             warnings.filterwarnings("ignore", "Corrupt EXIF data")
             image = source if isinstance(source, Image.Image) else Image.open(source)
+            if image.width * image.height > PIXELS:
+                raise Image.DecompressionBombError
             image.load()
             image = ImageOps.exif_transpose(image)
     except Image.DecompressionBombError:
-        raise InputError(f"{name} is too large to decode; scale it below 179 megapixels first") from None
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError) as error:
+        raise InputError(f"{name} is too large to decode; scale it below {PIXELS // 10**6} megapixels first") from None
+    except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
         reason = "is not an image" if "cannot identify" in str(error) else f"cannot be read: {error}"
         raise InputError(f"{name} {reason}") from None
-    return rgb(image, name)
+    return as_rgb(image, name)
 
 
-def rgb(image: Image.Image, name: object) -> Image.Image:
+def as_rgb(image: Image.Image, name: object) -> Image.Image:
     """Convert any of Pillow's modes to RGB without clipping or showing hidden colours."""
     if image.mode == "F" or image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.float64)
-        top = 65535.0 if image.mode.startswith("I;16") or values.max() > 255 else 255.0
-        if image.mode == "F" and values.max() <= 1:
+        values = np.asarray(image)
+        low, high = float(values.min()), float(values.max())
+        top = 65535.0 if image.mode.startswith("I;16") or high > 255 else 255.0
+        if image.mode == "F" and high <= 1:
             top = 1.0
-        if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= top):
-            low, high = values.min(), values.max()
+        if not 0 <= low <= high <= top:  # false for NaN too
             raise InputError(f"{name} has pixels from {low:g} to {high:g}; save it with 8 or 16 bits first")
-        image = Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
+        values = values * (255 / top)
+        image = Image.fromarray(np.rint(values, out=values).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -84,6 +90,31 @@ def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int
         resize = ResizeKeepRatio(scaled, interpolation=InterpolationMode.BICUBIC.value)
         steps = [resize, CenterCrop((height, width)), ToTensor(), Normalize(mean, std)]
     return Compose([narrow, *steps])
+
+
+def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> Compose:
+    """How a photograph of any shape becomes what a model sees.
+
+    "crop" is the evaluation transform, whose square loses what lies outside; "squash" scales both
+    sides to the model's; "whole" keeps image and shape, with as many pixels as the model's square has.
+    """
+    if fit not in get_args(Fit):
+        raise unknown("fit", fit, get_args(Fit))
+    if fit == "crop":
+        return evaluation_transform(data_config)
+    side = tuple(data_config["input_size"][-2:])
+
+    def scaled(image: Image.Image) -> Image.Image:
+        height, width = side if fit == "squash" else same_area(image, side)
+        return image.resize((width, height), Image.Resampling.BICUBIC)
+
+    return Compose([narrow, scaled, ToTensor(), Normalize(data_config["mean"], data_config["std"])])
+
+
+def same_area(image: Image.Image, side: tuple[int, int]) -> tuple[int, int]:
+    """Height and width in the image's own shape, with about as many pixels as height × width of `side`."""
+    ratio = math.sqrt(side[0] * side[1] / (image.width * image.height))
+    return max(1, round(image.height * ratio)), max(1, round(image.width * ratio))
 
 
 def narrow(image: Image.Image) -> Image.Image:

@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from spot.data.picture import open_image
 from spot.errors import InputError, unknown
-from spot.placement.priors import Saliency
+from spot.placement.priors import SALIENT_PRIORS, Saliency
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIPSEG = "CIDAS/clipseg-rd64-refined"
@@ -189,9 +190,9 @@ class MapFolder:
         if not path.is_file():
             raise InputError(f"there is no saliency map for image {key!r}: {path} is missing")
         try:
-            picture = Image.open(path).convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"the saliency map {path} cannot be read: {error}") from None
+            picture = open_image(path)
+        except InputError as error:
+            raise InputError(f"the saliency map of image {key!r} cannot be read: {error}") from None
         image = None if self.root is None else Path(self.root) / key
         if image is not None and image.is_file() and picture.size != (size := _size(image)):
             raise InputError(
@@ -232,6 +233,23 @@ def resolve_saliency(
         return KeyedSaliency(MapFolder(source, transform, data_config, root), Path(source).name)
     saliency = unnormalised(open_saliency(source), data_config)
     return KeyedSaliency(lambda images, keys: saliency(images), Path(source).name)
+
+
+def maps_for(
+    priors: Sequence[Any],
+    source: str | Path | None,
+    data_config: Mapping[str, Any],
+    transform: Callable[[Image.Image], Tensor],
+    root: str | Path | None = None,
+) -> "KeyedSaliency | None":
+    """The maps that some priors need: of `source`, by default spectral; None where none of them needs any."""
+    if not any(isinstance(prior, str) and prior in SALIENT_PRIORS for prior in priors):
+        if source is not None:
+            raise InputError(
+                f"saliency={str(source)!r} is for the priors {', '.join(SALIENT_PRIORS)}; name one of them as prior"
+            )
+        return None
+    return resolve_saliency("spectral" if source is None else source, data_config, transform, root)
 
 
 class KeyedSaliency:

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from spot.cli import main
-from spot.commands.demo import side_by_side
+from spot.demo import side_by_side
 from tests.conftest import VIT_TINY, make_nano
 
 

@@ -12,8 +12,7 @@ import spot
 from spot.cli import main
 from spot.evaluation.knn import Bank
 from spot.models.checkpoints import save_folder
-from spot.placement.files import Placements
-from spot.store import hash_model
+from spot.placement.files import Placements, fingerprint
 
 
 @pytest.fixture
@@ -122,8 +121,9 @@ def test_placements_from_a_file_are_measured_under_its_name(model, images, tmp_p
     assert [(row["placement"], row["tokens"]) for row in rows_of(tmp_path / "out.json")] == [("found", 3)]
 
 
-def test_salient_placements_take_maps_from_a_saliency(model, images, tmp_path):
-    wanted = ["--prior", "salient", "--saliency", "spectral", "--tokens", "4", "--json", str(tmp_path / "out.json")]
+@pytest.mark.parametrize("named", [(), ("--saliency", "spectral")])
+def test_salient_placements_take_maps_from_a_saliency(model, images, tmp_path, named):
+    wanted = ["--prior", "salient", *named, "--tokens", "4", "--json", str(tmp_path / "out.json")]
     main(["evaluate", model, "--data", str(images), "--workers", "0", *wanted])
     assert rows_of(tmp_path / "out.json")[0]["placement"] == "salient"
 
@@ -184,7 +184,7 @@ def test_a_bank_with_other_features_is_refused(nano, model, images, tmp_path, ca
     assert "has features of width 7, the model of width 32" in refused(capsys, *wanted)
     Bank(torch.eye(32), torch.arange(32) % 10, {"weights": "0" * 16}).save(path)
     assert "other weights" in refused(capsys, *wanted)
-    Bank(torch.eye(32), torch.arange(32) % 10, {"weights": hash_model(nano)}).save(path)
+    Bank(torch.eye(32), torch.arange(32) % 10, {"weights": fingerprint(nano)}).save(path)
     assert "holds 32 images, so k is from 1 to 32" in refused(capsys, *wanted[:-1], 33)
     main(["evaluate", *map(str, wanted)])
 
@@ -200,7 +200,6 @@ def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_window
     "wrong, sentence",
     [
         (["--prior", "isotropik"], "did you mean 'isotropic'"),
-        (["--prior", "salient"], "saliency"),
         (["--tokens", "0"], "at least 1"),
         (["--seeds", "0"], "at least one seed"),
         (["--limit", "0"], "limit of 0"),
@@ -227,7 +226,7 @@ def test_an_unreadable_image_stops_the_run_or_is_counted(model, images, tmp_path
     (images / "3" / "99.png").write_text("not an image")
     wanted = [model, "--data", images, "--tokens", 4, "--workers", 0]
     assert "3/99.png is not an image" in refused(capsys, *wanted)
-    main(["evaluate", *map(str, wanted), "--unreadable", "skip", "--json", str(tmp_path / "out.json")])
+    main(["evaluate", *map(str, wanted), "--skip-unreadable", "--json", str(tmp_path / "out.json")])
     assert rows_of(tmp_path / "out.json")[0]["images"] == 20
     assert json.loads((tmp_path / "out.json").read_text())["settings"]["skipped"] == ["3/99.png"]
     assert "1 could not be read" in " ".join(capsys.readouterr().out.split())

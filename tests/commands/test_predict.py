@@ -57,7 +57,7 @@ def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path
     "wrong, sentence",
     [
         (["--prior", "centre"], "'center'"),
-        (["--prior", "salient"], "saliency"),
+        (["--saliency", "spectral"], "--saliency 'spectral' is for the priors salient"),
         (["--tokens", "-1"], "at least 1"),
         (["--top", "0"], "at least one class"),
         (["nowhere.jpg"], "nowhere.jpg is missing"),

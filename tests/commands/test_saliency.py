@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from spot.cli import main
-from spot.commands.saliency import class_prompt
+from spot.placement.map_files import class_prompt
 from spot.placement.saliency import spectral_residual
 
 
@@ -61,7 +61,7 @@ def test_single_images_and_a_network(folder, tmp_path, shared_data):
 def test_an_unreadable_image_stops_or_is_skipped(folder, tmp_path, capsys):
     (folder / "b" / "4.jpg").write_bytes(b"no image")
     assert "4.jpg" in refused(capsys, "--data", folder, "--out", tmp_path / "maps")
-    main(["saliency", "--data", str(folder), "--out", str(tmp_path / "maps"), "--unreadable", "skip"])
+    main(["saliency", "--data", str(folder), "--out", str(tmp_path / "maps"), "--skip-unreadable"])
     assert len(list((tmp_path / "maps").rglob("*.png"))) == 4
 
 

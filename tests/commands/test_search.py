@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from spot.cli import main
-from spot.commands.search import class_numbers, picture_files
+from spot.evaluation.photos import class_numbers, picture_files
 from spot.placement.files import Placements
 from tests.conftest import VIT_TINY, make_nano
 
@@ -106,12 +106,13 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(model, folder, tmp_path, c
     assert "either images or --data" in refused(capsys, *common)
     assert "either images or --data" in refused(capsys, image, "--data", folder, *common)
     assert "0 and 9" in refused(capsys, image, "--label", "10", *common)
-    assert "one --label for all" in refused(capsys, image, image, image, "--label", "1", "2", *common)
+    three = [folder / f"class{index}" / f"{index}.png" for index in range(3)]
+    assert "one label for all" in refused(capsys, *three, "--label", "1", "2", *common)
     assert "needs labels" in refused(capsys, image, "--objective", "ascent", *common)
     assert "at least 1 step" in refused(capsys, image, "--steps", "0", *common)
     assert "missing" in refused(capsys, tmp_path / "no.jpg", *common)
     assert "no saliency 'spectra'" in refused(capsys, image, "--prior", "salient", "--saliency", "spectra", *common)
-    assert "goes with --prior" in refused(capsys, image, "--saliency", "spectral", *common)
+    assert "is for the priors" in refused(capsys, image, "--saliency", "spectral", *common)
     assert "did you mean" in refused(capsys, image, "--prior", "isotropc", *common)
     assert ".safetensors" in refused(capsys, "--data", folder, *common)
     assert "brings its own labels" in refused(capsys, "--data", folder, "--label", "1", *common)
@@ -119,10 +120,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(model, folder, tmp_path, c
 
 
 def test_classes_are_known_by_number_name_synonym_and_folder(vit_tiny):
-    names = ["tench, Tinca tinca", "goldfish, Carassius auratus"]
-    given = ["1", "Tinca tinca", "goldfish", "n01443537"]
-    assert class_numbers(given, 4, vit_tiny, names) == [1, 0, 1, 1]
-    assert class_numbers(["tench"], 3, vit_tiny, names) == [0, 0, 0]
+    given = ["1", "Tinca tinca", "goldfish", "n01443537"]  # tench, Tinca tinca; goldfish, Carassius auratus
+    assert class_numbers(given, 4, vit_tiny) == [1, 0, 1, 1]
+    assert class_numbers(["tench"], 3, vit_tiny) == [0, 0, 0]
 
 
 def test_images_of_one_name_have_their_own_pictures(tmp_path):

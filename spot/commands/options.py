@@ -1,0 +1,82 @@
+"""Options that several verbs have, in one wording. A verb says `weights: options.Weights = None`."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional, arg
+
+from spot.training.options import Options
+
+MODEL = "vit-ti"  # what predict, search and demo --image use unless told otherwise: a retrofitted ViT-Ti/16
+NAME = (
+    "as spot models lists them: a built-in model or alias, a folder or file that spot saved, a hub id, or a timm name"
+)
+
+Model = Annotated[str, arg(help=f"the model, {NAME}")]
+ModelArgument = Annotated[Positional[str], arg(metavar="MODEL", help=f"the model, {NAME}")]
+ModelArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="MODEL ...", help=f"models, {NAME}")]
+Photos = Annotated[
+    Positional[tuple[str, ...]], arg(metavar="IMAGE ...", help="image files, folders of images, or quoted patterns")
+]
+Weights = Annotated[Path | None, arg(help="a file with the timm model's weights, instead of downloading them")]
+Data = Annotated[
+    str, arg(help='a folder with one sub-folder per class, ImageNet\'s root, a timm data set, or "scenes"')
+]
+Prior = Annotated[str | None, arg(help="where tokens go; by default as the model says")]
+Priors = Annotated[tuple[str, ...], arg(help="where tokens go; by default as the model says")]
+Saliency = Annotated[
+    str | None,
+    arg(
+        help="for salient, focus and background: spectral (the default), clipseg, clipseg:PROMPT, an .onnx file "
+        "or a folder of maps"
+    ),
+]
+Seed = Annotated[int, arg(help="of whatever is drawn, together with each image's name")]
+Split = Annotated[str, arg(help="val, train or test, where the data has several")]
+DataRoot = Annotated[Path | None, arg(help="where a timm data set keeps its files")]
+Limit = Annotated[int | None, arg(help="at most so many images, evenly spread over the classes")]
+Unreadable = Annotated[
+    Literal["stop", "skip"], arg(help="stop at an image that cannot be read, or skip it and count it")
+]
+SkipUnreadable = Annotated[bool, tyro.conf.FlagCreatePairsOff, arg(help="go on without images that cannot be read")]
+Fit = Annotated[
+    Literal["crop", "whole", "squash"],
+    arg(
+        help="how an image becomes what the model sees: its middle square, the whole image in its own shape, or "
+        "squashed to a square"
+    ),
+]
+BatchSize = Annotated[int, arg(help="images at a time; changes speed only")]
+Workers = Annotated[
+    int | None, arg(help="processes that read images; by default one less than there are cores, at most 8")
+]
+Json = Annotated[Path | None, arg(help="write the table, and what made it, to this file; - is standard output")]
+Baseline = Literal["vit", "patch-dropout", "tome", "elastic"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Options):
+    """What retrofit, pretrain and finetune share."""
+
+    set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE")] = ()
+    """recipe fields to change, such as lr=1e-4 epochs=5"""
+    fresh: Annotated[tuple[str, ...] | None, arg(metavar="[OPTION=VALUE ...]")] = None
+    """start from new weights, with timm's options for the model, such as img_size=64 depth=6"""
+    weights: Weights = None
+    dry_run: bool = False
+    """show recipe, parameter groups, steps, time and memory; train nothing"""
+    json: Path | None = None
+    """write what the dry run says to this file"""
+
+    def begin(self, model: str, recipe: str, objectives: tuple[str, ...], **more: Any) -> None:
+        """Train, or show what would be done."""
+        from spot.training.begin import begin
+
+        own = Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
+        begin(model, recipe, objectives, own, changes=self.set, new=self.fresh, weights=self.weights, dry=self.dry_run,
+              json=self.json, **more)  # fmt: skip
+
+
+TrainingOptions = Annotated[Training, arg(name="")]

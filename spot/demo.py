@@ -1,0 +1,172 @@
+"""The whole method in about a minute, on the built-in model and scenes, or on a photograph: `spot demo`."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+import spot
+from spot import report
+from spot.data.images import data_for, loader
+from spot.data.picture import evaluation_transform
+from spot.data.scenes import CLASSES, SceneBatch, Scenes
+from spot.draws import generator_for
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting, evaluate, wilson
+from spot.evaluation.photos import names_of, short
+from spot.evaluation.throughput import measure
+from spot.models.checkpoints import built_in
+from spot.models.patch_dropout import PatchDropout
+from spot.placement.oracle import PRESETS, SearchResult
+from spot.placement.saliency import rgb
+from spot.plots import save
+from spot.plots.accuracy import accuracy
+from spot.plots.placements import placement_gallery
+
+PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
+ORACLE, DROPOUT = "oracle", "patch dropout"
+
+
+def on_scenes(
+    name: str, model: Any, budgets: Sequence[int], count: int, gallery: int, out: Path, seed: int = 0
+) -> None:
+    """The paper's main table in small, and its two pictures, in the folder `out`."""
+    if model.num_classes != len(CLASSES):
+        raise InputError(f"{name} knows {model.num_classes} classes, the scenes are of {len(CLASSES)}; pass image=FILE")
+    data: Any = data_for(model, "scenes", split="test", limit=count)
+    scenes = data.draw(range(count))
+    rows = accuracies(name, model, data, budgets, seed)
+    searches = {}
+    for budget in report.track(budgets, "searching"):
+        start = model.place(scenes.images, tokens=budget, prior="isotropic")
+        searches[budget] = result = spot.search(model, scenes.images, scenes.labels, start, max_batch=64)
+        right = (result.logits[:, -1].argmax(1) == scenes.labels).double().mean().item()
+        low, high = (100 * end for end in wilson(right, count))
+        rows.append({"placement": ORACLE, "tokens": budget, "top1": 100 * right, "low": low, "high": high})
+    report.show(
+        side_by_side(rows, budgets),
+        f"Top-1 accuracy, %, of {name} on {count} scenes it has never seen",
+        digits=1,
+        caption=f"{DROPOUT}: the ViT on a random part of its grid. salient: tokens drawn from the object's mask. "
+        "focus: even coverage drawn towards it. "
+        f"{ORACLE}: isotropic tokens after five steps of search with the label known: what placing could give.",
+    )
+    middle = sorted(budgets)[min(1, len(budgets) - 1)]
+    draw_gallery(model, scenes, searches[middle], gallery, out / "placements.png")
+    save(accuracy(with_costs(model, rows), title=f"{name}: what accuracy costs"), out / "accuracy.png")
+    farewell(rows, budgets, len(model.grid()), out)
+
+
+def accuracies(name: str, model: Any, data: Scenes, budgets: Sequence[int], seed: int) -> list[dict[str, Any]]:
+    """Accuracy of every prior at every budget, and of patch dropout on the ViT before its retrofit, in one pass."""
+    parent = spot.load(f"{name}-grid") if f"{name}-grid" in built_in() else model
+    cells = len(parent.grid())
+    settings = [Setting(PatchDropout(parent, n), seed=seed, name=DROPOUT) for n in budgets if n <= cells]
+    settings += [Setting(prior, n, seed) for prior in PRIORS for n in budgets]
+
+    def masks(images: Tensor, keys: Sequence[str]) -> Tensor:
+        return data.draw([int(key.rpartition("/")[2]) for key in keys]).masks
+
+    return evaluate(model, loader(data, 64), settings, saliency=masks, title="evaluating").rows()
+
+
+def side_by_side(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int]) -> list[dict[str, Any]]:
+    """A line per placement and a column per budget, as the paper prints them."""
+    table: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        line = table.setdefault(row["placement"], {"placement": row["placement"]})
+        line[f"{row['tokens']} tokens"] = row["top1"]
+    order = ["placement", *(f"{budget} tokens" for budget in budgets)]
+    return [{name: line.get(name) for name in order} for line in table.values()]
+
+
+def draw_gallery(model: Any, scenes: SceneBatch, result: SearchResult, count: int, path: Path) -> None:
+    """The scenes whose class became most probable by moving tokens."""
+    chance = result.logits.softmax(-1)[range(len(scenes.labels)), :, scenes.labels]  # (M, steps + 1)
+    most = (chance[:, -1] - chance[:, 0]).argsort(descending=True)[:count].tolist()
+    figure = placement_gallery(
+        rgb(scenes.images[most], model.data_config),
+        result.trajectory[most],
+        captions=[f"{CLASSES[scenes.labels[i]]}: {chance[i, 0]:.0%} → {chance[i, -1]:.0%}" for i in most],
+        window=model.patch_size,
+        title=f"{result.trajectory.shape[2]} tokens, moved by gradient: the class's probability before → after",
+    )
+    save(figure, path)
+
+
+def with_costs(model: Any, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with multiply-adds and measured milliseconds per image of their budget, timed in turns."""
+    budgets = sorted({row["tokens"] for row in rows}, reverse=True)
+    models = {}
+    for budget in budgets:
+        models[str(budget)] = placed = copy.copy(model)
+        placed.tokens, placed.prior = budget, "isotropic"
+    timed = {row["tokens"]: row for row in measure(models, batch_sizes=(32,), rounds=5, warm_up=1)}
+    return [
+        {**row, "gmacs": timed[row["tokens"]]["GMACs"], "ms": 1000 / timed[row["tokens"]]["images/s"]} for row in rows
+    ]
+
+
+def farewell(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int], cells: int, out: Path) -> None:
+    """What was shown, in three sentences, and what to do next."""
+    score = {(row["placement"], row["tokens"]): row["top1"] for row in rows}
+    sparse = min(budgets)
+    best = max(("isotropic", "center"), key=lambda prior: score[prior, sparse])
+    grid = score.get((DROPOUT, sparse))
+    against = f", against {grid:.0f} % for patches of its grid picked at random" if grid is not None else ""
+    report.say(
+        f"\nWith {sparse} of {cells} tokens, placed by the {best} prior, the model names {score[best, sparse]:.0f} % "
+        f"of the scenes{against}. Drawn from the object's mask they give {score['salient', sparse]:.0f} %, spread "
+        f"evenly towards it {score['focus', sparse]:.0f} %, and isotropic ones moved a little by gradient, "
+        f"knowing the label, {score[ORACLE, sparse]:.0f} %: so much depends on where tokens are. "
+        f"The searched placements are in {out / 'placements.png'}, accuracy against cost in {out / 'accuracy.png'}."
+    )
+    report.say(
+        "\nNext:\n"
+        "  spot demo --image photo.jpg                  on your photo, with a retrofitted ViT\n"
+        "  spot evaluate MODEL --data DIR --tokens 49   on your data\n"
+        "  spot retrofit MODEL --data DIR --out RUN     teach your ViT to read off-grid tokens, without labels"
+    )
+
+
+def on_photo(
+    name: str, model: Any, photo: Image.Image, file: str, budgets: Sequence[int], out: Path, seed: int = 0
+) -> None:
+    """What a ViT says of one photograph with fewer tokens, before and after a search that knows no label."""
+    images = evaluation_transform(model.data_config)(photo)[None]
+    names = [short(each) for each in names_of(model)]
+    with torch.no_grad():
+        dense = model(images, model.grid().expand(1, -1, -1))
+    goal = int(dense.argmax())
+    rows, paths, captions = [], [], []
+    for budget in report.track(budgets, "searching"):
+        for prior in ("isotropic", "center", "sobol"):
+            start = model.place(images, generator=generator_for(seed, file), tokens=budget, prior=prior)
+            result = spot.search(model, images, None, start, objective="agree", dense=dense, **PRESETS["agree"])
+            best = int(result.best_step)  # where tokens agree from the start, more steps only lead away
+            chance = result.logits[0].softmax(-1)
+            said = {"says": names[int(chance[0].argmax())], "p %": 100 * chance[0, goal].item()}
+            said |= {"searched": names[int(chance[best].argmax())], "p % then": 100 * chance[best, goal].item()}
+            rows.append({"tokens": budget, "prior": prior, **said})
+            if prior == "isotropic":
+                paths.append(result.trajectory[0, : best + 1])
+                captions.append(f"{budget} tokens: {chance[0, goal]:.0%} → {chance[best, goal]:.0%}")
+    whole = f"{names[goal]} ({dense[0].softmax(0)[goal]:.0%})"
+    report.show(rows, f"{file}: with all {len(model.grid())} tokens {name} says {whole}", digits=1)
+    figure = placement_gallery(
+        [rgb(images, model.data_config)[0]] * len(paths),
+        paths,
+        captions=captions,
+        window=model.patch_size,
+        columns=4,
+        title=f"{report.printable(file)}, {names[goal]}: probability before → after the search",
+    )
+    save(figure, out / "placements.png")
+    report.say(
+        "\np is the probability of what the ViT says with all its tokens. The search moved the tokens so that few say "
+        f"what all say; it needed no label. The placements are in {out / 'placements.png'}."
+    )

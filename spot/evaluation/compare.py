@@ -1,0 +1,211 @@
+"""Placements, budgets and baselines of one model, measured on one data set: what `spot evaluate` does.
+
+compared = compare(spot.load("scenes-a"), "scenes", priors=["isotropic", "center"], tokens=[9, 16], limit=320)
+compared.rows            # a row for each placement and budget, percentages with their 95 % intervals
+compared.evaluation      # the same image by image
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spot.data.images import Data, Unreadable, available_workers, data_for, loader, open_data
+from spot.data.picture import evaluation_transform
+from spot.errors import InputError
+from spot.evaluation.accuracy import Evaluation, Reader, Setting, evaluate
+from spot.evaluation.cost import macs
+from spot.evaluation.knn import TEMPERATURE, Bank, K, build_banks, knn_rows
+from spot.models.elastic import ElasticViT
+from spot.models.patch_dropout import PatchDropout
+from spot.models.plain import PlainViT
+from spot.models.tome import ToMe
+from spot.placement.files import Placements, fingerprint
+from spot.placement.saliency import KeyedSaliency, maps_for
+from spot.processes import this_process
+
+BANK_IMAGES = 50_000  # scenes that a kNN bank is made of, of the million there are
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured: a row for each placement and budget, and every image's outcome."""
+
+    rows: list[dict[str, Any]]
+    evaluation: Evaluation
+    classified: bool  # whether the data's classes are the model's: without, only neighbours vote
+
+    def table(self) -> list[dict[str, Any]]:
+        """The rows as a person reads them, in percent; columns without a value are left out."""
+        lines = []
+        for row in self.rows:
+            line: dict[str, Any] = {"placement": row["placement"], "tokens": row["tokens"], "GMACs": row["gmacs"]}
+            if self.classified:
+                line |= {"top-1": row["top1"], "95 %": f"{row['low']:.1f}–{row['high']:.1f}"}
+                line |= {"top-5": row["top5"], "loss": row["loss"]}
+            lines.append(line | {"±": row.get("std"), "kNN": row.get("knn"), "kNN ±": row.get("knn_std")})
+        empty = {name for name in lines[0] if all(line[name] is None for line in lines)}
+        return [{name: value for name, value in line.items() if name not in empty} for line in lines]
+
+    def summary(self) -> str:
+        """What the table stands on, and whether reading images held the model up."""
+        made = self.evaluation
+        share = made.waited / max(made.seconds, 1e-9)
+        text = (
+            f"{len(made.keys)} images in {made.seconds:.1f} s, {made.waited:.1f} s of it ({share:.0%}) waiting for data"
+        )
+        if share > 0.3:
+            text += "; more workers may help"
+        if made.skipped:
+            text += f". {len(made.skipped)} could not be read and are not counted, the first {made.skipped[0]}"
+        if not self.classified:
+            text += ". The model has no classifier for these classes, so only neighbours vote"
+        return text + "."
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """A row for each image: its key, its label, and the class that each setting predicted."""
+        made = self.evaluation
+        each = zip(made.settings, made.tokens, strict=True)
+        names = [f"{setting.label} {tokens} seed {setting.seed}" for setting, tokens in each]
+        return [
+            {"key": key, "label": label, **dict(zip(names, said, strict=True))}
+            for key, label, said in zip(made.keys, made.labels.tolist(), made.predictions.T.tolist(), strict=True)
+        ]
+
+
+def compare(
+    model: Any,
+    data: str | Path,
+    *,
+    priors: Sequence[str] = (),
+    tokens: Sequence[int] = (),
+    seeds: int = 1,
+    placements: Sequence[Path] = (),
+    baselines: Sequence[str] = (),
+    saliency: str | None = None,
+    knn: Path | None = None,
+    k: int = K,
+    temperature: float = TEMPERATURE,
+    cache: Path | None = None,
+    split: str = "val",
+    root: Path | None = None,
+    unreadable: Unreadable = "stop",
+    limit: int | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+) -> Comparison:
+    """Measure every prior, baseline and budget in one pass over the images, on all processes together.
+
+    Args:
+        priors, tokens: by default the model's own.
+        seeds: how many; placements that draw nothing are measured once.
+        placements: files with a placement for each image.
+        baselines: names of what one would use instead, at the same budgets.
+        saliency: for priors that need maps; "spectral" unless told otherwise.
+        knn: labelled images, or a bank file, for the accuracy of k nearest neighbours.
+        cache: folder for kNN banks; by default spot/knn in the user's cache.
+        split, root, limit, unreadable: see `spot.data.images.open_data`.
+    """
+    state = this_process()
+    transform = evaluation_transform(model.data_config)
+    maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, data)
+    settings = settings_of(model, priors, tokens, seeds, placements, baselines)
+    workers = available_workers() if workers is None else workers
+    reading: dict[str, Any] = {"unreadable": unreadable, "limit": limit, "root": root, "split": split}
+    images, classified = opened(model, data, need_classes=knn is None, **reading)
+    batches = loader(images, batch_size, workers, process=state.process_index, processes=state.num_processes)
+    banks: list[Bank] = []
+    if knn is not None:
+        bank_maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, knn)
+        labelled = None if knn.suffix == ".safetensors" else bank_images(model, knn, images, classified, unreadable)
+        banks = banks_of(model, knn, labelled, settings, cache, batch_size, workers, bank_maps)
+        banks[0].refuse_other(str(knn), model.embed_dim, weights=fingerprint(model), classes=list(images.classes))
+        banks[0].refuse_vote(k, temperature)
+    made = evaluate(
+        model, batches, settings, saliency=maps, features=bool(banks), accuracy=classified, shown=state.is_main_process
+    )
+    rows = made.rows()
+    if not classified:
+        rows = [{name: row[name] for name in ("placement", "tokens", "seeds", "images")} for row in rows]
+    if banks:
+        votes = knn_rows(made, banks, k=k, temperature=temperature, device=state.device)
+        rows = [{**row, **vote} for row, vote in zip(rows, votes, strict=True)]
+    costs = [macs(Reader(model, made.settings[members[0]]).model) / 1e9 for members in made.groups()]
+    rows = [
+        {"placement": row["placement"], "tokens": row["tokens"], "gmacs": cost, **row}
+        for row, cost in zip(rows, costs, strict=True)
+    ]
+    return Comparison(rows, made, classified)
+
+
+def settings_of(
+    model: Any,
+    priors: Sequence[str],
+    tokens: Sequence[int],
+    seeds: int,
+    placements: Sequence[Path],
+    baselines: Sequence[str],
+) -> list[Setting]:
+    """One setting for every prior, baseline, budget and seed; the model's own where nothing is asked for."""
+    if seeds < 1:
+        raise InputError(f"at least one seed is needed, got seeds={seeds}")
+    makers = {
+        "patch-dropout": PatchDropout,
+        "tome": lambda model, budget: ToMe(model, tokens=budget),
+        "elastic": ElasticViT,
+    }
+    budgets = tokens or (model.tokens,)
+    chosen: list[Setting] = [Setting(PlainViT(model), name="vit")] if "vit" in baselines else []
+    for name in baselines:
+        if name != "vit":
+            chosen += [Setting(makers[name](model, budget), name=name) for budget in budgets]
+    for name in priors or (() if baselines or placements else (model.prior,)):
+        chosen += [Setting(name, budget) for budget in budgets]
+    chosen += [Setting(Placements.load(path), name=path.stem) for path in placements]
+    return [
+        replace(setting, seed=seed)
+        for setting in chosen
+        for seed in range(seeds if Reader(model, setting).draws() else 1)
+    ]
+
+
+def opened(model: Any, data: str | Path, *, need_classes: bool, **reading: Any) -> tuple[Data, bool]:
+    """The images, and whether their labels are the model's classes. Neighbours vote for any classes."""
+    if model.num_classes == 0 and need_classes:
+        raise InputError(f"{model.name} has no classifier; measure its features with knn=FOLDER")
+    try:
+        return data_for(model, data, **reading), model.num_classes > 0
+    except InputError:
+        if need_classes:
+            raise
+    return open_data(data, transform=evaluation_transform(model.data_config), **reading), False
+
+
+def bank_images(model: Any, source: Path, images: Data, classified: bool, unreadable: Unreadable) -> Data:
+    """The labelled images of a kNN bank, with the labels of the images that are measured."""
+    if classified:
+        limit = BANK_IMAGES if str(source) == "scenes" else None
+        return data_for(model, source, split="train", unreadable=unreadable, limit=limit)
+    transform = evaluation_transform(model.data_config)
+    return open_data(source, transform=transform, split="train", unreadable=unreadable, classes=images.classes)
+
+
+def banks_of(
+    model: Any,
+    source: Path,
+    labelled: Data | None,
+    settings: Sequence[Setting],
+    cache: Path | None,
+    batch_size: int,
+    workers: int,
+    maps: KeyedSaliency | None,
+) -> list[Bank]:
+    """A kNN bank for each setting: one file for all, or one each, made of labelled images."""
+    if labelled is None:
+        return [Bank.load(source)] * len(settings)
+    folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot" / "knn"
+    shown = this_process().is_main_process
+    return build_banks(
+        model, labelled, settings, folder, batch_size=batch_size, workers=workers, saliency=maps, shown=shown
+    )

@@ -1,0 +1,272 @@
+"""What a model says of photographs, and where tokens would have to be for it to say more.
+
+`predict` and `search_photos` take files of any size; each yields a record for every photograph, with
+what is needed to draw it (`prediction_figure`, `search_figure`). `fit` says how a photograph becomes
+what the model sees, see `spot.data.picture.photo_transform`; "whole" leaves it its own shape, because
+positions are fractions and tokens need no grid.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from spot import report
+from spot.data.images import Transform, class_folders, class_names, image_files, is_image
+from spot.data.picture import Fit, open_image, photo_transform
+from spot.errors import InputError, unknown
+from spot.evaluation.accuracy import Reader, Setting, once
+from spot.placement.dataset_search import obfuscated
+from spot.placement.oracle import SearchResult, search
+from spot.placement.saliency import maps_for, rgb
+from spot.plots.placements import placement_figure
+from spot.plots.prediction import prediction
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one photograph."""
+
+    path: Path
+    image: Tensor  # (3, H, W) in [0, 1], as the model saw it
+    positions: Tensor  # (N, 2)
+    map: Tensor | None  # (H, W), what the prior drew from
+    indices: list[int]  # the most probable classes, best first
+    names: list[str]
+    probabilities: list[float]  # in percent
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The classes as a table."""
+        each = zip(self.indices, self.names, self.probabilities, strict=True)
+        return [{"index": index, "class": name, "probability": value} for index, name, value in each]
+
+
+@dataclass(frozen=True)
+class PhotoSearch:
+    """The search on one photograph: the class it is about, and the step that counts."""
+
+    path: Path
+    image: Tensor  # (3, H, W) in [0, 1], as the model saw it
+    trajectory: Tensor  # (steps + 1, N, 2), up to the step that counts
+    name: str  # of the class: the label, or what the model says of the whole image
+    before: float  # its probability at the start
+    after: float  # and at the end
+    predictions: tuple[str, str]  # what the model says at the start and at the end
+    reached: bool  # whether that class is the most probable one at the end
+
+
+def photo_files(sources: Sequence[str | Path]) -> list[Path]:
+    """The image files of files, folders (with their sub-folders) and patterns such as 'photos/*.jpg'."""
+    files: list[Path] = []
+    for source in map(str, sources):
+        if os.path.isdir(source):
+            inside = [Path(file) for file in image_files(source)]
+            if not inside:
+                raise InputError(f"there is no image in {source}")
+            files += inside
+        elif os.path.exists(source):
+            files.append(Path(source))
+        elif not any(letter in source for letter in "*?["):
+            raise InputError(f"an image file was expected, but {source} is missing")
+        else:
+            matching = [Path(file) for file in sorted(glob(source, recursive=True)) if is_image(file)]
+            if not matching:
+                raise InputError(f"no image matches {source}")
+            files += matching
+    if not files:
+        raise InputError("name at least one image file or folder")
+    return list(dict.fromkeys(files))
+
+
+def opened(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterator[tuple[Path, Tensor]]:
+    """Photographs (3, H, W) as a model sees them; one that cannot be read stops, or is named and left out."""
+    count = 0
+    for path in paths:
+        try:
+            image = transform(open_image(path))
+        except InputError as error:
+            if not skip:
+                hint = "; pass unreadable='skip' to go on without it" if len(paths) > 1 else ""
+                raise InputError(f"{error}{hint}") from None
+            report.warn(f"skipped: {error}")
+        else:
+            count += 1
+            yield path, image
+    if not count:
+        raise InputError("none of the files is an image that can be read")
+
+
+@torch.no_grad()
+def predict(
+    model: Any,
+    paths: Sequence[Path],
+    *,
+    prior: str | None = None,
+    tokens: int | None = None,
+    saliency: str | None = None,
+    seed: int = 0,
+    top: int = 5,
+    fit: Fit = "crop",
+    skip: bool = False,
+) -> Iterator[Prediction]:
+    """What a classifier says of photographs.
+
+    Args:
+        prior, tokens: where and how many; by default the model's own.
+        saliency: for priors that need a map, see `spot.placement.saliency.maps_for`.
+        seed: of priors that draw, together with each file's name.
+        top: how many classes to name.
+        skip: leave out what cannot be read, with a warning.
+    """
+    if top < 1:
+        raise InputError(f"at least one class is to be named, got top={top}")
+    names = names_of(model)
+    transform = photo_transform(model.data_config, fit)
+    maps = maps_for([prior or model.prior], saliency, model.data_config, transform)
+    reader = Reader(model, Setting(prior or model.prior, tokens, seed))
+    for path, image in opened(paths, transform, skip=skip):
+        images = image[None].to(reader.device)
+        seen = once(maps, images, [path.name])  # the map that is drawn from is the map that is shown
+        positions = reader.place(images, [path.name], seen)
+        best = (reader.model(images, positions)[0].softmax(0) * 100).topk(min(top, len(names)))
+        indices = best.indices.tolist()
+        yield Prediction(
+            path,
+            image=rgb(images, model.data_config)[0].cpu(),
+            positions=positions[0].cpu(),
+            map=None if seen is None else seen(images, [path.name])[0].cpu(),
+            indices=indices,
+            names=[names[index] for index in indices],
+            probabilities=best.values.tolist(),
+        )
+
+
+def search_photos(
+    model: Any,
+    paths: Sequence[Path],
+    labels: Sequence[str] = (),
+    *,
+    objective: str = "agree",
+    prior: str | None = None,
+    saliency: str | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    fit: Fit = "crop",
+    skip: bool = False,
+    **settings: Any,
+) -> Iterator[PhotoSearch]:
+    """Move tokens on photographs; `settings` are those of `spot.search`, `labels` as for `class_numbers`.
+
+    The last step counts, but for "agree" the one that agreed best: where few tokens say what all say
+    from the start, more steps only lead away.
+    """
+    names = names_of(model)
+    transform = photo_transform(model.data_config, fit)
+    maps = maps_for([prior or model.prior], saliency, model.data_config, transform)
+    reader = Reader(model, Setting(prior or model.prior, None, seed))
+    numbers = dict(zip(paths, class_numbers(labels, len(paths), model), strict=True)) if labels else {}
+    photographs = report.track(opened(paths, transform, skip=skip), "searching", len(paths))
+    size = 1 if fit == "whole" else batch_size  # whole images differ in shape
+    while some := list(islice(photographs, size)):
+        keys = [path.name for path, _ in some]
+        images = torch.stack([image for _, image in some]).to(reader.device)
+        classes = torch.tensor([numbers[path] for path, _ in some], device=reader.device) if numbers else None
+        if objective == "obfuscate" and classes is not None:
+            classes = obfuscated(classes, keys, model.num_classes, seed)
+        goal = "descent" if objective == "obfuscate" else objective
+        result = search(model, images, classes, reader.place(images, keys, maps), objective=goal, **settings)
+        last = result.best_step if objective == "agree" else torch.full_like(result.best_step, -1)
+        for index, (path, _) in enumerate(some):
+            image = rgb(images[index], model.data_config).cpu()
+            yield searched(path, image, result, index, int(last[index]), names)
+
+
+def searched(
+    path: Path, image: Tensor, result: SearchResult, index: int, step: int, names: Sequence[str]
+) -> PhotoSearch:
+    """The record of one image of a search that ends with a step."""
+    step %= result.trajectory.shape[1]
+    logits = result.logits[index]
+    goal = int(logits[step].argmax())  # without a target: what the model says at the end
+    if result.target is not None:
+        goal = int(result.target[index].argmax() if result.target.ndim > 1 else result.target[index])
+    start, end = (int(logits[at].argmax()) for at in (0, step))
+    before, after = (logits[at].softmax(-1)[goal].item() for at in (0, step))
+    return PhotoSearch(
+        path, image, result.trajectory[index, : step + 1].cpu(), short(names[goal]), before, after,
+        (short(names[start]), short(names[end])), end == goal,
+    )  # fmt: skip
+
+
+def prediction_figure(made: Prediction, window: int) -> Figure:
+    """The photograph, its windows, the map they were drawn from, and the classes."""
+    title = report.printable(made.path.name)
+    return prediction(made.image, made.positions, window, made.rows(), saliency=made.map, title=title)
+
+
+def search_figure(made: PhotoSearch, window: int, *, adversarial: bool = False) -> Figure:
+    """The windows at the start and at the end, and the way between."""
+    return placement_figure(
+        made.image,
+        made.trajectory,
+        window,
+        start=f"start: {made.name} {made.before:.1%}",
+        end=f"end: {made.name} {made.after:.1%}",
+        title=report.printable(made.path.name),
+        adversarial=adversarial,
+    )
+
+
+def picture_files(paths: Sequence[Path], out: Path) -> list[Path]:
+    """Where each image's picture goes; images of one name do not overwrite each other."""
+    if len(paths) == 1 and out.suffix:
+        return [out]
+    files: list[Path] = []
+    for path in paths:
+        file, again = out / f"{path.stem}.png", 2
+        while file in files:
+            file, again = out / f"{path.stem}-{again}.png", again + 1
+        files.append(file)
+    return files
+
+
+def names_of(model: Any) -> list[str]:
+    """What a classifier calls its classes, or "class 0" and so on."""
+    if model.num_classes < 1:
+        raise InputError(f"{model.name} has no classifier; fine-tune it first")
+    return class_names(model) or [f"class {index}" for index in range(model.num_classes)]
+
+
+def short(name: str) -> str:
+    """The first of a class's synonyms."""
+    return name.split(",")[0]
+
+
+def class_numbers(labels: Sequence[str], count: int, model: Any) -> list[int]:
+    """Class indices of labels given by number, name, one of a name's synonyms, or folder name (wnid)."""
+    if len(labels) not in (1, count):
+        raise InputError(f"one label for all images or one each is needed, got {len(labels)} for {count} images")
+    known: dict[str, int] = {}
+    for index, name in enumerate(class_names(model) or []):
+        for synonym in (name, *name.split(",")):
+            known.setdefault(synonym.strip().lower(), index)
+    folders = class_folders(model)
+    known |= {} if isinstance(folders, int) else {name.lower(): index for index, name in enumerate(folders)}
+    numbers = []
+    for label in labels:
+        if label.isdecimal() and int(label) < model.num_classes:
+            numbers.append(int(label))
+        elif label.isdecimal():
+            raise InputError(f"labels must be between 0 and {model.num_classes - 1}, the model's classes, got {label}")
+        elif label.lower() in known:
+            numbers.append(known[label.lower()])
+        else:
+            raise unknown("class", label, known, hint="a class index will do too")
+    return numbers * count if len(numbers) == 1 else numbers
