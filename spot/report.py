@@ -7,7 +7,6 @@ error). Names of files and classes come from outside: they are shown as they are
 
 import csv
 import io
-import json
 import math
 import platform
 import tempfile
@@ -22,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spot.errors import InputError
-from spot.store import whole
+from spot.store import whole, write_json
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -129,7 +128,7 @@ def versions() -> dict[str, str]:
 def save_json(path: str | Path, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:
     """Write rows, the settings that made them and the versions, whole or not at all; "-" is standard output."""
     data = {"settings": dict(settings or {}), "versions": versions(), "rows": [dict(row) for row in rows]}
-    _write(path, json.dumps(data, indent=2, default=str) + "\n")
+    write_json(path, data)
 
 
 def save_csv(path: str | Path, rows: Sequence[Row]) -> None:
@@ -138,12 +137,8 @@ def save_csv(path: str | Path, rows: Sequence[Row]) -> None:
     writer = csv.DictWriter(lines, columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    _write(path, lines.getvalue())
-
-
-def _write(path: str | Path, words: str) -> None:
     with whole(path) as temporary:
-        temporary.write_bytes(words.encode(errors="surrogateescape"))  # file names keep the bytes they have
+        temporary.write_bytes(lines.getvalue().encode(errors="surrogateescape"))  # file names keep their bytes
 
 
 def only_data_on_standard_output() -> None:

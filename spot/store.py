@@ -1,10 +1,10 @@
 """Files: written whole or not at all, read in one place, and known by what is in them.
 
     with whole("result.png") as temporary: ...      any file; a link is followed, "-" is standard output
-    write_json, read_json                           JSON
+    write_text, write_json, read_json               text and JSON
     write_tensors, read_tensors, open_tensors       safetensors with one JSON entry of ours in the header
     write_state, read_state                         nested training state (torch.save, weights_only)
-    hash_tensors, hash_file, hash_json, hash_model  sixteen hexadecimal digits that change with any content
+    hash_tensors, hash_file, hash_model, …          sixteen hexadecimal digits that change with any content
     refuse_difference                               "was made under other settings", naming the first
     locked                                          one process at a time; a killed holder lets go
 
@@ -205,13 +205,18 @@ def _hold(path: Path, *, create: bool = False) -> int | None:
         os.close(handle)
 
 
-# JSON
+# Text
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write text in UTF-8."""
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, data: Any) -> None:
     """Write JSON for people and programs."""
-    with whole(path) as temporary:
-        temporary.write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(data, indent=2, default=str) + "\n")
 
 
 def read_json(path: str | Path, what: str = "a JSON file") -> Any:
@@ -263,23 +268,26 @@ def write_tensors(
 
 
 def read_tensors(
-    path: str | Path, kind: str = "", what: str = "a safetensors file"
+    path: str | Path, kind: str = "", what: str = "a safetensors file", advice: str = ""
 ) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-    """The tensors of a safetensors file, and what its header says under `kind`."""
-    file, about = open_tensors(path, kind, what)
+    """The tensors of a safetensors file, and what its header says under `kind`; see `open_tensors`."""
+    file, about = open_tensors(path, kind, what, advice)
     with file:
         return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
 
 
-def open_tensors(path: str | Path, kind: str = "", what: str = "a safetensors file") -> tuple[Any, dict[str, Any]]:
+def open_tensors(
+    path: str | Path, kind: str = "", what: str = "a safetensors file", advice: str = ""
+) -> tuple[Any, dict[str, Any]]:
     """A safetensors file whose tensors are read as they are needed, and what its header says under `kind`.
 
-    A damaged file is refused, and with `kind` one that has no such entry; `what` says what was expected.
+    A damaged file is refused, and with `kind` one that has no such entry; `what` was expected, `advice` helps.
     """
     file = _opened(path, what)
     metadata = file.metadata() or {}
     if kind and kind not in metadata:
-        raise InputError(f"{path} is a safetensors file, but not {what}: its header has no {kind!r}")
+        advice = f"; {advice}" if advice else ""
+        raise InputError(f"{path} is a safetensors file, but not {what}: its header has no {kind!r}{advice}")
     if CHECKSUM in metadata:
         _verify(path, metadata[CHECKSUM], what)
     if not kind:
@@ -378,7 +386,7 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
     except InputError:
         raise
     except Exception as error:  # what a mutated pickle or zip raises has no end: IndexError, struct.error, zlib.error …
-        raise InputError(f"{path} is not {what}, or is damaged: it may be cut short ({_one_line(error)})") from error
+        raise InputError(f"{path} is not {what}, or is damaged: not a readable pickle ({_one_line(error)})") from error
 
 
 # What content is
@@ -405,6 +413,12 @@ def hash_file(path: str | Path) -> str:
     """Sixteen hexadecimal digits that change with a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def hash_listing(folder: str | Path, pattern: str) -> str:
+    """Sixteen hexadecimal digits that change when a file is added, removed, renamed or rewritten."""
+    files = [(path, path.stat()) for path in sorted(Path(folder).rglob(pattern))]
+    return hash_json([[str(path.relative_to(folder)), state.st_size, state.st_mtime_ns] for path, state in files])
 
 
 def hash_json(data: Any) -> str:

@@ -24,8 +24,7 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_file_whole
 from spot.models.spot_vit import SpotViT
-from spot.placement.files import fingerprint
-from spot.store import whole
+from spot.store import hash_model, whole
 
 ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 IMAGES = 1024  # test scenes
@@ -127,7 +126,7 @@ def commit() -> str:
 def ship(trained: Path, file: Path) -> None:
     """Write a trained model as float16, unless that is done: the same weights may give other bytes."""
     model = spot.load(trained).half().float()
-    if not file.is_file() or fingerprint(spot.load(file)) != fingerprint(model):
+    if not file.is_file() or hash_model(spot.load(file)) != hash_model(model):
         save_file_whole(model, file, dtype=torch.float16)
 
 
@@ -136,7 +135,7 @@ def measured(
 ) -> list[dict[str, Any]]:
     """Accuracy of a model's weights on data (with data_for's options), measured once and kept in the file."""
     known = json.loads(file.read_text()) if file.is_file() else {}
-    weights = fingerprint(model)
+    weights = hash_model(model)
     if weights not in known:
         known[weights] = evaluate(model, loader(data_for(model, data, **options)), settings, title=model.name).rows()
         with whole(file) as temporary:

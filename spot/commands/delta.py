@@ -13,8 +13,7 @@ def delta(
     out: Path | None = None,
     base: str | None = None,
     weights: Path | None = None,
-    method: Literal["int8", "float16", "low-rank"] = "int8",
-    rank: int = 16,
+    method: Literal["int8", "float16"] = "int8",
 ) -> None:
     """Keep a retrofit as what training added to a timm checkpoint, a quarter of its size or less.
 
@@ -26,8 +25,7 @@ def delta(
         out: the file to write; by default BASE+spot.safetensors in this folder.
         base: timm's name of what was retrofitted; by default the name the model has.
         weights: the base's weights in a file, instead of timm's download.
-        method: int8 with a scale per row, float16, or a low-rank product.
-        rank: of that product.
+        method: int8 with a scale per row, or float16.
 
     example: spot delta runs/tiny/model --weights vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors
     """
@@ -46,7 +44,7 @@ def delta(
     if not isinstance(trained.prior, str):
         raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
     config = {"tokens": trained.tokens, "prior": trained.prior}
-    save_delta(trained, state, path, base=name, method=method, rank=rank, config=config)
+    save_delta(trained, state, path, base=name, method=method, config=config)
     again = apply_delta(state, path)
     change, lost = (
         torch.cat([(first[key].float() - second[key].float()).flatten() for key in state]).norm().item()
@@ -55,7 +53,7 @@ def delta(
     row = {
         "delta": path.name,
         "base": name,
-        "method": method if method != "low-rank" else f"rank {rank}",
+        "method": method,
         "megabytes": path.stat().st_size / 1e6,
         "lost, % of the change": 100 * lost / change if change else 0.0,
     }

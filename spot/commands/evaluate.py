@@ -54,10 +54,10 @@ def evaluate(
     import spot
     from spot import report
     from spot.evaluation.compare import compare
-    from spot.placement.files import fingerprint
     from spot.plots import check_ending, save
     from spot.plots.accuracy import accuracy
     from spot.processes import this_process
+    from spot.store import hash_model
 
     if plot is not None:
         check_ending(plot)
@@ -74,7 +74,7 @@ def evaluate(
     report.show(compared.table(), f"{model} on {data}", caption=compared.summary())
     if json is not None:
         made = compared.evaluation
-        about: dict[str, Any] = {"arguments": asked, "model": loaded.name, "weights": fingerprint(loaded)}
+        about: dict[str, Any] = {"arguments": asked, "model": loaded.name, "weights": hash_model(loaded)}
         about |= {"seconds": made.seconds, "waited": made.waited, "skipped": made.skipped}
         report.save_json(json, compared.rows, about)
     if predictions is not None:

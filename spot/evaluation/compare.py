@@ -21,9 +21,10 @@ from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
 from spot.models.tome import ToMe
-from spot.placement.files import Placements, fingerprint
+from spot.placement.files import Placements
 from spot.placement.saliency import KeyedSaliency, maps_for
 from spot.processes import this_process
+from spot.store import hash_model
 
 BANK_IMAGES = 50_000  # scenes that a kNN bank is made of, of the million there are
 
@@ -120,7 +121,7 @@ def compare(
         bank_maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, knn)
         labelled = None if knn.suffix == ".safetensors" else bank_images(model, knn, images, classified, unreadable)
         banks = banks_of(model, knn, labelled, settings, cache, batch_size, workers, bank_maps)
-        banks[0].refuse_other(str(knn), model.embed_dim, weights=fingerprint(model), classes=list(images.classes))
+        banks[0].refuse_other(str(knn), model.embed_dim, weights=hash_model(model), classes=list(images.classes))
         banks[0].refuse_vote(k, temperature)
     made = evaluate(
         model, batches, settings, saliency=maps, features=bool(banks), accuracy=classified, shown=state.is_main_process

@@ -9,11 +9,10 @@ numbers need not fit into memory, and on one process. A bank file is safetensors
 
     features   float32 (M, D), each of length 1
     labels     int64 (M,)
-    metadata   "format", "version" and "about" (JSON: weights, placement, tokens, seed, data, classes)
+    header     under "spot-knn-bank", JSON with "version" and "about" (weights, placement, tokens, seed, data, classes)
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -21,8 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -30,11 +28,11 @@ from spot.data.images import Data, Stream, loader
 from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Evaluation, Maps, Reader, Setting, evaluate
-from spot.placement.files import Placements, fingerprint
+from spot.placement.files import Placements
 from spot.processes import this_process
-from spot.store import whole
+from spot.store import hash_json, hash_model, open_tensors, refuse_difference, write_tensors
 
-FORMAT, VERSION = "spot-knn-bank", "1"
+FORMAT, VERSION = "spot-knn-bank", 2
 K, TEMPERATURE = 20, 0.07
 CHUNK = 65_536  # entries of the bank at a time: 200 MB of features at D = 768
 ROWS = 256  # images at a time: 64 MB of similarities to a chunk
@@ -72,9 +70,8 @@ class Bank:
         """Refuse features that this bank's cannot be compared with, naming what differs."""
         if width != self.shape[1]:
             raise InputError(f"{what} has features of width {self.shape[1]}, the model of width {width}")
-        for name, value in about.items():
-            if self.about.get(name, value) != value:
-                raise InputError(f"{what} was made with other {name}; build it again with this model")
+        known = [name for name in about if name in self.about]
+        refuse_difference(what, self.about, about, "build it again with this model", only=known)
 
     def refuse_vote(self, k: int, temperature: float) -> None:
         """Refuse a vote that this bank cannot hold."""
@@ -86,25 +83,19 @@ class Bank:
 
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all."""
-        header = {"format": FORMAT, "version": VERSION, "about": json.dumps(dict(self.about), sort_keys=True)}
-        with whole(path) as temporary:
-            save_file({"features": self.features.contiguous(), "labels": self.labels}, temporary, metadata=header)
+        tensors = {"features": self.features, "labels": self.labels}
+        write_tensors(path, tensors, FORMAT, {"version": VERSION, "about": dict(self.about)})
 
     @classmethod
     def load(cls, path: str | Path) -> "Bank":
         """Open a bank's file; features are read from it as they are needed."""
-        if not Path(path).is_file():
-            raise InputError(
-                f"a kNN bank was expected, but {path} is {'a folder' if Path(path).exists() else 'missing'}"
-            )
+        file, header = open_tensors(path, FORMAT, "a kNN bank")
+        if header.get("version") != VERSION:
+            raise InputError(f"{path} is a kNN bank of version {header.get('version')}, not {VERSION}; build it again")
         try:
-            file = safe_open(path, framework="pt")
-            header = file.metadata() or {}
-        except (SafetensorError, ValueError) as error:
-            raise InputError(f"{path} is not a kNN bank, or is damaged: {error}") from None
-        if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
-            raise InputError(f"{path} is a safetensors file, but no kNN bank of version {VERSION}")
-        return cls(file.get_slice("features"), file.get_tensor("labels"), json.loads(header["about"]))
+            return cls(file.get_slice("features"), file.get_tensor("labels"), dict(header["about"]))
+        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise InputError(f"{path} is a damaged kNN bank: its content makes no sense ({error})") from error
 
 
 def classify(
@@ -184,7 +175,7 @@ def build_banks(
         if isinstance(setting.placement, Placements):
             raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
     state = this_process()
-    names: dict[str, Any] = {"data": listing(data), "weights": fingerprint(model), "classes": list(data.classes)}
+    names: dict[str, Any] = {"data": listing(data), "weights": hash_model(model), "classes": list(data.classes)}
     paths = [Path(cache) / _name(setting, Reader(model, setting).tokens, names) for setting in settings]
     missing = [index for index, path in enumerate(paths) if not path.is_file()]
     at_once = max(1, int(memory / (4 * len(cast(Sized, data)) * model.embed_dim)))
@@ -221,6 +212,5 @@ def listing(data: Data) -> str:
 
 def _name(setting: Setting, tokens: int, names: Mapping[str, Any]) -> str:
     """A file name that a person can tell apart, and a program too."""
-    about = json.dumps([setting.label, tokens, setting.seed, names], sort_keys=True)
-    digest = hashlib.sha256(about.encode()).hexdigest()[:12]
+    digest = hash_json([setting.label, tokens, setting.seed, names])[:12]
     return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', setting.label)}-{tokens}-{setting.seed}-{digest}.safetensors"

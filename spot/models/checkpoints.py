@@ -5,9 +5,7 @@ configuration as JSON; a folder has the same configuration beside it in config.j
 the hub shows. Pickles are only ever opened with weights_only=True.
 """
 
-import json
 import math
-import pickle
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -17,15 +15,14 @@ import timm
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from spot.errors import InputError, unknown
 from spot.models.deltas import apply_delta, is_delta, read_about
 from spot.models.spot_vit import SpotViT, adapt, create_timm, refuse_unfit
 from spot.placement.priors import Prior
-from spot.store import whole
+from spot.store import as_json, read_tensors, write_json, write_tensors
+from spot.store import read_state as read_pickle
 from spot.tokens.authors import AuthorsTokenizer
 
 ALIASES = {
@@ -120,8 +117,7 @@ def save_folder(model: SpotViT, folder: str | Path) -> None:
     """Write a model as a folder with model.safetensors and config.json; each file whole or not at all."""
     config = describe(model)
     save_file_whole(model, Path(folder) / WEIGHTS, config=config)
-    with whole(Path(folder) / CONFIG) as temporary:
-        temporary.write_text(json.dumps({KEY: config}, indent=2) + "\n")
+    write_json(Path(folder) / CONFIG, {KEY: config})
 
 
 def save_file_whole(
@@ -134,11 +130,10 @@ def save_file_whole(
     """Write a model as one safetensors file, in another dtype if asked."""
     config = describe(model) if config is None else config
     state = {
-        name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous().cpu()
+        name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
         for name, tensor in model.state_dict().items()
     }
-    with whole(path) as temporary:
-        save_file(state, temporary, metadata={KEY: json.dumps(config), "format": "pt"})
+    write_tensors(path, state, KEY, config, format="pt")
 
 
 def describe(model: SpotViT) -> dict[str, Any]:
@@ -162,7 +157,7 @@ def describe(model: SpotViT) -> dict[str, Any]:
         "sigma": model.sigma,
         "tokenizer": "authors" if isinstance(model.tokenizer, AuthorsTokenizer) else "standard",
     }
-    config = json.loads(json.dumps(config))
+    config = as_json(config)
     with torch.device("meta"):
         again = build(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -206,19 +201,11 @@ def load_folder(folder: Path, **overrides: Any) -> SpotViT:
 
 def load_file(path: Path, **overrides: Any) -> SpotViT:
     """A model from one safetensors file that SPoT wrote."""
-    state, metadata = _read_safetensors(path)
-    if KEY not in metadata:
-        raise InputError(
-            f"{path} has no SPoT configuration; if it holds a timm model's weights, "
-            f"use spot.load('timm name', weights={str(path)!r})"
-        )
+    advice = f"if it holds a timm model's weights, use spot.load('timm name', weights={str(path)!r})"
+    state, config = read_tensors(path, KEY, "a SPoT model", advice)
     try:
-        config = {
-            **json.loads(metadata[KEY]),
-            **{key: value for key, value in overrides.items() if value is not None},
-        }
-        model = build(config)
-    except (KeyError, json.JSONDecodeError) as error:
+        model = build({**config, **{key: value for key, value in overrides.items() if value is not None}})
+    except KeyError as error:
         raise InputError(f"the configuration in {path} is damaged ({error!r}); save the model again") from error
     _fill(model, {name: tensor.float() for name, tensor in state.items()}, path)
     return model.eval()
@@ -238,31 +225,17 @@ def load_pretrained(model_id: str, *, tokens: int | None = None, prior: str | No
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file or of a pickle that holds nothing but weights."""
-    path = Path(path)
-    if not path.is_file():
+    if not Path(path).is_file():
         raise InputError(f"there is no file {path}")
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)[0]
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(f"{path} is a pickle that holds more than weights, which could run code; refused") from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise InputError(f"{path} is not a readable checkpoint; it may be cut short: {error}") from error
+    if Path(path).suffix == ".safetensors":
+        return read_tensors(path)[0]
+    state = read_pickle(path)
     for wrapper in ("model", "state_dict", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{path} does not hold a model's weights by name")
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a readable safetensors file; it may be cut short: {error}") from error
 
 
 def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

@@ -5,10 +5,9 @@ random numbers come from (seed, key). Images are searched in fixed batches and e
 soon as it is done, so that a run that was killed and started again writes the same file as one that was not.
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from spot import report
 from spot.draws import generator_for
 from spot.errors import InputError
-from spot.placement.files import Placements, PlacementWriter, fingerprint
+from spot.placement.files import Placements, PlacementWriter
 from spot.placement.oracle import LABELLED, search, wrong_labels
 from spot.placement.priors import SALIENT_PRIORS
+from spot.store import as_json, hash_json, hash_model, locked
 
 Sample = tuple[Tensor, int, str]
 Maps = Callable[[Tensor, Sequence[str]], Tensor]
@@ -57,6 +57,7 @@ def search_dataset(
     keep: str = "trajectories",
     state: Any = None,
     shown: bool = True,
+    remake: bool = False,
     **settings: Any,
 ) -> Searched:
     """Search every image of a data set that the placements file does not have yet.
@@ -73,6 +74,7 @@ def search_dataset(
         keep: "trajectories" or only the final "positions".
         state: an `accelerate.PartialState`, to share the work among its processes.
         shown: a progress bar on a terminal.
+        remake: replace what is damaged or of another version of this program, instead of refusing it.
         settings: of `search`.
     """
     if keep not in ("trajectories", "positions"):
@@ -81,39 +83,43 @@ def search_dataset(
         raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
     objective = settings.pop("objective", "descent")
     about = _about(model, prior, saliency, seed, objective, keep, settings)
-    writer = PlacementWriter(path, about)
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
-    keys = data.keys
-    chunks = [range(len(keys))[first : first + batch_size] for first in range(0, len(keys), batch_size)]
-    todo = [[index for index in chunk if keys[index] not in writer.done] for chunk in chunks]
-    todo = [chunk for chunk in todo[process::processes] if chunk]
-    loader: Any = DataLoader(_Batches(data, todo), batch_size=None, num_workers=workers)
-    device = next(model.parameters()).device
-    before, start = set(writer.done), time.perf_counter()
-    with report.progress(shown=shown and process == 0) as bar:
-        task = bar.add_task("searching", total=sum(map(len, todo)))
-        for chunk, batch in zip(todo, loader, strict=True):
-            if isinstance(batch, InputError):
-                raise batch
-            if batch is not None:
-                images, labels, names = batch
-                part = _search_batch(
-                    model, images.to(device), labels, names, about,
-                    prior=prior, saliency=saliency, seed=seed, keep=keep, objective=objective, **settings,
-                )  # fmt: skip
-                mark = hashlib.sha256("\0".join(names).encode()).hexdigest()[:8]
-                writer.append(f"{chunk[0]:08d}-{mark}", part)
-            bar.advance(task, len(chunk))
-    seconds = time.perf_counter() - start
-    if state:
-        state.wait_for_everyone()
-    if process == 0:
-        writer.finish(keys)
-    if state:
-        state.wait_for_everyone()
-    kept = Placements.load(path)
-    placements = kept.select(key for key in keys if key in kept)
-    return Searched(placements, sum(key not in before for key in placements.keys), seconds)
+
+    def search_chunk(images: Tensor, labels: Tensor, names: list[str]) -> Placements:
+        return _search_batch(
+            model, images, labels, names, about,
+            prior=prior, saliency=saliency, seed=seed, keep=keep, objective=objective, **settings,
+        )  # fmt: skip
+
+    with locked(path) if process == 0 else nullcontext():  # the first process holds it for those started with it
+        writer = PlacementWriter(path, about, remake=remake)
+        keys = data.keys
+        chunks = [range(len(keys))[first : first + batch_size] for first in range(0, len(keys), batch_size)]
+        todo = [[index for index in chunk if keys[index] not in writer.done] for chunk in chunks]
+        todo = [chunk for chunk in todo[process::processes] if chunk]
+        loader: Any = DataLoader(_Batches(data, todo), batch_size=None, num_workers=workers)
+        device = next(model.parameters()).device
+        before, start = set(writer.done), time.perf_counter()
+        with report.progress(shown=shown and process == 0) as bar:
+            task = bar.add_task("searching", total=sum(map(len, todo)))
+            for chunk, batch in zip(todo, loader, strict=True):
+                if isinstance(batch, InputError):
+                    raise batch
+                if batch is not None:
+                    images, labels, names = batch
+                    writer.append(
+                        f"{chunk[0]:08d}-{hash_json(names)[:8]}", search_chunk(images.to(device), labels, names)
+                    )
+                bar.advance(task, len(chunk))
+        seconds = time.perf_counter() - start
+        if state:
+            state.wait_for_everyone()
+        kept = writer.finish(keys) if process == 0 else None
+        if state:
+            state.wait_for_everyone()
+        kept = Placements.load(path) if kept is None else kept
+        placements = kept.select(key for key in keys if key in kept)
+        return Searched(placements, sum(key not in before for key in placements.keys), seconds)
 
 
 def place(
@@ -212,7 +218,7 @@ def _about(
     about = {
         "spot": __version__,
         "model": _name(model),
-        "model_hash": fingerprint(model),
+        "model_hash": hash_model(model),
         "tokens": model.tokens,
         "prior": _name(model.prior if prior is None else prior),
         "saliency": None if saliency is None else _name(saliency),
@@ -221,7 +227,7 @@ def _about(
         "keep": keep,
         "settings": {name: settings.get(name, default) for name, default in defaults.items()},
     }
-    return json.loads(json.dumps(about))  # as it will be read back, for comparison
+    return as_json(about)
 
 
 def _name(thing: Any) -> str:

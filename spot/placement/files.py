@@ -6,17 +6,15 @@ One safetensors file holds the positions of many images, keyed by image. Any pro
     keys          uint8: the M keys in UTF-8, separated by zero bytes; a key is a path below the data's root
     values.NAME   (M, ...): further numbers per image, such as losses
 
-and in the header, under "spot-placements", JSON with "version", "metadata" (what made them: model,
-model_hash, prior, seed, objective, settings) and "sha256" (of the tensors, in the order of their names).
+and in the header, under "spot-placements", JSON with "version" and "metadata" (what made them: model,
+model_hash, prior, seed, objective, settings), beside the checksum that `spot.store` writes and verifies.
 
 `Placements` is such a file in memory. `PlacementWriter` writes one in shards, each whole or not at
 all, so that a run that was killed goes on where it stopped.
 """
 
-import hashlib
-import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -24,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
+from spot import report
 from spot.errors import InputError
-from spot.store import whole
+from spot.store import decode_names, encode_names, read_tensors, refuse_difference, sweep, write_tensors
 
 FORMAT, VERSION = "spot-placements", 1
 PREFIX = "values."
@@ -56,6 +53,8 @@ class Placements:
                 raise InputError(f"{name} is for {len(column)} images, but there are {len(self.keys)} keys")
         if len(self._row) != len(self.keys):
             raise InputError("keys must differ from each other, but some image has two placements")
+        if any("\0" in key for key in self.keys):
+            raise InputError("keys must be free of zero bytes, which separate them in a file")
         if not self.trajectory.isfinite().all():
             raise InputError("placements must be finite, but some are NaN or infinite")
 
@@ -126,44 +125,23 @@ class Placements:
         """Write the file, whole or not at all."""
         single = self.trajectory.shape[1] == 1
         name, places = ("positions", self.positions) if single else ("trajectories", self.trajectory)
-        tensors = {name: places, "keys": _encoded(self.keys)}
+        tensors = {name: places, "keys": encode_names(self.keys)}
         tensors |= {PREFIX + name: column for name, column in self.values.items()}
-        tensors = {name: column.detach().cpu().contiguous() for name, column in tensors.items()}
-        about = {"version": VERSION, "metadata": dict(self.metadata), "sha256": _digest(tensors)}
-        with whole(path) as temporary:
-            # One entry: safetensors writes several in random order, and equal placements are equal files.
-            save_file(tensors, temporary, metadata={FORMAT: json.dumps(about)})
+        write_tensors(path, tensors, FORMAT, {"version": VERSION, "metadata": dict(self.metadata)})
 
     @classmethod
     def load(cls, path: str | Path) -> "Placements":
         """Read a file; a damaged or foreign one is refused."""
-        path = Path(path)
-        if not path.is_file():
-            raise InputError(
-                f"a placements file was expected, but {path} is {'a folder' if path.exists() else 'missing'}"
-            )
+        tensors, about = read_tensors(path, FORMAT, "a placements file, as spot search writes it")
+        if about.get("version") != VERSION:
+            raise InputError(f"{path} has version {about.get('version')}, this program reads version {VERSION}")
         try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        except (SafetensorError, ValueError) as error:
-            raise InputError(f"{path} is not a placements file, or is damaged: {error}") from None
-        if FORMAT not in header:
-            raise InputError(f"{path} is a safetensors file without placements; spot search writes such files")
-        checksum = _digest(tensors)
-        try:
-            about = json.loads(header[FORMAT])
-            version, written, metadata = about["version"], about["sha256"], about["metadata"]
-            keys = _decoded(tensors.pop("keys"))
+            keys = decode_names(tensors.pop("keys"))
             places = tensors.pop("positions" if "positions" in tensors else "trajectories")
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{path} is damaged: its header makes no sense") from None
-        if version != VERSION:
-            raise InputError(f"{path} has version {version}, this program reads version {VERSION}")
-        if written != checksum:
-            raise InputError(f"{path} is damaged: its content is not what its checksum was made of")
-        values = {name.removeprefix(PREFIX): column for name, column in tensors.items()}
-        return cls(keys, places, metadata, values)
+            values = {name.removeprefix(PREFIX): column for name, column in tensors.items()}
+            return cls(keys, places, dict(about["metadata"]), values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path} is damaged: its content makes no sense ({error})") from error
 
 
 class PlacementWriter:
@@ -171,36 +149,52 @@ class PlacementWriter:
 
     What was written before with the same metadata counts as done; with other metadata it is refused.
     Several processes may write shards of different names at a time; one of them calls `finish`.
+    With `remake`, what is damaged or of another version of this program is removed instead of refused.
     """
 
-    def __init__(self, path: str | Path, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | Path, metadata: Mapping[str, Any], *, remake: bool = False) -> None:
         self.path = Path(path)
         if self.path.suffix != ".safetensors":
             raise InputError(f"placements are written to a .safetensors file, got {self.path}")
         self.shards = self.path.with_name(f"{self.path.name}.shards")
-        self.metadata = dict(metadata)
-        self.done = {key for part in self._written() for key in part.keys}
+        self.metadata, self.remake = dict(metadata), remake
+        sweep(self.shards)
+        self.done: set[str] = set()
+        self.finished: Placements | None = None  # the file, while there is nothing to add to it
+        for file, part in self._written():
+            self.done.update(part.keys)
+            self.finished = part if file == self.path and not self.shards.exists() else None
 
-    def _written(self) -> Iterable[Placements]:
+    def _written(self) -> Iterator[tuple[Path, Placements]]:
         files = [self.path] if self.path.exists() else []
         for file in files + sorted(self.shards.glob("[!.]*.safetensors")):
-            part = Placements.load(file)
+            try:
+                part = Placements.load(file)
+                if self.remake:
+                    refuse_difference(str(file), part.metadata, self.metadata, only=["spot"])
+            except InputError as error:
+                if not self.remake:
+                    raise
+                report.warn(f"{error}; it is made again")
+                file.unlink(missing_ok=True)
+                continue
             refuse_difference(str(self.path), part.metadata, self.metadata, "write to another file or delete it")
-            yield part
+            yield file, part
 
     def append(self, name: str, placements: Placements) -> None:
         """Write one shard. `name` orders shards and must not have been used for other images."""
         refuse_difference(str(self.path), self.metadata, placements.metadata)
         placements.save(self.shards / f"{name}.safetensors")
+        self.finished = None
         self.done.update(placements.keys)
 
     def finish(self, order: Iterable[str]) -> Placements:
         """Merge all shards into the file, with keys in this order first, and remove the shards."""
-        if self.path.exists() and not self.shards.exists():
-            return Placements.load(self.path)
+        if self.finished is not None:
+            return self.finished
         parts: list[Placements] = []
         seen: set[str] = set()
-        for part in self._written():  # a kill during finish() leaves images in the file and in shards
+        for _, part in self._written():  # a kill during finish() leaves images in the file and in shards
             fresh = [key for key in part.keys if key not in seen]
             seen.update(fresh)
             parts += [part.select(fresh)] if fresh else []
@@ -212,48 +206,3 @@ class PlacementWriter:
         merged.save(self.path)
         shutil.rmtree(self.shards, ignore_errors=True)
         return merged
-
-
-def refuse_difference(what: str, there: Mapping[str, Any], here: Mapping[str, Any], advice: str = "") -> None:
-    """Refuse to mix placements that were made differently, naming the first difference."""
-    there, here = _flat(there), _flat(here)
-    for name in [*there, *(name for name in here if name not in there)]:
-        if there.get(name) != here.get(name):
-            found = f"{what} was made with {name}={there.get(name)!r}, now {name}={here.get(name)!r}"
-            raise InputError(f"{found}; {advice}" if advice else found)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Sixteen hexadecimal digits that change with any weight or buffer of the model."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()[:16]
-
-
-def _flat(metadata: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in metadata.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
-
-
-def _encoded(keys: Iterable[str]) -> Tensor:
-    return torch.frombuffer(bytearray("\0".join(keys).encode()), dtype=torch.uint8)
-
-
-def _decoded(keys: Tensor) -> list[str]:
-    return bytes(keys.numpy()).decode().split("\0")
-
-
-def _bytes(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(_bytes(tensors[name]))
-    return digest.hexdigest()

@@ -17,7 +17,7 @@ from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
-from spot.placement.files import fingerprint
+from spot.store import hash_model
 
 SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
 
@@ -61,11 +61,11 @@ class Backbone:
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint(self.model)
+        return hash_model(self.model)
 
     @cached_property
     def parent_fingerprint(self) -> str:
-        return "" if self.parent is None else fingerprint(self.parent)
+        return "" if self.parent is None else hash_model(self.parent)
 
     def by_itself(self) -> "Backbone":
         """The same without its parent, so that baselines too are read by the retrofitted weights."""

@@ -13,8 +13,6 @@ torchrun the images are shared out, every process gets every outcome, and the fi
 """
 
 import copy
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +33,9 @@ from spot.placement.oracle import PRESETS, snapped
 from spot.placement.priors import PRIORS, SALIENT_PRIORS
 from spot.placement.saliency import map_path
 from spot.processes import this_process
+from spot.store import as_json, decode_names, encode_names, hash_json, hash_tensors
 from spot.studies.backbone import BASELINES, Backbone, budgets
-from spot.studies.cache import Cache, decoded, digest, discard_stale, disk, encoded
+from spot.studies.cache import Cache
 from spot.studies.maps import maps_for, maps_identity
 from spot.studies.reading import Reading
 from spot.studies.study import PAPER_IMAGES
@@ -221,7 +220,7 @@ class Lab:
                     known_votes[index] = vote
             self.state.wait_for_everyone()
         return [
-            Reading(decoded(outcome["keys"]), outcome["ranks"] == 0, None if vote is None else vote["right"])  # type: ignore[index]
+            Reading(decode_names(outcome["keys"]), outcome["ranks"] == 0, None if vote is None else vote["right"])  # type: ignore[index]
             for outcome, vote in zip(known, known_votes, strict=True)
         ]
 
@@ -253,24 +252,20 @@ class Lab:
             model.prior = prior
         about = self._about(backbone, Setting(prior, model.tokens, seed), oracle=True)
         about |= {"kind": "oracle", "preset": preset, "objective": objective}
-        path = self.cache.path(about)
-        if self.main:
-            discard_stale(path)
-        self.state.wait_for_everyone()
-        with disk(path):
-            return search_dataset(
-                model,
-                self.images(backbone, oracle=True),  # type: ignore[arg-type]
-                path,
-                seed=seed,
-                batch_size=self.batch_size,
-                workers=self.workers,
-                state=self.state,
-                shown=self.main,
-                objective=objective,
-                **start,
-                **PRESETS[preset],
-            ).placements
+        return search_dataset(
+            model,
+            self.images(backbone, oracle=True),  # type: ignore[arg-type]
+            self.cache.path(about),
+            seed=seed,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            state=self.state,
+            shown=self.main,
+            remake=True,
+            objective=objective,
+            **start,
+            **PRESETS[preset],
+        ).placements
 
     def read(
         self, backbone: Backbone, placements: Placements, *, snap: bool = False, bank: Setting | None = None
@@ -286,7 +281,7 @@ class Lab:
             positions = snapped(positions, backbone.model.grid_size)
         setting = Setting(Placements(keys, positions), name="given")
         about = self._about(backbone, Setting("given", positions.shape[1]), oracle=True)
-        about |= {"positions": digest(positions, encoded(keys))}
+        about |= {"positions": hash_tensors({"positions": positions, "keys": encode_names(keys)})}
         vote = self._voted(about) | {"bank_placement": None if bank is None else [bank.label, bank.tokens, bank.seed]}
         voting = bank is not None and self._can_vote(backbone, bank)
         outcome, votes = self.cache.get(about), self.cache.get(vote) if voting else None
@@ -297,11 +292,11 @@ class Lab:
             if votes is not None:
                 self._keep(vote, votes)
             self.state.wait_for_everyone()
-        return Reading(decoded(outcome["keys"]), outcome["ranks"] == 0, None if votes is None else votes["right"])
+        return Reading(decode_names(outcome["keys"]), outcome["ranks"] == 0, None if votes is None else votes["right"])
 
     def remember(self, about: Mapping[str, Any], compute: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Any other measurement: read from the cache, or computed (by every process) and kept."""
-        about = json.loads(json.dumps(about))
+        about = as_json(about)
         found = self.cache.get(about)
         self.state.wait_for_everyone()
         if found is None:
@@ -350,7 +345,7 @@ class Lab:
             shown=self.main,
             title=f"{backbone.name}, {len(settings)} placement{'s' if len(settings) > 1 else ''}",
         )
-        keys = encoded(found.keys)
+        keys = encode_names(found.keys)
         results: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = []
         for index in range(len(settings)):
             outcome = {"keys": keys, "ranks": found.ranks[index].to(torch.int32), "losses": found.losses[index].float()}
@@ -381,18 +376,17 @@ class Lab:
             # A bank's file is named by its weights and placement, so maps of another kind get another folder.
             maps = self.saliency_identity().replace(" ", "-") if kind == "maps" else ""
             folder = self.cache.folder / "banks" / maps
-            with disk(folder):
-                made = build_banks(
-                    (backbone.parent or backbone.model) if kind == "baseline" else backbone.model,
-                    labelled,
-                    [self._resolved(backbone, settings[each]) for each in chosen],
-                    folder,
-                    batch_size=self.batch_size,
-                    workers=self.workers,
-                    saliency=maps_for(self.saliency_source, backbone.model, str(self.bank)) if kind == "maps" else None,
-                    memory=self.memory,
-                    shown=self.main,
-                )
+            made = build_banks(
+                (backbone.parent or backbone.model) if kind == "baseline" else backbone.model,
+                labelled,
+                [self._resolved(backbone, settings[each]) for each in chosen],
+                folder,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                saliency=maps_for(self.saliency_source, backbone.model, str(self.bank)) if kind == "maps" else None,
+                memory=self.memory,
+                shown=self.main,
+            )
             for each, bank in zip(chosen, made, strict=True):
                 found[each] = bank
         return found
@@ -439,8 +433,7 @@ class Lab:
         config = {name: str(value) for name, value in sorted(backbone.model.data_config.items())}
         key = (str(config), oracle)
         if key not in self._identities:
-            about = f"{listing(self.images(backbone, oracle=oracle))} {config}"
-            self._identities[key] = hashlib.sha256(about.encode()).hexdigest()[:16]
+            self._identities[key] = hash_json([listing(self.images(backbone, oracle=oracle)), config])
         return self._identities[key]
 
     def saliency_identity(self) -> str:

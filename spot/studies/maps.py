@@ -1,6 +1,5 @@
 """Where studies take saliency maps from: the masks of scenes, a folder, a network, or the image itself."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from spot.data.scenes import Scenes
 from spot.evaluation.accuracy import Maps
 from spot.models.spot_vit import SpotViT
 from spot.placement.saliency import KeyedSaliency, resolve_saliency
+from spot.store import hash_file, hash_json, hash_listing
 
 
 def maps_for(source: str, model: SpotViT, data: str) -> Maps:
@@ -23,12 +23,12 @@ def maps_for(source: str, model: SpotViT, data: str) -> Maps:
 
 def maps_identity(source: str) -> str:
     """The source's name, and for files a hash of what they are."""
-    path, text = Path(source), source
+    path, content = Path(source), source
     if path.is_file():
-        text = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = hash_file(path)
     elif path.is_dir():
-        text = " ".join(f"{each.relative_to(path)} {each.stat().st_size}" for each in sorted(path.rglob("*.png")))
-    return f"{path.name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        content = hash_listing(path, "*.png")
+    return f"{path.name} {hash_json(content)[:12]}"
 
 
 def scene_masks(keys: Sequence[str]) -> Tensor:

@@ -7,16 +7,15 @@ the cache, and a run that was stopped goes on.
 
 import copy
 import csv
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
+from spot.store import hash_json, read_json
 from spot.studies.backbone import Backbone
-from spot.studies.cache import disk, spot_version
+from spot.studies.cache import spot_version
 from spot.studies.lab import Lab
 from spot.studies.study import Result, Row, Study, cell
 
@@ -68,7 +67,7 @@ def name_of(folder: Path, others: Sequence[Path] = ()) -> str:
     """What tables call a run: its folder's name (its path, if another has the same) and its recipe."""
     file, same = folder / "run.json", [other for other in others if other.name == folder.name]
     name = folder.name if len(same) < 2 else str(folder)
-    return f"{name}, {json.loads(file.read_text())['settings']['recipe']['name']}" if file.is_file() else name
+    return f"{name}, {read_json(file)['settings']['recipe']['name']}" if file.is_file() else name
 
 
 def read_log(folder: Path) -> list[Row]:
@@ -104,16 +103,14 @@ def small_run(lab: Lab) -> tuple[str, list[Row]]:
     backbone = parents[0]
     parent: Any = backbone.parent
     recipe = override(find_recipe(RECIPE), CHANGES)
-    decided = repr((as_dict(recipe), SCENES, VALIDATED, backbone.parent_fingerprint, spot_version()))
-    mark = hashlib.sha256(decided.encode()).hexdigest()[:12]
+    mark = hash_json([as_dict(recipe), SCENES, VALIDATED, backbone.parent_fingerprint, spot_version()])[:12]
     folder = lab.cache.folder / "retrofit" / f"{backbone.name}-{mark}"
     options = Options(
         data="scenes", out=folder, limit=SCENES, val="scenes", val_limit=VALIDATED, checkpoint_minutes=0.2
     )
     before = Validation(parent, "scenes", VALIDATED, parent.num_classes, 0)(parent)
     if not (folder / "model").is_dir():
-        with disk(folder):
-            train(copy.deepcopy(parent), recipe, options)
+        train(copy.deepcopy(parent), recipe, options)
     log: list[Row] = [{"epoch": 0.0, **before}, *read_log(folder)]
     for row in log:
         for name in [name for name in row if name.startswith("val_")]:

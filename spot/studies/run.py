@@ -9,7 +9,7 @@ from pathlib import Path
 from spot import report
 from spot.errors import InputError
 from spot.plots import save
-from spot.store import disk, whole
+from spot.store import write_text
 from spot.studies import findings
 from spot.studies.lab import Lab
 from spot.studies.study import Result, Study
@@ -37,8 +37,7 @@ def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
         # What a busy machine does not change:
         result.settings["processor_seconds"] = round(time.process_time() - worked, 1)
         if lab.main:
-            with disk(out):
-                write(study, result, out)
+            write(study, result, out)
     if lab.main and 1 < len(studies) != len(troubles):
         tell_findings(out)
     if troubles:
@@ -51,8 +50,7 @@ def write(study: Study, result: Result, out: Path) -> None:
     figure = study.draw(result)
     for ending in ("png", "pdf"):
         save(figure, out / f"{study.name}.{ending}")
-    with whole(out / f"{study.name}.md") as temporary:
-        temporary.write_text(study.markdown(result, f"{study.name}.png"))
+    write_text(out / f"{study.name}.md", study.markdown(result, f"{study.name}.png"))
     study.show(result)
     report.say(f"Everything is in {out / study.name}.json, the page in .md, the figure in .png and .pdf.")
 
@@ -61,8 +59,7 @@ def tell_findings(out: Path) -> None:
     """Say which of the paper's findings hold, by the results in a folder, and write it there."""
     result = findings.read(out)
     result.save(out / "findings.json")
-    with whole(out / "findings.md") as temporary:
-        temporary.write_text(findings.markdown(result))
+    write_text(out / "findings.md", findings.markdown(result))
     report.show(findings.lines(result), "What the findings rest on")
     report.show(result.rows, "Do the paper's findings hold here?", caption="\n".join(result.notes))
     report.say(f"The findings are in {out / 'findings.json'} and {out / 'findings.md'}.")

@@ -17,8 +17,8 @@ from spot.data.images import loader
 from spot.placement.files import Placements
 from spot.placement.priors import omega
 from spot.placement.scores import NEAR_ZERO, relative_gain
+from spot.store import encode_names, hash_tensors
 from spot.studies.backbone import Backbone
-from spot.studies.cache import digest, encoded
 from spot.studies.lab import Lab
 from spot.studies.statistics import mean
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study
@@ -74,7 +74,7 @@ def measured(lab: Lab, backbone: Backbone, found: Placements) -> dict[str, Tenso
         "kind": "saliency-gain",
         "backbone": backbone.name.replace("/", "-"),
         "tokens": found.tokens,
-        "positions": digest(ends, encoded(list(found.keys))),
+        "positions": hash_tensors({"ends": ends, "keys": encode_names(found.keys)}),
         "images": lab.identity(backbone, oracle=True),
         "saliency": lab.saliency_identity(),
         "window": backbone.model.patch_size,

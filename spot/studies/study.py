@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from spot import report
 from spot.errors import InputError, unknown
-from spot.store import whole
+from spot.store import read_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,8 +63,7 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all."""
-        with whole(path) as temporary:
-            temporary.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")
+        write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "Result":
@@ -72,18 +71,15 @@ class Result:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"there is no result {path}; run spot study {path.stem} first")
+        again = f"run spot study {path.stem} again"
+        content = read_json(path, f"a study's result; {again}")
+        version = content.pop("format", None) if isinstance(content, dict) else None
+        if version not in (FORMAT, None):
+            raise InputError(f"{path} was written in format {version}, this version reads {FORMAT}; {again}")
         try:
-            content = json.loads(path.read_text())
-            version = content.pop("format")
-            if version == FORMAT:
-                return cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(
-                f"{path} is not a study's result, or is damaged; run spot study {path.stem} again"
-            ) from None
-        raise InputError(
-            f"{path} was written in format {version}, this version reads {FORMAT}; run spot study {path.stem} again"
-        )
+            return cls(**content)
+        except TypeError:
+            raise InputError(f"{path} is not a study's result, or is damaged; {again}") from None
 
 
 @dataclass(frozen=True)

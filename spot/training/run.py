@@ -20,9 +20,8 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import load
 from spot.models.spot_vit import SpotViT
-from spot.placement.files import fingerprint
 from spot.processes import this_process
-from spot.store import whole
+from spot.store import hash_model, read_state, write_state
 from spot.training.images import SCENES_PER_EPOCH, Plan, ScenePlan, check_division, parts
 from spot.training.loop import accelerated, check_precision, one_step, peak_memory, prepare, steps_in, train
 from spot.training.objectives import OBJECTIVES
@@ -42,22 +41,22 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher))
     this_process().wait_for_everyone()  # all have seen the folder before one writes to it
     objective = OBJECTIVES[recipe.objective](model, recipe, *([] if teacher is None else [teacher]))
-    weights = sampling_weights(teacher or model, recipe, images, folder, options.workers)
-    plan = plan_of(images, recipe, model.data_config, weights)
     validate = None
     if options.val is not None and recipe.objective != "mae":
         validate = Validation(model, options.val, options.val_limit, classes, options.workers)
-    return train(
-        objective,
-        plan,
-        recipe,
-        folder,
-        accumulate=options.accumulate,
-        workers=options.workers,
-        validate=validate,
-        checkpoint_minutes=options.checkpoint_minutes,
-        tracker=options.tracker,
-    )
+    with folder.held():
+        weights = sampling_weights(teacher or model, recipe, images, folder, options.workers)
+        return train(
+            objective,
+            plan_of(images, recipe, model.data_config, weights),
+            recipe,
+            folder,
+            accumulate=options.accumulate,
+            workers=options.workers,
+            validate=validate,
+            checkpoint_minutes=options.checkpoint_minutes,
+            tracker=options.tracker,
+        )
 
 
 def training_images(model: SpotViT, recipe: Recipe, options: Options) -> tuple[Images | Scenes, Sequence[str] | int]:
@@ -127,10 +126,10 @@ def settings_of(
     keys = hashlib.sha256("\n".join(images.keys).encode()).hexdigest()[:16]
     if isinstance(images, Scenes):
         keys = repr(images.difficulty)
-    others = {} if teacher is None else {"teacher": {"name": teacher.name, "weights": fingerprint(teacher)}}
+    others = {} if teacher is None else {"teacher": {"name": teacher.name, "weights": hash_model(teacher)}}
     return {
         "recipe": decisive(recipe),
-        "model": {"name": model.name, "weights": fingerprint(model)},
+        "model": {"name": model.name, "weights": hash_model(model)},
         "images": {"count": len(images), "keys": keys},
         "accumulate": options.accumulate,
         **others,
@@ -149,13 +148,12 @@ def sampling_weights(
     file, state = folder.path / "predictions.pt", this_process()
     with state.main_process_first():
         if file.is_file():
-            predictions = torch.load(file, weights_only=True)
+            predictions = read_state(file)
         else:
             predictions = predict(model, images, workers, shown=state.is_main_process)
             if state.is_main_process:
                 folder.begin()
-                with whole(file) as temporary:
-                    torch.save(predictions, temporary)
+                write_state(file, predictions)
     counts = torch.bincount(predictions, minlength=model.num_classes)[predictions]
     return counts.double() ** -recipe.balance
 

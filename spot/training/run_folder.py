@@ -10,17 +10,26 @@ is left alone.
 """
 
 import csv
-import json
-import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from spot import report
 from spot.errors import InputError
-from spot.store import whole
+from spot.processes import this_process
+from spot.store import (
+    as_json,
+    is_leftover,
+    locked,
+    read_json,
+    read_state,
+    refuse_difference,
+    sweep,
+    whole,
+    write_json,
+    write_state,
+)
 
 KEPT = 2
 
@@ -30,20 +39,40 @@ class RunFolder:
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
         self.path = Path(folder)
-        settings = json.loads(json.dumps(settings))
-        self.settings = settings
+        self.settings = as_json(settings)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse a folder that holds a run with other settings, or something else."""
         file = self.path / "run.json"
         if file.is_file():
-            refuse_other(json.loads(file.read_text())["settings"], settings, self.path)
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            run = read_json(file, "the settings of a training run")
+            there = run.get("settings") if isinstance(run, dict) else None
+            if not isinstance(there, dict):
+                raise InputError(f"{file} is damaged: it has no settings; choose another --out")
+            refuse_difference(
+                f"the run in {self.path}", there, self.settings, "choose another --out, or ask for the same"
+            )
+        elif self.path.exists() and (not self.path.is_dir() or not all(map(is_leftover, self.path.iterdir()))):
             raise InputError(f"{self.path} holds something that is not a training run; choose another --out")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the block no other run may write to the folder; the first process holds it for all of its run."""
+        if not this_process().is_main_process:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path, f"the run in {self.path}"):
+            self.check()  # again: another run may have begun since
+            sweep(self.path)
+            sweep(self.path / "checkpoints")
+            yield
 
     def begin(self) -> None:
         """Write down what the run was asked for."""
         if not (self.path / "run.json").is_file():
-            with whole(self.path / "run.json") as temporary:
-                data = {"settings": self.settings, "versions": report.versions()}
-                temporary.write_text(json.dumps(data, indent=2) + "\n")
+            write_json(self.path / "run.json", {"settings": self.settings, "versions": report.versions()})
 
     def checkpoints(self) -> list[Path]:
         """Finished checkpoints, newest first."""
@@ -52,8 +81,7 @@ class RunFolder:
     def save(self, state: Mapping[str, Any], step: int) -> Path:
         """Write a checkpoint, then let the oldest go."""
         file = self.path / "checkpoints" / f"{step:08d}.pt"
-        with whole(file) as temporary:
-            torch.save(dict(state), temporary)
+        write_state(file, dict(state))
         for old in self.checkpoints()[KEPT:]:
             old.unlink(missing_ok=True)
         return file
@@ -62,9 +90,9 @@ class RunFolder:
         """The newest checkpoint that can be read, or None."""
         for file in self.checkpoints():
             try:
-                return torch.load(file, map_location="cpu", weights_only=True)
-            except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
-                report.errors.print(f"{file.name} is damaged; going on from the one before", style="yellow")
+                return read_state(file)
+            except InputError as error:
+                report.warn(f"{error}; going on from the one before")
         return None
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -74,18 +102,3 @@ class RunFolder:
             writer = csv.DictWriter(file, names)
             writer.writeheader()
             writer.writerows(rows)
-
-
-def refuse_other(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) -> None:
-    """Refuse to go on with a run under other settings, naming the first that differs."""
-    for section in {**old, **new}:
-        first, second = old.get(section), new.get(section)
-        if first == second:
-            continue
-        if isinstance(first, Mapping) and isinstance(second, Mapping):
-            section = next(f"{section}.{key}" for key in {**first, **second} if first.get(key) != second.get(key))
-            name = section.split(".", 1)[1]
-            first, second = first.get(name), second.get(name)
-        raise InputError(
-            f"{path} holds a run with {section} = {first!r}, not {second!r}; choose another --out, or ask for the same"
-        )

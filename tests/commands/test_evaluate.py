@@ -12,7 +12,8 @@ import spot
 from spot.cli import main
 from spot.evaluation.knn import Bank
 from spot.models.checkpoints import save_folder
-from spot.placement.files import Placements, fingerprint
+from spot.placement.files import Placements
+from spot.store import hash_model
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_a_bank_with_other_features_is_refused(nano, model, images, tmp_path, ca
     assert "has features of width 7, the model of width 32" in refused(capsys, *wanted)
     Bank(torch.eye(32), torch.arange(32) % 10, {"weights": "0" * 16}).save(path)
     assert "other weights" in refused(capsys, *wanted)
-    Bank(torch.eye(32), torch.arange(32) % 10, {"weights": fingerprint(nano)}).save(path)
+    Bank(torch.eye(32), torch.arange(32) % 10, {"weights": hash_model(nano)}).save(path)
     assert "holds 32 images, so k is from 1 to 32" in refused(capsys, *wanted[:-1], 33)
     main(["evaluate", *map(str, wanted)])
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from spot import store
 from spot.cli import main
 from spot.models.checkpoints import save_folder
 from spot.studies import cache, study
@@ -97,17 +98,18 @@ def test_too_few_images_are_one_sentence_and_finished_work_stays(given, tmp_path
 
 
 def test_a_disk_that_fills_up_is_one_sentence_and_finished_work_stays(given, tmp_path, capsys, monkeypatch):
-    kept = cache.save_file
+    kept = cache.write_tensors
     written = []
 
-    def fills_up(tensors, path, **options):
-        if len(written) == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def fills_up(path, *args):
+        with store.disk(path):
+            if len(written) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
         written.append(path)
-        kept(tensors, path, **options)
+        kept(path, *args)
 
     with monkeypatch.context() as full:
-        full.setattr(cache, "save_file", fills_up)
+        full.setattr(cache, "write_tensors", fills_up)
         assert "the disk is full; what was finished stays" in refused(capsys, "robustness", *given)
     assert len(list((tmp_path / "out" / "cache" / "reading").glob("*.safetensors"))) == 2
     main(["study", "robustness", *given])

@@ -249,3 +249,22 @@ def test_a_killed_search_goes_on_to_the_same_file_byte_for_byte(tmp_path):
     search_dataset(model, Pictures(24), whole, batch_size=4, steps=2, objective="obfuscate")
     assert path.read_bytes() == whole.read_bytes()
     assert not shards.exists()
+
+
+def test_two_searches_do_not_write_one_file_at_a_time(tmp_path):
+    """They used to lose both works, and wedge the file."""
+    path = tmp_path / "p.safetensors"
+
+    class Meanwhile(Pictures):
+        said = ""
+
+        def __getitem__(self, index):
+            with pytest.raises(InputError) as raised:
+                search_dataset(nano(), Pictures(4), path, steps=2, seed=1)
+            self.said = str(raised.value)
+            return super().__getitem__(index)
+
+    data = Meanwhile(4)
+    assert search_dataset(nano(), data, path, steps=1).images == 4
+    assert f"p.safetensors is being written by process {os.getpid()}" in data.said
+    assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]

@@ -1,13 +1,10 @@
 """Measurements on disk: found by what determines them, never half written, never of another version."""
 
-import errno
-
 import pytest
 import torch
 
-from spot.errors import InputError
 from spot.studies import cache as module
-from spot.studies.cache import Cache, decoded, digest, encoded
+from spot.studies.cache import Cache
 
 ABOUT = {"kind": "reading", "backbone": "a", "placement": "isotropic", "tokens": 9, "seed": 0}
 
@@ -39,32 +36,3 @@ def test_a_measurement_of_another_version_is_named_and_made_again(tmp_path, caps
     assert "another version" in capsys.readouterr().err.replace("\n", " ")
     cache.put(ABOUT, {"ranks": torch.arange(3)})
     assert cache.get(ABOUT) is not None
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), module.SafetensorError("I/O error: No space left")]
-)
-def test_a_full_disk_is_one_sentence_and_what_was_there_stays(tmp_path, monkeypatch, error):
-    cache = Cache(tmp_path)
-    cache.put(ABOUT, {"ranks": torch.arange(3)})
-
-    def full(*_, **__):
-        raise error
-
-    monkeypatch.setattr(module, "save_file", full)
-    with pytest.raises(InputError, match="the disk is full; what was finished stays"):
-        cache.put({**ABOUT, "seed": 1}, {"ranks": torch.arange(3)})
-    assert cache.get(ABOUT)["ranks"].tolist() == [0, 1, 2]
-    assert len(list(tmp_path.rglob("*.*"))) == 1  # nothing half written
-
-
-def test_keys_survive_as_bytes():
-    keys = ["a/b.JPEG", "ä/ç.png"]
-    assert decoded(encoded(keys)) == keys
-
-
-def test_a_digest_changes_with_any_value():
-    values = torch.rand(5, 2)
-    other = values.clone()
-    other[3, 1] += 1e-6
-    assert digest(values) == digest(values.clone()) != digest(other)

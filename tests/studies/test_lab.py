@@ -11,8 +11,9 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.models.checkpoints import save_folder
 from spot.models.deltas import save_delta
-from spot.placement.files import Placements, fingerprint
+from spot.placement.files import Placements
 from spot.placement.oracle import search, snapped
+from spot.store import hash_model
 from spot.studies import lab as module
 from spot.studies.backbone import Backbone, backbones, budgets
 from spot.studies.lab import Lab
@@ -159,7 +160,7 @@ def test_a_search_of_another_version_is_named_and_made_again(make_lab, monkeypat
     first = lab.oracle(lab.backbones[0])
     monkeypatch.setattr(spot, "__version__", "9.9.9")
     again = make_lab().oracle(lab.backbones[0])
-    assert "another version (0.1.0), so it is searched again" in capsys.readouterr().err.replace("\n", " ")
+    assert "made with spot='0.1.0', now spot='9.9.9'; it is made again" in capsys.readouterr().err.replace("\n", " ")
     assert again.metadata["spot"] == "9.9.9"
     assert torch.equal(again.trajectory, first.trajectory)
 
@@ -257,7 +258,7 @@ def test_a_retrofit_of_a_timm_vit_knows_it_by_its_weights(vit_tiny, shared_data,
         save_delta(trained, vit_tiny.vit.state_dict(), path, base=VIT_TINY, method="float16")
     (found,) = backbones([f"{path}={weights}"])
     assert found.name == "model"
-    assert found.parent_fingerprint == fingerprint(vit_tiny)
+    assert found.parent_fingerprint == hash_model(vit_tiny)
     torch.testing.assert_close(found.model.vit.head.bias, trained.vit.head.bias)
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import spot
 from spot.errors import InputError
-from spot.placement.files import fingerprint
+from spot.store import hash_model
 from spot.training.loop import ends_epoch, steps_in
 from spot.training.options import Options
 from spot.training.run import run
@@ -159,8 +159,8 @@ def test_the_average_stays_nearer_to_the_start_than_the_weights(data, tmp_path):
 @pytest.mark.parametrize(
     "changed, sentence",
     [
-        ({"lr": 1e-2}, "recipe.lr = 0.001, not 0.01"),
-        ({"seed": 1}, "recipe.seed = 0, not 1"),
+        ({"lr": 1e-2}, "made with recipe.lr=0.001, now recipe.lr=0.01"),
+        ({"seed": 1}, "made with recipe.seed=0, now recipe.seed=1"),
     ],
 )
 def test_a_folder_is_not_continued_under_another_recipe(changed, sentence, data, tmp_path):
@@ -178,7 +178,7 @@ def test_a_folder_is_continued_when_only_the_words_about_the_recipe_changed(data
     kept = json.loads((options.out / "run.json").read_text())["settings"]["recipe"]
     assert kept["name"] == "distil"  # the study of retrofits shows it
     again = run(make_nano(), replace(recipe, expected="what a later version knows", cost="less"), options)
-    assert fingerprint(first) == fingerprint(again)
+    assert hash_model(first) == hash_model(again)
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(data, tmp_path):

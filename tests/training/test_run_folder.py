@@ -1,0 +1,59 @@
+"""A run's folder belongs to one run at a time, and a kill never wedges it."""
+
+import pytest
+import torch
+
+from spot.errors import InputError
+from spot.store import locked
+from spot.training.run_folder import RunFolder
+
+SETTINGS = {"recipe": {"name": "r", "lr": 0.1}, "seed": 0}
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    first, second = RunFolder(tmp_path / "run", SETTINGS), RunFolder(tmp_path / "run", {**SETTINGS, "seed": 1})
+    with first.held():
+        with pytest.raises(InputError, match=r"the run in .* is being written by process \d+ on "), second.held():
+            pass
+        first.begin()
+    with pytest.raises(InputError, match="made with seed=0, now seed=1; choose another --out"), second.held():
+        pass  # it opened the folder when it was empty; it is asked again when it has the lock
+    assert [path.name for path in first.path.iterdir()] == ["run.json"]
+
+
+def test_what_a_kill_left_is_swept(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for name in (".run.tmp.json", ".run.0a1b2c3d.tmp.json", ".lock"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / "checkpoints" / ".00000001.tmp.pt").write_text("half")
+    with pytest.raises(InputError, match="holds something"):
+        RunFolder(tmp_path, SETTINGS)  # a folder of checkpoints without run.json is not ours to use
+    (tmp_path / "checkpoints").rename(tmp_path / ".checkpoints.tmp")
+    with RunFolder(tmp_path, SETTINGS).held():
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".checkpoints.tmp"]  # a folder is nobody's leftover
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
+    folder = RunFolder(tmp_path, SETTINGS)
+    for step in (1, 2, 3):
+        folder.save({"weight": torch.full((64,), float(step))}, step)
+    newest = folder.checkpoints()[0]
+    assert newest.name == "00000003.pt"
+    content = bytearray(newest.read_bytes())
+    content[content.find(torch.full((64,), 3.0).numpy().tobytes()) + 5] ^= 1
+    newest.write_bytes(content)
+    assert folder.load()["weight"][0] == 2
+    assert "00000003.pt is not a checkpoint, or is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"settings": 3}'])
+def test_a_damaged_run_is_one_sentence(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match=r"run\.json is damaged"):
+        RunFolder(tmp_path, SETTINGS)
+
+
+def test_a_lock_of_another_kind_of_work_counts_too(tmp_path):
+    with locked(tmp_path), pytest.raises(InputError, match="is being written"), RunFolder(tmp_path, SETTINGS).held():
+        pass
