@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "predict": "say what is in an image, and show the windows the model saw",
     "evaluate": "measure accuracy and kNN of placements, budgets and baselines",
     "search": "move tokens to where a model sees an image better, or worse",
+    "play": "place tokens on a picture by hand, on a page in the browser",
     "saliency": "map what stands out in images",
     "retrofit": "teach a pretrained ViT to read off-grid tokens",
     "pretrain": "train a masked autoencoder on off-grid windows",

@@ -1,0 +1,49 @@
+"""spot play: a local page on which tokens are placed by hand."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import FlagCreatePairsOff, arg
+
+from spot.commands import options
+
+
+def play(
+    images: options.Photos = (),
+    /,
+    *,
+    model: Annotated[tuple[str, ...], arg(help=f"models to choose from, {options.NAME}")] = (),
+    weights: tuple[Path, ...] = (),
+    data: options.Data | None = None,
+    split: options.Split = "val",
+    saliency: options.Saliency = None,
+    port: int = 7768,
+    no_browser: Annotated[bool, FlagCreatePairsOff] = False,
+) -> None:
+    """Place tokens on a picture with your hand, and see at once what the model says.
+
+    Starts a server on this machine alone and opens its page in the browser: drag, add and remove
+    tokens, place them by a prior, search step by step, and see where a token would help most.
+    Without arguments it shows the built-in model on scenes; with images or data a retrofitted ViT-Ti/16.
+
+    Args:
+        weights: files with the timm models' weights, one for all or one each, instead of downloading them.
+        port: of the server; 0 takes any that is free.
+        no_browser: only print the address.
+
+    example: spot play photo.jpg --model vit-ti scenes-a
+    """
+    from spot import report
+    from spot.errors import InputError
+
+    try:
+        from spot.play.server import listen, serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "websockets"):
+            raise
+        raise InputError(f"the playground needs {error.name}; pip install 'spot-vit[play]'") from None
+    from spot.play.setup import open_session
+
+    sock = listen(port)
+    session = open_session(images, model, weights, data, split, saliency or "spectral")
+    serve(session, sock, browser=not no_browser, say=report.say)

@@ -1,0 +1,77 @@
+// The WebSocket. Requests go into slots; in a slot the newest request wins, here and on the server.
+
+const RETRY = 1000;
+
+export class Link {
+  /** opened(about) is called at every connection, closed() when it is lost, failed(sentence) for errors. */
+  constructor({ opened, closed, failed }) {
+    Object.assign(this, { opened, closed, failed });
+    this.slots = new Map();
+    this.number = 0;
+    this.connect();
+  }
+
+  connect() {
+    const socket = new WebSocket(`ws://${location.host}/live`);
+    socket.onmessage = (event) => this.take(JSON.parse(event.data));
+    socket.onclose = () => {
+      this.socket = null;
+      this.slots.clear();
+      this.closed();
+      setTimeout(() => this.connect(), RETRY);
+    };
+    this.socket = socket;
+  }
+
+  get ready() {
+    return this.socket?.readyState === WebSocket.OPEN;
+  }
+
+  /** Ask at once, instead of whatever runs in the slot. The answer may come in several parts. */
+  start(slot, request, answer) {
+    if (!this.ready) return;
+    const id = (this.number += 1);
+    this.slots.set(slot, { id, answer });
+    this.socket.send(JSON.stringify({ slot, id, ...request }));
+  }
+
+  /** Ask as soon as the slot's last request is answered; of several that wait, only the newest is asked. */
+  latest(slot, request, answer) {
+    const busy = this.slots.get(slot);
+    if (busy) busy.next = [request, answer];
+    else this.start(slot, request, answer);
+  }
+
+  /** Ask once; a promise of the answer. */
+  ask(slot, request) {
+    return new Promise((resolve) => this.start(slot, request, resolve));
+  }
+
+  stop(slot) {
+    if (!this.slots.delete(slot) || !this.ready) return;
+    this.socket.send(JSON.stringify({ slot, id: 0, kind: "stop" }));
+  }
+
+  take({ slot, id, error, ...answer }) {
+    if (slot === "about") return this.opened(answer);
+    const running = this.slots.get(slot);
+    if (error) this.failed(error);
+    if (!running || running.id !== id) return;
+    const unfinished = !error && "part" in answer && !answer.done;
+    if (!unfinished) this.slots.delete(slot);
+    if (running.next && !this.slots.has(slot)) this.start(slot, ...running.next);
+    running.answer(error ? { error } : answer);
+  }
+}
+
+/** Send a body by POST; what comes back, or null after telling why not. */
+export async function post(path, body, failed, headers = {}) {
+  try {
+    const response = await fetch(path, { method: "POST", body, headers });
+    if (response.ok) return response;
+    failed((await response.json()).error ?? `The server refused: ${response.status}`);
+  } catch {
+    failed("The server does not answer.");
+  }
+  return null;
+}

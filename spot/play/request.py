@@ -1,0 +1,101 @@
+"""What the page sends, checked: every field has the type and range it should have, or a sentence says so."""
+
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spot.errors import InputError
+
+MAX_TOKENS = 1024
+FAR = 1.0  # how far outside the image a token may stand, as a fraction of it
+
+
+class Request:
+    """A JSON object from the page. Absent fields are None; wrong ones raise InputError."""
+
+    def __init__(self, fields: Any) -> None:
+        if not isinstance(fields, dict):
+            raise InputError("a request is a JSON object")
+        self.fields: dict[str, Any] = fields
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> "Request":
+        """From JSON text, without Python's NaN and Infinity."""
+        try:
+            return cls(json.loads(text, parse_constant=_refuse_constant))
+        except InputError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"this is not JSON: {error}") from None
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self.fields.get(name, default)
+        if not isinstance(value, str):
+            raise InputError(f"{name} must be text, got {value!r}")
+        return value
+
+    def optional(self, name: str, low: int = 0, high: int = 2**31 - 1) -> int | None:
+        """A whole number in a range, or None."""
+        return None if self.fields.get(name) is None else self.number(name, low, high)
+
+    def number(self, name: str, low: int = 0, high: int = 2**31 - 1) -> int:
+        """A whole number from low to high."""
+        value = self.fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InputError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+        return value
+
+    def tokens(self) -> int:
+        """How many tokens to place."""
+        return self.number("tokens", 1, MAX_TOKENS)
+
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        return self.fields.get(name) is True
+
+    def positions(self, name: str = "positions") -> Tensor:
+        """Positions (1, N, 2) of one image."""
+        return checked_positions(self.fields.get(name))[None]
+
+    def trajectory(self, name: str = "trajectory", steps: int = 1000) -> Tensor:
+        """Positions of every step (steps + 1, N, 2)."""
+        value = self.fields.get(name)
+        if not isinstance(value, list) or not 0 < len(value) <= steps:
+            raise InputError(f"{name} must be a list of at most {steps} placements")
+        placements = [checked_positions(step) for step in value]
+        if len({placement.shape for placement in placements}) != 1:
+            raise InputError(f"all steps of a {name} have the same tokens")
+        return torch.stack(placements)
+
+
+def checked_positions(value: Any) -> Tensor:
+    """Positions (N, 2) from lists of (y, x), finite fractions of height and width."""
+    if not isinstance(value, list) or not value:
+        raise InputError("positions must be a list of at least one [y, x]")
+    if len(value) > MAX_TOKENS:
+        raise InputError(f"the page takes up to {MAX_TOKENS} tokens, got {len(value)}")
+    for place in value:
+        if not isinstance(place, list) or len(place) != 2 or not all(_number(number) for number in place):
+            raise InputError(f"each position must be two numbers [y, x], got {str(place)[:60]}")
+    positions = torch.tensor(value, dtype=torch.float64)
+    if not positions.isfinite().all():
+        raise InputError("positions must be finite, but some are NaN or infinite")
+    outside = positions[(positions < -FAR) | (positions > 1 + FAR)]
+    if len(outside):
+        raise InputError(
+            f"positions are fractions of height and width, from 0 to 1, got {outside[0]:g}; "
+            "divide pixels by the image's size"
+        )
+    return positions.float()
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refuse_constant(name: str) -> float:
+    raise InputError(f"positions must be finite numbers, but {name} is among them")

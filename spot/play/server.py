@@ -1,0 +1,264 @@
+"""The playground's server: a page, its pictures and a WebSocket, on 127.0.0.1 and for its own page only.
+
+The page's files are read once, when the server starts, and pictures are looked up by id: no path that
+comes from a request is ever opened. Requests of other hosts or origins are refused, so that a web page
+elsewhere cannot drive the server through a browser.
+"""
+
+import asyncio
+import socket
+import threading
+import webbrowser
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from io import BytesIO
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import uvicorn
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from spot.errors import InputError, unknown
+from spot.play.pictures import UPLOAD_BYTES
+from spot.play.request import Request
+from spot.play.session import ACTIONS, Session, picture_png, placements_file, placements_of
+from spot.play.worker import Job, Worker
+
+HOST = "127.0.0.1"
+MESSAGE_BYTES = 2**20
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+Result = TypeVar("Result")
+
+
+class Guard:
+    """Lets only the server's own page in: by Host, by Origin, and by what the browser says of the request."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self.app = app
+        self.hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+        self.origins = {f"http://{host}" for host in self.hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and not self.allowed(scope):
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            else:
+                refusal = PlainTextResponse("spot play answers its own page only\n", 403)
+                await refusal(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def allowed(self, scope: Scope) -> bool:
+        """Whether host and origin, where the browser names one, are the page's own."""
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        hosts, origins = headers.get("host", []), headers.get("origin", [])
+        if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
+            return False
+        if origins or scope["type"] == "websocket":
+            return len(origins) == 1 and origins[0].lower() in self.origins
+        # Links from elsewhere may open the page; they may not fetch its pictures.
+        opened = headers.get("sec-fetch-mode") == ["navigate"] and scope["path"] == "/"
+        return opened or headers.get("sec-fetch-site", ["none"])[0] in ("same-origin", "none")
+
+
+class Server:
+    """The routes, over one session and one worker."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.worker = session, Worker()
+        folder = files("spot") / "play" / "page"
+        self.page = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.split(".")[-1] in TYPES}
+
+    def app(self, port: int) -> ASGIApp:
+        """The whole application, guarded."""
+        routes = [
+            Route("/", self.get_page),
+            Route("/page/{name}", self.get_page),
+            Route("/thumbnail/{picture}", self.get_thumbnail),
+            Route("/picture/{picture}", self.get_picture),
+            Route("/picture", self.post_picture, methods=["POST"]),
+            Route("/drawn", self.post_drawn, methods=["POST"]),
+            Route("/placements", self.post_placements, methods=["POST"]),
+            Route("/placements/{picture}", self.post_placements_file, methods=["POST"]),
+            WebSocketRoute("/live", self.live),
+        ]
+
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            yield
+            self.worker.close()
+
+        errors: dict[Any, Any] = {InputError: bad_input}
+        return Guard(Starlette(routes=routes, exception_handlers=errors, lifespan=lifespan), port)
+
+    async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run a function in the worker's thread."""
+        loop, owner = asyncio.get_running_loop(), object()
+        done: asyncio.Future[Result] = loop.create_future()
+
+        def settle(result: Any, error: str | None = None) -> None:
+            if done.done():  # the browser has gone
+                return
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(InputError(error))
+
+        def work(job: Job) -> None:
+            loop.call_soon_threadsafe(settle, function(*arguments))
+
+        def send(message: dict[str, Any]) -> None:
+            loop.call_soon_threadsafe(settle, None, message["error"])
+
+        self.worker.submit(owner, "once", Job(work, send))
+        try:
+            return await done
+        finally:
+            self.worker.stop(owner)
+
+    async def get_page(self, request: HttpRequest) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in self.page:
+            return PlainTextResponse("there is no such file\n", 404)
+        kind = TYPES[name.split(".")[-1]]
+        return Response(self.page[name], media_type=f"{kind}; charset=utf-8", headers=HEADERS)
+
+    async def get_thumbnail(self, request: HttpRequest) -> Response:
+        return png(await self.compute(self.session.thumbnail, request.path_params["picture"]))
+
+    async def get_picture(self, request: HttpRequest) -> Response:
+        model, kind = request.query_params.get("model", ""), request.query_params.get("kind", "pixels")
+        return png(await self.compute(self.session.shown, request.path_params["picture"], model, kind))
+
+    async def post_picture(self, request: HttpRequest) -> Response:
+        name = unquote(request.headers.get("x-name", ""))[:300] or "image"
+        data = await body(request, UPLOAD_BYTES)
+        return JSONResponse({"picture": await self.compute(self.session.pictures.add, name, data), "name": name})
+
+    async def post_drawn(self, request: HttpRequest) -> Response:
+        asked = Request.parse(await body(request, 16 * MESSAGE_BYTES))
+        data = await self.compute(picture_png, self.session, asked)
+        return Response(data, media_type="image/png", headers=HEADERS)
+
+    async def post_placements(self, request: HttpRequest) -> Response:
+        asked = Request.parse(await body(request, 16 * MESSAGE_BYTES))
+        data = await self.compute(placements_file, self.session, asked)
+        return Response(data, media_type="application/octet-stream", headers=HEADERS)
+
+    async def post_placements_file(self, request: HttpRequest) -> Response:
+        data = await body(request, UPLOAD_BYTES)
+        picture = request.path_params["picture"]
+        return JSONResponse(await self.compute(placements_of, self.session, picture, data))
+
+    async def live(self, socket: WebSocket) -> None:
+        """One tab: requests {"slot", "id", "kind", …} in, answers {"slot", "id", …} out, until it is closed."""
+        await socket.accept()
+        loop, answers = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
+        answers.put_nowait({"slot": "about", **self.session.about()})
+
+        def answer(message: dict[str, Any]) -> None:
+            loop.call_soon_threadsafe(answers.put_nowait, message)
+
+        async def sender() -> None:
+            while True:
+                await socket.send_json(await answers.get())
+
+        sending = asyncio.create_task(sender())
+        try:
+            while True:
+                text = await socket.receive_text()
+                try:
+                    self.take(socket, text, answer)
+                except InputError as error:
+                    answers.put_nowait({"slot": "error", "error": str(error)})
+        except (WebSocketDisconnect, KeyError):
+            pass  # the tab was closed, or sent something that is not text
+        finally:
+            self.worker.stop(socket)
+            sending.cancel()
+
+    def take(self, owner: WebSocket, text: str, send: Callable[[dict[str, Any]], None]) -> None:
+        """Hand one request of a tab to the worker."""
+        request = Request.parse(text)
+        slot, number, kind = request.text("slot"), request.number("id"), request.text("kind")
+        if kind == "stop":
+            self.worker.stop(owner, slot)
+            return
+        if kind not in ACTIONS:
+            raise unknown("request", kind, ACTIONS)
+        action = ACTIONS[kind]
+
+        def work(job: Job) -> None:
+            action.function(self.session, request, job)
+
+        job = Job(work, lambda message: send({"slot": slot, "id": number, **message}), long=action.long)
+        self.worker.submit(owner, slot, job)
+
+
+async def body(request: HttpRequest, limit: int) -> bytes:
+    """The request's body, refused as soon as it is longer than the limit."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limit:
+            raise InputError(f"this is more than {limit // 2**20} MB, which is what the page takes")
+    return bytes(data)
+
+
+async def bad_input(request: HttpRequest, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 400, headers=HEADERS)
+
+
+def png(image: Image.Image) -> Response:
+    data = BytesIO()
+    image.save(data, "PNG")
+    return Response(data.getvalue(), media_type="image/png", headers=HEADERS)
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on 127.0.0.1; port 0 is any that is free."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"a port is a number from 0 to 65535, got {port}")
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((HOST, port))
+    except OSError as error:
+        sock.close()
+        raise InputError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
+    return sock
+
+
+def web_server(server: Server, port: int) -> uvicorn.Server:
+    """uvicorn over the server's application, for a socket that `listen` opened."""
+    config = uvicorn.Config(
+        server.app(port), log_level="warning", access_log=False, ws_max_size=MESSAGE_BYTES, timeout_graceful_shutdown=1
+    )
+    return uvicorn.Server(config)
+
+
+def serve(session: Session, sock: socket.socket, *, browser: bool = True, say: Callable[[str], None] = print) -> None:
+    """Serve until Ctrl-C, opening the page in a browser."""
+    port = sock.getsockname()[1]
+    address = f"http://{HOST}:{port}/"
+    say(f"The playground is at {address} (Ctrl-C ends it)")
+    if browser:
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    web_server(Server(session), port).run(sockets=[sock])

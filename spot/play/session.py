@@ -1,0 +1,421 @@
+"""Everything the page asks of a model: the only module of the playground that knows the library.
+
+`Session` holds the models and pictures. Each entry of ACTIONS answers one kind of request, through
+`job.send`; long ones call `job.rest` between forward passes, where they can be stopped.
+"""
+
+import base64
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+
+from spot.data.scenes import CLASSES
+from spot.draws import generator_for
+from spot.errors import InputError, unknown
+from spot.evaluation.cost import macs
+from spot.evaluation.photos import PhotoSearch, names_of, search_figure, short
+from spot.models.spot_vit import SpotViT
+from spot.placement.files import Placements
+from spot.placement.oracle import LABELLED, PRESETS, search, snapped, wrong_labels
+from spot.placement.priors import PRIORS, SALIENT_PRIORS, center, omega, resolve_prior
+from spot.placement.saliency import KeyedSaliency, resolve_saliency, rgb
+from spot.play.pictures import Picture, Pictures
+from spot.play.request import MAX_TOKENS, Request
+from spot.play.worker import Job
+from spot.plots import save
+from spot.tokens.windows import windows
+
+OBJECTIVES = ("descent", "obfuscate", "agree", "entropy", "ascent")
+LEVELS = (9, 17, 33)  # points along each side of "Why here?"; each level has the one before within it
+FIELD_BATCH = 16
+CONTROLS = 16  # random moves that a search is compared with
+TRIES = 32  # directions drawn for a token until one stays in the image
+THUMBNAIL = 96
+SHARP = 3  # a photograph is shown at so many times the model's resolution
+
+
+class View(NamedTuple):
+    """A model and a picture as that model sees it."""
+
+    model: SpotViT
+    picture: Picture
+    images: Tensor  # (1, 3, H, W), normalised
+
+
+class Session:
+    """The models by name, loaded on first use, and the pictures."""
+
+    def __init__(
+        self, loaders: Mapping[str, Callable[[], SpotViT]], pictures: Pictures, saliency: str = "spectral"
+    ) -> None:
+        self.loaders, self.pictures, self.saliency = dict(loaders), pictures, saliency
+        self.model = lru_cache(maxsize=None)(self._model)
+        self.picture = lru_cache(maxsize=8)(pictures.open)
+        self.view = lru_cache(maxsize=8)(self._view)
+        self.dense_logits = lru_cache(maxsize=64)(self._dense_logits)
+        self.macs = lru_cache(maxsize=256)(self._macs)
+        self.map = lru_cache(maxsize=8)(self._map)
+
+    def about(self) -> dict[str, Any]:
+        """What the page has to know before it asks for anything."""
+        samples = [
+            {"id": sample.id, "name": sample.name, "label": sample.label and short(sample.label)}
+            for sample in self.pictures.samples.values()
+        ]
+        return {
+            "models": list(self.loaders),
+            "samples": samples,
+            "priors": [{"name": name, "map": name in SALIENT_PRIORS} for name in (*PRIORS, *SALIENT_PRIORS)],
+            "objectives": list(OBJECTIVES),
+            "labelled": list(LABELLED),
+            "presets": {name: preset["steps"] for name, preset in PRESETS.items()},
+            "saliency": Path(self.saliency).name,
+            "limit": MAX_TOKENS,
+        }
+
+    def _model(self, name: str) -> SpotViT:
+        if name not in self.loaders:
+            raise unknown("model", name, self.loaders)
+        model = self.loaders[name]()
+        names_of(model)  # refuses a model without a classifier
+        return model.eval().requires_grad_(False)
+
+    def _view(self, picture: str, model: str) -> View:
+        loaded, opened = self.model(model), self.picture(picture)
+        return View(loaded, opened, opened.tensor(loaded))
+
+    def asked(self, request: Request) -> View:
+        """The model and picture that a request names."""
+        return self.view(request.text("picture"), request.text("model"))
+
+    def names(self, model: str) -> Sequence[str]:
+        """What the classes of a model are called."""
+        loaded = self.model(model)
+        scenes = model.startswith("scenes") and loaded.num_classes == len(CLASSES)
+        return CLASSES if scenes else names_of(loaded)
+
+    def top(self, model: str, logits: Tensor, dense: Tensor, count: int = 5) -> list[dict[str, Any]]:
+        """The most probable classes of logits (classes,), with what the dense ViT gives each of them."""
+        best, beside = logits.softmax(-1).topk(min(count, len(logits))), dense.softmax(-1)
+        names = self.names(model)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [{"index": i, "name": short(names[i]), "p": p, "dense": beside[i].item()} for i, p in pairs]
+
+    def _dense_logits(self, picture: str, model: str) -> Tensor:
+        view = self.view(picture, model)
+        return forward(view, grid(view))[0]
+
+    def _macs(self, model: str, tokens: int) -> int:
+        return macs(self.model(model), tokens=tokens)
+
+    def _map(self, picture: str, model: str) -> Tensor:
+        view = self.view(picture, model)
+        saliency: KeyedSaliency = resolve_saliency(self.saliency, view.model.data_config, pil_to_tensor)
+        return saliency(view.images, [view.picture.name])
+
+    def shown(self, picture: str, model: str, kind: str) -> Image.Image:
+        """The picture as the model sees it, or the same part of it sharper."""
+        view = self.view(picture, model)
+        config, (height, width) = view.model.data_config, view.model.img_size
+        if kind == "pixels" or view.picture.whole or min(view.picture.image.size) < min(height, width):
+            return to_pil_image(rgb(view.images, config)[0])
+        times = SHARP if kind == "sharp" and max(height, width) * SHARP <= 2048 else 1
+        return to_pil_image(rgb(view.picture.tensor(view.model, times), config)[0])
+
+    def thumbnail(self, picture: str) -> Image.Image:
+        """The middle of a picture, small."""
+        return ImageOps.fit(self.pictures.open(picture).image, (THUMBNAIL, THUMBNAIL))
+
+
+def forward(view: View, positions: Tensor) -> Tensor:
+    """Logits (B, classes) of the picture at placements (B, N, 2)."""
+    with torch.inference_mode():
+        return view.model(view.images.expand(len(positions), -1, -1, -1), positions).float()
+
+
+def grid(view: View) -> Tensor:
+    """The ViT's own positions (1, N, 2)."""
+    return view.model.grid(view.images).reshape(1, -1, 2)
+
+
+# ----------------------------------------------------------------------------- what can be asked
+
+
+def model_info(session: Session, request: Request, job: Job) -> None:
+    """What a model is: sizes, classes, its own prior and budget."""
+    name = request.text("model")
+    model = session.model(name)
+    rows, columns = model.grid_size
+    job.send(
+        {
+            "size": list(model.img_size),
+            "window": model.patch_size,
+            "grid": [rows, columns],
+            "tokens": model.tokens,
+            "prior": model.prior if isinstance(model.prior, str) else "isotropic",
+            "classes": [short(each) for each in session.names(name)],
+            "sizes": False,
+        }
+    )
+
+
+def predict(session: Session, request: Request, job: Job) -> None:
+    """The top classes at given positions beside the dense ViT's, and what one token reads."""
+    view, positions = session.asked(request), request.positions()
+    name, dense = request.text("model"), session.dense_logits(request.text("picture"), request.text("model"))
+    logits = forward(view, positions)[0]
+    answer: dict[str, Any] = {"top": session.top(name, logits, dense), "dense": session.top(name, dense, dense, 2)}
+    token = request.optional("token", 0, positions.shape[1] - 1)
+    if token is not None:
+        answer["samples"] = encoded(samples(view, positions[:, token : token + 1]))
+    job.send(answer)
+
+
+def place(session: Session, request: Request, job: Job) -> None:
+    """Positions by a prior, as `spot predict` and `spot search` place them."""
+    view, prior, tokens = session.asked(request), request.text("prior"), request.tokens()
+    maps = None
+    if prior in SALIENT_PRIORS:
+        maps = session.map(request.text("picture"), request.text("model"))
+    placed = resolve_prior(prior, maps)
+    if placed is center:
+        placed = partial(center, full=math.prod(view.model.grid_size))
+    positions = placed(view.images, tokens, generator_for(request.number("seed"), view.picture.name))
+    if request.flag("snap"):
+        positions = snapped(positions, view.model.grid_size)
+    job.send({"positions": positions[0].tolist()})
+
+
+def saliency(session: Session, request: Request, job: Job) -> None:
+    """The map that salient, focus and background place by."""
+    maps = session.map(request.text("picture"), request.text("model"))
+    small = F.interpolate(maps[:, None], size=(64, 64), mode="area")[0, 0]
+    job.send({"values": small.tolist()})
+
+
+def searched(session: Session, request: Request, job: Job) -> None:
+    """A search, reported step by step: positions, the class's probability and the top classes."""
+    view, positions = session.asked(request), request.positions()
+    name, objective, preset = request.text("model"), request.text("objective"), request.text("preset")
+    if objective not in OBJECTIVES:
+        raise unknown("objective", objective, OBJECTIVES)
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    settings = dict(PRESETS[preset])
+    settings["steps"] = request.optional("steps", 1, 200) or settings["steps"]
+    label, labels = request.optional("label", 0, view.model.num_classes - 1), None
+    if objective in LABELLED:
+        if label is None:
+            raise InputError(f"{objective} needs a label; pick one, or search without one by agree or entropy")
+        labels = torch.tensor([label])
+        if objective == "obfuscate":
+            chance = generator_for(request.number("seed"), view.picture.name)
+            labels, objective = wrong_labels(labels, view.model.num_classes, chance), "descent"
+    dense = session.dense_logits(request.text("picture"), name)
+    shown = labels if labels is not None else dense.argmax()[None] if objective == "agree" else None
+    step = 0
+
+    def watched(images: Tensor, positions: Tensor) -> Tensor:
+        """The model, which tells the page what it was asked and what it answered."""
+        nonlocal step
+        logits = view.model(images, positions)
+        first = logits.detach()[0].float()
+        index = int(first.argmax() if shown is None else shown[0])
+        told = {
+            "part": step / settings["steps"],
+            "steps": settings["steps"],
+            "positions": positions.detach()[0].tolist(),
+        }
+        told |= {"p": first.softmax(-1)[index].item(), "class": index, "name": short(session.names(name)[index])}
+        job.send({**told, "top": session.top(name, first, dense)})
+        step += 1
+        job.rest()
+        return logits
+
+    cells = view.model.grid_size if request.flag("snap") else None
+    search(
+        watched, view.images, labels, positions, objective=objective, grid=cells, dense=dense[None].clone(), **settings
+    )
+    job.send({"part": 1, "done": True})
+
+
+def control(session: Session, request: Request, job: Job) -> None:
+    """The same tokens moved as far as a search moved them, in random directions."""
+    view, trajectory = session.asked(request), request.trajectory()
+    label = request.number("label", 0, view.model.num_classes - 1)
+    chance = generator_for(request.number("seed"), view.picture.name)
+    moved = randomly_moved(view.images, trajectory[0], trajectory[-1], chance)
+    probabilities = []
+    for places in moved:
+        probabilities.append(forward(view, places[None])[0].softmax(-1)[label].item())
+        job.rest()
+    job.send({"positions": moved[0].tolist(), "probabilities": probabilities})
+
+
+def randomly_moved(images: Tensor, start: Tensor, end: Tensor, generator: torch.Generator) -> Tensor:
+    """CONTROLS placements (CONTROLS, N, 2): each token as far from its start, in pixels, as its end is.
+
+    Directions are drawn anew where a token would leave the image; after TRIES of them it stops at the edge.
+    """
+    size = torch.tensor(images.shape[-2:], dtype=torch.float32)
+    distance = ((end - start) * size).norm(dim=-1)
+    angles = torch.rand(CONTROLS, len(start), TRIES, generator=generator) * (2 * math.pi)
+    there = start[:, None] + distance[:, None, None] * torch.stack([angles.sin(), angles.cos()], -1) / size
+    low, high = omega(images)
+    inside = ((there >= low) & (there <= high)).all(-1)
+    first = inside.long().argmax(-1)  # the first that stays inside
+    chosen = there.gather(2, first[..., None, None].expand(-1, -1, 1, 2))[:, :, 0]
+    return chosen.clamp(low, high)
+
+
+def field(session: Session, request: Request, job: Job) -> None:
+    """Why here? The class's log-probability if one token stood elsewhere: coarse first, then finer."""
+    view, positions = session.asked(request), request.positions()
+    token = request.number("token", 0, positions.shape[1] - 1)
+    label = request.number("label", 0, view.model.num_classes - 1)
+    low, high = omega(view.images)
+    values, total = torch.full((1, 1), math.nan), LEVELS[-1] ** 2
+    here = forward(view, positions).log_softmax(-1)[0, label].item()
+
+    def told(**fields: Any) -> None:
+        job.send({"values": jsonable(values), "here": here, **fields})
+
+    for side in LEVELS:
+        lines = torch.linspace(0, 1, side)
+        points = torch.stack(torch.meshgrid(lines, lines, indexing="ij"), -1) * (high - low) + low
+        known = torch.zeros(side, side, dtype=torch.bool)
+        if len(values) > 1:  # what the level before measured stays, what lies between is guessed until measured
+            values = F.interpolate(values[None, None], size=(side, side), mode="bilinear", align_corners=True)[0, 0]
+            known[::2, ::2] = True
+        else:
+            values = torch.full((side, side), math.nan)
+        for part in (~known).nonzero().split(FIELD_BATCH):
+            rows, columns = part.unbind(1)
+            places = positions.repeat(len(part), 1, 1)
+            places[:, token] = points[rows, columns]
+            values[rows, columns] = forward(view, places).log_softmax(-1)[:, label]
+            known[rows, columns] = True
+            told(side=side, part=int(known.sum()) / total)
+            job.rest()
+    told(side=LEVELS[-1], part=1, done=True)
+
+
+def cost(session: Session, request: Request, job: Job) -> None:
+    """Tokens, multiply-adds and measured time of a forward pass on this placement."""
+    view, positions = session.asked(request), request.positions()
+    name, seconds = request.text("model"), []
+    for _ in range(7):
+        start = time.perf_counter()
+        forward(view, positions)
+        seconds.append(time.perf_counter() - start)
+        job.rest()
+    own = math.prod(view.model.grid_size)
+    job.send(
+        {
+            "tokens": positions.shape[1],
+            "macs": session.macs(name, positions.shape[1]),
+            "dense_macs": session.macs(name, own),
+            "dense_tokens": own,
+            "ms": 1000 * statistics.median(seconds),
+        }
+    )
+
+
+class Action(NamedTuple):
+    """How a kind of request is answered; long ones give way to quick ones."""
+
+    function: Callable[[Session, Request, Job], None]
+    long: bool = False
+
+
+ACTIONS: dict[str, Action] = {
+    "model": Action(model_info),
+    "predict": Action(predict),
+    "place": Action(place),
+    "saliency": Action(saliency),
+    "search": Action(searched, long=True),
+    "control": Action(control, long=True),
+    "field": Action(field, long=True),
+    "cost": Action(cost, long=True),
+}
+
+
+# ----------------------------------------------------------------------------- files for the page to keep
+
+
+def picture_png(session: Session, request: Request) -> bytes:
+    """The PNG that `spot search` would draw of this trajectory."""
+    view, trajectory, name = session.asked(request), request.trajectory(), request.text("model")
+    first, last = (forward(view, places[None])[0].softmax(-1) for places in (trajectory[0], trajectory[-1]))
+    label = request.optional("label", 0, view.model.num_classes - 1)
+    index = int(last.argmax()) if label is None else label
+    names, image = session.names(name), rgb(view.images, view.model.data_config)[0]
+    made = PhotoSearch(
+        Path(view.picture.name), image, trajectory, short(names[index]), first[index].item(), last[index].item(),
+        (short(names[int(first.argmax())]), short(names[int(last.argmax())])), int(last.argmax()) == index,
+    )  # fmt: skip
+    adversarial = request.text("objective", "descent") == "ascent"
+    figure = search_figure(made, view.model.patch_size, adversarial=adversarial)
+    with tempfile.TemporaryDirectory() as folder:
+        save(figure, Path(folder) / "picture.png")
+        return (Path(folder) / "picture.png").read_bytes()
+
+
+def placements_file(session: Session, request: Request) -> bytes:
+    """A placements file of this one picture, for `spot evaluate --placements` or this page."""
+    view, trajectory = session.asked(request), request.trajectory()
+    made = {"model": view.model.name, "by": "spot play"}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "placements.safetensors"
+        Placements([view.picture.name], trajectory[None], made).save(file)
+        return file.read_bytes()
+
+
+def placements_of(session: Session, picture: str, data: bytes) -> dict[str, Any]:
+    """The picture's own placement in a placements file, or the only one that the file has."""
+    key = session.picture(picture).name
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "the file"
+        file.write_bytes(data)
+        try:
+            placements = Placements.load(file)
+        except InputError as error:
+            raise InputError(str(error).replace(str(file), "the file")) from None
+    if key not in placements and len(placements) > 1:
+        raise InputError(f"the file has placements of {len(placements)} images, but none of {key}")
+    trajectory = placements.select([key if key in placements else placements.keys[0]]).trajectory[0]
+    if trajectory.shape[1] > MAX_TOKENS:
+        raise InputError(f"the page takes up to {MAX_TOKENS} tokens, the file has {trajectory.shape[1]}")
+    return {"trajectory": trajectory.tolist()}
+
+
+# ----------------------------------------------------------------------------- small things
+
+
+def samples(view: View, positions: Tensor) -> Tensor:
+    """The K × K samples that the token at positions (1, 1, 2) reads, as RGB bytes (K, K, 3)."""
+    read = getattr(view.model.tokenizer, "windows", None)  # the authors' tokenizer has windows of its own
+    taken = windows(view.images, positions, view.model.patch_size) if read is None else read(view.images, positions)
+    colors = rgb(taken.reshape(1, 3, *taken.shape[-2:]), view.model.data_config)[0]
+    return (colors * 255).round().to(torch.uint8).permute(1, 2, 0)
+
+
+def encoded(pixels: Tensor) -> dict[str, Any]:
+    """Bytes (K, K, 3) for JSON."""
+    return {"side": pixels.shape[0], "rgb": base64.b64encode(pixels.contiguous().numpy().tobytes()).decode()}
+
+
+def jsonable(values: Tensor) -> list[list[float | None]]:
+    """Numbers for JSON, which has no NaN."""
+    return [[None if math.isnan(value) else value for value in row] for row in values.tolist()]

@@ -1,0 +1,54 @@
+"""From the command line's words to a session: which models, which pictures."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import spot
+from spot.errors import InputError
+from spot.evaluation.photos import photo_files
+from spot.models.checkpoints import built_in
+from spot.models.spot_vit import SpotViT
+from spot.placement.saliency import open_saliency
+from spot.play.pictures import Pictures, file_samples, folder_samples, scene_samples
+from spot.play.session import Session
+
+ON_SCENES = ("scenes-a", "scenes-b", "scenes-a-grid", "scenes-b-grid")
+ON_PHOTOS = "vit-ti"
+
+
+def open_session(
+    images: Sequence[str | Path] = (),
+    models: Sequence[str] = (),
+    weights: Sequence[Path] = (),
+    data: str | None = None,
+    split: str = "val",
+    saliency: str = "spectral",
+) -> Session:
+    """A session with the named models first; they and the pictures are opened now, so that errors come now."""
+    if Path(saliency).is_dir():
+        raise InputError("the page needs a saliency that can look at any picture: spectral, clipseg or an .onnx file")
+    open_saliency(saliency)
+    named = list(dict.fromkeys(models)) or ([ON_PHOTOS] if images or data not in (None, "scenes") else [ON_SCENES[0]])
+    if len(weights) not in (0, 1, len(named)):
+        raise InputError(f"give one --weights for all models or one each, got {len(weights)} for {len(named)} models")
+    files = [weights[index % len(weights)] if weights else None for index in range(len(named))]
+    loaders = {name: loader(name, None if name in ON_SCENES else file) for name, file in zip(named, files, strict=True)}
+    for name in ON_SCENES:
+        if name in built_in():
+            loaders.setdefault(name, loader(name, None))
+    samples = file_samples(photo_files(images)) if images else []
+    pictures = Pictures(samples)
+    session = Session(loaders, pictures, saliency)
+    for name in named:
+        session.model(name)
+    if data is not None and data != "scenes":
+        samples += folder_samples(data, session.model(named[0]), split)
+    elif data == "scenes" or not samples:
+        samples += scene_samples()
+    pictures.samples.update({sample.id: sample for sample in samples})
+    return session
+
+
+def loader(name: str, weights: Path | None) -> Callable[[], SpotViT]:
+    """Loads a model when it is first asked for."""
+    return lambda: spot.load(name, weights=weights)
