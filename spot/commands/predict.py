@@ -1,7 +1,7 @@
 """spot predict: what is in images, and which windows the model saw of them."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from spot.commands import options
 
@@ -21,6 +21,7 @@ def predict(
     out: Path | None = None,
     csv: Path | None = None,
     json: options.Json = None,
+    runtime: Literal["torch", "onnx"] = "torch",
 ) -> None:
     """Name what is in images, and draw the windows the model saw.
 
@@ -29,9 +30,16 @@ def predict(
         top: how many classes to name.
         out: folder for the pictures; by default predictions, or none with --csv or --json.
         csv: write a line per image and class to this file; - is standard output.
+        runtime: onnx runs a file of spot export (--model, or first among the images) without torch; no pictures.
 
     example: spot predict cat.jpg holiday/ --prior focus --tokens 49 --fit whole --csv said.csv
     """
+    if runtime == "onnx":
+        from spot.export.runtime import predict_exported
+
+        chosen = {"weights": weights, "prior": prior, "tokens": tokens, "saliency": saliency, "out": out}
+        predict_exported(images, model, top=top, skip=skip_unreadable, csv=csv, json=json, fit=fit, **chosen)
+        return
     import spot
     from spot import report
     from spot.evaluation.photos import photo_files, picture_files, predict, prediction_figure

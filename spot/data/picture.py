@@ -4,13 +4,15 @@ import math
 import os
 import warnings
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from PIL import Image, ImageOps
-from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, ToTensor
 
 from spot.errors import InputError, unknown
+
+if TYPE_CHECKING:  # an exported file is run without torch
+    from torchvision.transforms import Compose
 
 Fit = Literal["crop", "whole", "squash"]
 
@@ -65,7 +67,7 @@ def as_rgb(image: Image.Image, name: object) -> Image.Image:
     return image.convert("RGB")
 
 
-def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int] | None = None) -> Compose:
+def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int] | None = None) -> "Compose":
     """The paper's evaluation transform: bicubic, centre crop of 0.875, the model's own mean and std.
 
     At the model's 224 × 224 the short side becomes 256. `data_config` is what timm's
@@ -73,6 +75,7 @@ def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int
     """
     from timm.data import create_transform
     from timm.data.transforms import ResizeKeepRatio
+    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, ToTensor
 
     height, width = (size, size) if isinstance(size, int) else size or data_config["input_size"][-2:]
     mean, std = data_config["mean"], data_config["std"]
@@ -92,12 +95,14 @@ def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int
     return Compose([narrow, *steps])
 
 
-def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> Compose:
+def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose":
     """How a photograph of any shape becomes what a model sees.
 
     "crop" is the evaluation transform, whose square loses what lies outside; "squash" scales both
     sides to the model's; "whole" keeps image and shape, with as many pixels as the model's square has.
     """
+    from torchvision.transforms import Compose, Normalize, ToTensor
+
     if fit not in get_args(Fit):
         raise unknown("fit", fit, get_args(Fit))
     if fit == "crop":

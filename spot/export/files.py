@@ -1,0 +1,369 @@
+"""Write a model as one file: ONNX, or a torch.export program (.pt2), verified before it gets its name.
+
+The file holds normalisation, class names and preprocessing, so that whoever runs it cannot get them
+wrong. `export` runs what it wrote against the model, on noise and on pictures, in several batch sizes,
+image sizes and numbers of tokens, and says the largest difference. A file that differs is not kept.
+"""
+
+import copy
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from spot import __version__
+from spot.data.images import class_names, is_image
+from spot.data.picture import CROP_RATIO, open_image
+from spot.data.scenes import draw
+from spot.errors import InputError
+from spot.export.graph import Graph, Input, Output
+from spot.export.runtime import EXTRA, KEY, Exported, fitted
+from spot.models.spot_vit import SpotViT
+from spot.placement.priors import Prior
+from spot.store import hash_model, whole
+
+Target = Literal["onnx", "torch"]
+SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
+FEWEST, MOST = 2, 256  # tokens; a model whose grid has more takes as many as its grid
+LARGEST = 4096  # pixels along a side of an image
+BATCHES = 1024
+ATTENTION_OPSET = 23
+TOLERANCE = 1e-4  # of the largest value of an output
+PROTOBUF = 2 * 2**30  # bytes: no single ONNX file is larger
+
+Run = Callable[[Tensor, Tensor | None], Sequence[Tensor]]  # images, positions → outputs
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written and how far it is from the model, by output: the largest difference, and the largest value."""
+
+    path: Path
+    about: dict[str, Any]
+    difference: dict[str, float]
+    largest: dict[str, float]
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        size = self.path.stat().st_size / 1e6
+        differences = ", ".join(
+            f"{name} by at most {value:.1e} (of values up to {self.largest[name]:.1f})"
+            for name, value in self.difference.items()
+        )
+        return f"{self.path} ({size:.1f} MB) differs from the model in {differences}."
+
+
+def export(
+    model: SpotViT,
+    path: str | Path,
+    *,
+    to: Target = "onnx",
+    image: Input = "uint8",
+    prior: str | Prior | None = None,
+    tokens: int | None = None,
+    outputs: Sequence[Output] = ("logits",),
+    opset: int = ATTENTION_OPSET,
+    compiled: bool = False,
+    pictures: Sequence[NDArray[np.uint8]] = (),
+) -> Written:
+    """Write a model to a file that runs without SPoT, and verify it.
+
+    Args:
+        to: onnx, or torch for a torch.export program.
+        image: "uint8" takes RGB (B, H, W, 3), "float" the model's own normalised (B, C, H, W); H and W are free.
+        prior, tokens: build this placement in. With neither, the file takes positions (B, N, 2) beside images.
+        outputs: of logits, pooled and tokens.
+        opset: of the ONNX file; below 23 attention is written as its parts, for older runtimes.
+        compiled: for torch, compile through AOTInductor (needs a C++ compiler, and runs on this kind of machine).
+        pictures: (H, W, 3) to verify with beside noise, already resized and cropped.
+    """
+    path = Path(path)
+    refuse(model, path, to, outputs)
+    ready = copy.deepcopy(model).cpu().float().eval()
+    built_in = None if prior is None and tokens is None else fixed_placement(ready, prior, tokens)
+    graph = Graph(
+        ready,
+        image=image,
+        positions=built_in,
+        outputs=outputs,
+        attention_node=to == "onnx" and opset >= ATTENTION_OPSET,
+    ).eval()
+    about = describe(ready, graph, prior, tokens)
+    with whole(path) as temporary:
+        if to == "onnx":
+            write_onnx(graph, about, temporary, opset)
+        else:
+            write_torch(graph, about, temporary, compiled)
+        run = run_onnx(temporary) if to == "onnx" else run_torch(temporary, compiled)
+        difference, largest = verify(run, ready, about, pictures)
+    return Written(path, about, difference, largest)
+
+
+def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
+    """Refuse what cannot be written, before any work is done."""
+    if path.suffix != SUFFIXES[to]:
+        raise InputError(f"a file for {to} ends in {SUFFIXES[to]}, got {path}")
+    if not outputs:
+        raise InputError("at least one output is needed: logits, pooled or tokens")
+    if "logits" in outputs and model.num_classes < 1:
+        raise InputError(f"{model.name} has no classifier, and so no logits; ask for pooled or tokens instead")
+    if to == "torch":
+        return
+    require_onnx()
+    size = sum(tensor.numel() * 4 for tensor in model.state_dict().values())
+    if size > 0.95 * PROTOBUF:
+        raise InputError(f"{model.name} has {size / 2**30:.1f} GiB of weights, an ONNX file at most 2; use --to torch")
+
+
+def require_onnx() -> None:
+    """Refuse with a sentence where the extra is missing or torch too old."""
+    for name in ("onnx", "onnxscript", "onnxruntime", "torch.onnx.ops"):
+        try:
+            import_module(name)
+        except ImportError as error:
+            needed = "torch 2.9 or newer" if name.startswith("torch") else name
+            raise InputError(f"exporting to ONNX needs {needed}; {EXTRA}") from error
+
+
+def fixed_placement(model: SpotViT, prior: str | Prior | None = None, tokens: int | None = None) -> Tensor:
+    """Positions (N, 2) of a prior that gives the same for every image of the model's size."""
+    prior = model.prior if prior is None else prior
+    blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
+    placed = copy.copy(model)
+    placed.prior, placed.tokens = prior, model.tokens if tokens is None else tokens
+    first, second = (placed.place(blank, torch.Generator().manual_seed(seed))[0] for seed in (0, 1))
+    if not torch.equal(first, second):
+        raise InputError(f"the prior {prior} draws at random and cannot be built in; export with positions as an input")
+    return first
+
+
+def own_placement(model: SpotViT) -> list[list[float]] | None:
+    """The model's own positions, where they are the same for every image."""
+    try:
+        return fixed_placement(model).tolist()
+    except InputError:
+        return None
+
+
+def describe(
+    model: SpotViT, graph: Graph, prior: str | Prior | None = None, tokens: int | None = None
+) -> dict[str, Any]:
+    """What the file says of itself, as JSON values."""
+    config = model.data_config
+    names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
+    built_in = graph.positions
+    chosen = model.prior if prior is None else prior
+    return {
+        "format": 1,
+        "version": __version__,
+        "model": model.name,
+        "model_hash": hash_model(model),
+        "image": graph.image,
+        "channels": config["input_size"][0],
+        "outputs": list(graph.outputs),
+        "prior": chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "a function"),
+        "built_in": built_in is not None,
+        "positions": own_placement(model) if built_in is None else built_in[0].tolist(),
+        "token_range": [FEWEST, max(MOST, len(model.grid()))],
+        "img_size": list(model.img_size),
+        "patch_size": model.patch_size,
+        "preprocessing": {
+            "size": list(model.img_size),
+            "interpolation": "bicubic",
+            "crop": "center",
+            "crop_ratio": CROP_RATIO,
+            "mean": list(config["mean"]),
+            "std": list(config["std"]),
+            "color": "RGB",
+        },
+        "classes": names if model.num_classes else [],
+    }
+
+
+# Writing
+
+
+def example(about: dict[str, Any], batch: int = 2, tokens: int = 5) -> tuple[Tensor, ...]:
+    """Inputs to trace with; no dimension that is to stay free has the size of another, or is 0 or 1."""
+    images = noise(about, batch, [side + 2 * number + 2 for number, side in enumerate(about["img_size"])])
+    if about["built_in"]:
+        return (images,)
+    return images, torch.rand(batch, tokens, 2, generator=torch.Generator().manual_seed(0))
+
+
+def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
+    """Which dimensions of the inputs are free, and between what bounds."""
+    dim = torch.export.Dim
+    batch = dim("batch", min=1, max=BATCHES)
+    rows = 1 if about["image"] == "uint8" else 2
+    sides = {rows: dim("height", min=about["patch_size"], max=LARGEST)}
+    sides[rows + 1] = dim("width", min=about["patch_size"], max=LARGEST)
+    images = {0: batch, **sides}
+    if about["built_in"]:
+        return (images,)
+    low, high = about["token_range"]
+    return images, {0: batch, 1: dim("tokens", min=low, max=high)}
+
+
+def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATTENTION_OPSET) -> None:
+    """Trace a graph and write it as ONNX, with `about` among its metadata."""
+    import onnx
+
+    inputs = example(about)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program: Any = torch.onnx.export(
+            graph,
+            inputs,
+            dynamo=True,
+            opset_version=opset,
+            input_names=["images", "positions"][: len(inputs)],
+            output_names=about["outputs"],
+            dynamic_shapes=free_dimensions(about),
+            verbose=False,
+        )
+    file = program.model_proto
+    file.producer_name, file.producer_version = "spot-vit", __version__
+    del file.metadata_props[:]
+    onnx.helper.set_model_props(file, {KEY: json.dumps(about)})
+    for node in file.graph.node:  # where in the source a node comes from: a third of the file's text
+        del node.metadata_props[:]
+        node.doc_string = ""
+    onnx.save_model(file, str(path))
+
+
+def write_torch(graph: Graph, about: dict[str, Any], path: Path, compiled: bool = False) -> None:
+    """Trace a graph and write it as a torch.export program, or compiled by AOTInductor."""
+    with torch.no_grad():
+        program = torch.export.export(graph, example(about), dynamic_shapes=free_dimensions(about))
+    if not compiled:
+        torch.export.save(program, path, extra_files={f"{KEY}.json": json.dumps(about)})
+        return
+    from torch._inductor import aoti_compile_and_package
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        # Written straight to `path`: the package's name decides nothing.
+        settings = {"aot_inductor.metadata": {KEY: json.dumps(about)}}
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+    except InvalidCxxCompiler as error:
+        raise InputError("compiling needs a C++ compiler, and none was found; install g++ or leave it out") from error
+
+
+# Verifying
+
+
+def run_onnx(path: Path) -> Run:
+    """A function that runs an ONNX file on tensors."""
+    exported = Exported(path, threads=torch.get_num_threads())
+
+    def run(images: Tensor, positions: Tensor | None) -> list[Tensor]:
+        results = exported(images.numpy(), None if positions is None else positions.numpy())
+        return [torch.from_numpy(results[name]) for name in exported.about["outputs"]]
+
+    return run
+
+
+def run_torch(path: Path, compiled: bool = False) -> Run:
+    """A function that runs a torch.export program."""
+    if compiled:
+        module: Any = torch._inductor.aoti_load_package(str(path))
+    else:
+        module = torch.export.load(path).module()
+
+    def run(images: Tensor, positions: Tensor | None) -> Sequence[Tensor]:
+        with torch.no_grad():
+            return module(images) if positions is None else module(images, positions)
+
+    return run
+
+
+def verify(
+    run: Run, model: SpotViT, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Largest difference and largest value by output; refuses a file that differs from the model."""
+    difference = dict.fromkeys(about["outputs"], 0.0)
+    largest = dict.fromkeys(about["outputs"], 0.0)
+    for images, positions in trials(about, pictures):
+        expected = reference(model, about, images, positions)
+        for name, result in zip(about["outputs"], run(images, positions), strict=True):
+            if result.shape != expected[name].shape:
+                raise InputError(f"the exported {name} have shape {tuple(result.shape)}, the model's another; not kept")
+            difference[name] = max(difference[name], float((result - expected[name]).abs().max()))
+            largest[name] = max(largest[name], float(expected[name].abs().max()))
+    for name, value in difference.items():
+        if not value <= TOLERANCE * max(1.0, largest[name]):
+            raise InputError(f"the exported {name} differ from the model's by {value:.2g}; the file was not kept")
+    return difference, largest
+
+
+def trials(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> list[tuple[Tensor, Tensor | None]]:
+    """Images and positions to verify with: fewest and most tokens, one and several images, another image size."""
+    height, width = about["img_size"]
+    low, high = about["token_range"]
+    generator = torch.Generator().manual_seed(1)
+    batches = [noise(about, 1, (height, width)), noise(about, 3, (height, width)), noise(about, 2, (height, width + 9))]
+    batches += [from_picture(about, picture)[None] for picture in pictures]
+    counts = [high, low, 17, *[49 for _ in pictures]]
+    chosen = []
+    for images, tokens in zip(batches, counts, strict=True):
+        # Beyond the edges too: there the border is repeated.
+        positions = 1.2 * torch.rand(len(images), tokens, 2, generator=generator) - 0.1
+        chosen.append((images, None if about["built_in"] else positions))
+    return chosen
+
+
+def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) -> list[NDArray[np.uint8]]:
+    """Pictures (H, W, 3) as the model sees them before normalisation: of a folder, or built-in scenes."""
+    if model.data_config["input_size"][0] != 3:
+        return []
+    if folder is None:
+        scenes = draw(range(count)).images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
+        images = [Image.fromarray(scene) for scene in scenes]
+    else:
+        files = sorted(path for path in folder.rglob("*") if is_image(path.name))[:count]
+        if not files:
+            raise InputError(f"pictures to verify with were expected in {folder}, and there are none")
+        images = [open_image(path) for path in files]
+    return [np.asarray(fitted(image, model.img_size)) for image in images]
+
+
+def noise(about: dict[str, Any], batch: int, size: Sequence[int]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if about["image"] == "uint8":
+        return torch.randint(256, (batch, *size, 3), generator=generator, dtype=torch.uint8)
+    return torch.randn(batch, about["channels"], *size, generator=generator)
+
+
+def from_picture(about: dict[str, Any], picture: NDArray[np.uint8]) -> Tensor:
+    """A picture (H, W, 3) as the file takes it."""
+    pixels = torch.from_numpy(picture.copy())
+    return pixels if about["image"] == "uint8" else normalised(about, pixels[None])[0]
+
+
+def normalised(about: dict[str, Any], pixels: Tensor) -> Tensor:
+    """RGB (B, H, W, 3) as bytes → the model's own (B, 3, H, W)."""
+    mean, std = (torch.tensor(about["preprocessing"][name]) for name in ("mean", "std"))
+    return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
+
+
+@torch.no_grad()
+def reference(model: SpotViT, about: dict[str, Any], images: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+    """What the model itself gives, by output."""
+    if about["image"] == "uint8":
+        images = normalised(about, images)
+    if positions is None:
+        positions = torch.tensor(about["positions"]).expand(len(images), -1, -1)
+    tokens = model.forward_features(images, positions)
+    results = {"tokens": tokens, "pooled": model.forward_head(tokens, pre_logits=True)}
+    return {**results, "logits": model.forward_head(tokens)}

@@ -1,0 +1,193 @@
+"""Run a file that `spot export --to onnx` wrote, without torch: numpy, Pillow and ONNX Runtime.
+
+    exported = Exported("vit.onnx")
+    pixels = exported.prepare(open_image("photo.jpg"))  # resized and cropped as the model was evaluated
+    logits = exported(pixels[None])["logits"]           # (1, classes); exported.classes names them
+    logits = exported(pixels[None], positions)["logits"]  # (1, N, 2), (y, x) fractions, unless built in
+
+Nothing here may import torch: that would cost more time than a prediction takes.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from spot.data.picture import CROP_RATIO, narrow, open_image
+from spot.errors import InputError
+from spot.store import refuse_no_file
+
+KEY = "spot_vit"  # of our entry among the file's metadata
+EXTRA = "pip install 'spot-vit[export]'"
+
+
+class Exported:
+    """An exported model. Call it with images (B, H, W, 3) and, unless built in, positions (B, N, 2)."""
+
+    def __init__(self, path: str | Path, threads: int | None = None) -> None:
+        """threads: as many as ONNX Runtime chooses, unless given. They do not spin while they wait."""
+        refuse_no_file(path, "a file written by spot export")
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise InputError(f"running an exported file needs onnxruntime; {EXTRA}") from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        try:
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's own kinds of error have no common parent but this
+            raise InputError(f"ONNX Runtime cannot open {path}: {' '.join(str(error).split())[:200]}") from error
+        entries = self.session.get_modelmeta().custom_metadata_map
+        if KEY not in entries:
+            raise InputError(f"{path} was not written by spot export, and says nothing of its input; export it again")
+        self.path = Path(path)
+        self.about: dict[str, Any] = json.loads(entries[KEY])
+        self.takes_positions = len(self.session.get_inputs()) > 1
+
+    @property
+    def classes(self) -> list[str]:
+        """What a person calls the classes, in order."""
+        return list(self.about["classes"])
+
+    def prepare(self, image: Image.Image) -> NDArray[Any]:
+        """An RGB image → what the file takes of it, without the batch dimension: resized and cropped, see `fitted`."""
+        preprocessing = self.about["preprocessing"]
+        pixels = np.asarray(fitted(image, preprocessing["size"]))
+        if self.about["image"] == "uint8":
+            return pixels
+        mean, std = (np.array(preprocessing[name], np.float32) for name in ("mean", "std"))
+        return ((pixels.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1)
+
+    def __call__(self, images: ArrayLike, positions: ArrayLike | None = None) -> dict[str, NDArray[Any]]:
+        """Each output by its name; where none are given, positions are those that the model was exported with."""
+        images = np.ascontiguousarray(images)
+        self._check(images)
+        inputs = {"images": images}
+        if self.takes_positions:
+            inputs["positions"] = self._positions(positions, len(images))
+        elif positions is not None:
+            raise InputError(f"{self.path} has its placement built in; export it without --prior to pass positions")
+        names = self.about["outputs"]
+        return dict(zip(names, self.session.run(names, inputs), strict=True))
+
+    def _check(self, images: NDArray[Any]) -> None:
+        shape, kind = ("(B, H, W, 3)", np.uint8) if self.about["image"] == "uint8" else ("(B, C, H, W)", np.float32)
+        channels = self.about["channels"]
+        axis = 3 if self.about["image"] == "uint8" else 1
+        if images.ndim != 4 or images.shape[axis] != channels or images.dtype != kind or not images.size:
+            wanted = f"{np.dtype(kind).name} of shape {shape.replace('C', str(channels))}"
+            raise InputError(f"images must be {wanted}, got {images.dtype} {images.shape}")
+
+    def _positions(self, positions: ArrayLike | None, batch: int) -> NDArray[np.float32]:
+        if positions is None:
+            own = self.about["positions"]
+            if own is None:
+                raise InputError(f"{self.path} takes positions, and its model's prior draws them; pass positions")
+            positions = np.broadcast_to(np.array(own, np.float32), (batch, len(own), 2))
+        array = np.ascontiguousarray(positions, np.float32)
+        low, high = self.about["token_range"]
+        if array.ndim != 3 or array.shape[0] != batch or array.shape[2] != 2:
+            raise InputError(f"positions must have shape ({batch}, N, 2), got {array.shape}")
+        if not low <= array.shape[1] <= high:
+            raise InputError(f"{self.path} takes {low} to {high} tokens, got {array.shape[1]}; export it anew for more")
+        if not np.isfinite(array).all():
+            raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")
+        return array
+
+
+def predict_exported(
+    sources: Sequence[str],
+    model: str,
+    *,
+    top: int = 5,
+    skip: bool = False,
+    csv: Path | None = None,
+    json: Path | None = None,
+    fit: str = "crop",
+    **others: Any,
+) -> None:
+    """What `spot predict --runtime onnx` does: show the likeliest classes of image files, and write them."""
+    from spot import report
+
+    for name, value in others.items():
+        if value is not None:
+            raise InputError(f"{name}={value} goes with --runtime torch; a file has what it was exported with")
+    if fit != "crop":
+        raise InputError(f"an exported file is run on the middle of an image; fit={fit} goes with --runtime torch")
+    report.check_outputs(csv, json)
+    if sources and sources[0].endswith(".onnx"):
+        model, sources = sources[0], sources[1:]
+    exported, table = Exported(model), []
+    for file in image_paths(sources):
+        try:
+            image = open_image(file)
+        except InputError as error:
+            if not skip:
+                raise
+            report.warn(f"left out: {error}")
+            continue
+        rows = classify(exported, image, top)
+        report.show([{name: row[name] for name in ("class", "probability")} for row in rows], str(file), digits=1)
+        table += [{"image": str(file), **row} for row in rows]
+    if csv is not None:
+        report.save_csv(csv, table)
+    if json is not None:
+        report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})
+
+
+def image_paths(sources: Sequence[str]) -> list[Path]:
+    """Files as they are named, and the images in folders."""
+    known = Image.registered_extensions()
+    files: list[Path] = []
+    for source in map(Path, sources):
+        inside = sorted(path for path in source.rglob("*") if path.suffix.lower() in known and path.name[0] != ".")
+        files += inside if source.is_dir() else [source]
+    if not files:
+        raise InputError("name at least one image file, or a folder with images")
+    return files
+
+
+def classify(exported: Exported, image: Image.Image, top: int = 5) -> list[dict[str, Any]]:
+    """The likeliest classes of an image, one row each: index, class, probability in percent."""
+    if "logits" not in exported.about["outputs"]:
+        raise InputError(f"{exported.path} gives {', '.join(exported.about['outputs'])} and no classes; export logits")
+    if top < 1:
+        raise InputError(f"at least one class is to be named, got top={top}")
+    shares = probabilities(exported(exported.prepare(image)[None])["logits"][0]) * 100
+    best = np.argsort(-shares, kind="stable")[:top].tolist()
+    return [{"index": index, "class": exported.classes[index], "probability": float(shares[index])} for index in best]
+
+
+def probabilities(logits: NDArray[Any]) -> NDArray[Any]:
+    """Softmax over the last axis."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def fitted(image: Image.Image, size: Sequence[int]) -> Image.Image:
+    """Resize an RGB image with bicubic interpolation and crop its middle to (H, W).
+
+    Pixel for pixel what spot.data.picture.evaluation_transform does before it normalises.
+    """
+    image = narrow(image)
+    height, width = size
+    if height == width:
+        short = int(height / CROP_RATIO)
+        if image.width <= image.height:
+            scaled = (short, int(short * image.height / image.width))
+        else:
+            scaled = (int(short * image.width / image.height), short)
+    else:  # as small as it can be and still cover the crop's surroundings
+        ratio = min(image.height / int(height / CROP_RATIO), image.width / int(width / CROP_RATIO))
+        scaled = (round(image.width / ratio), round(image.height / ratio))
+    if scaled != image.size:
+        image = image.resize(scaled, Image.Resampling.BICUBIC)
+    left, top = round((image.width - width) / 2.0), round((image.height - height) / 2.0)
+    return image.crop((left, top, left + width, top + height))

@@ -1,0 +1,191 @@
+"""Exported files: what they take, what they say of themselves, and that they are whole or absent."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import spot
+from spot.cli import main
+from spot.errors import InputError
+from spot.export import files
+from spot.export.files import export
+from spot.export.runtime import KEY, Exported
+from spot.models.checkpoints import save_folder
+from spot.store import hash_model
+from tests.conftest import make_nano
+from tests.export.test_graph import bytes_and_positions, normalised
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 16, 49, 100, 196, 256])
+@torch.no_grad()
+def test_one_file_takes_any_number_of_tokens(exported, tokens):
+    pixels, positions = bytes_and_positions(batch=1, tokens=tokens)
+    result = Exported(exported.path)(pixels.numpy(), positions.numpy())
+    expected = exported.model(normalised(exported.model, pixels), positions)
+    np.testing.assert_allclose(result["logits"], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("batch, size", [(1, (32, 32)), (2, (32, 32)), (7, (32, 32)), (2, (57, 40)), (1, (8, 200))])
+@torch.no_grad()
+def test_one_file_takes_any_batch_and_image_size(exported, batch, size):
+    pixels, positions = bytes_and_positions(batch=batch, size=size)
+    result = Exported(exported.path)(pixels.numpy(), positions.numpy())
+    images = normalised(exported.model, pixels)
+    features = exported.model.forward_features(images, positions)
+    np.testing.assert_allclose(result["logits"], exported.model(images, positions), atol=2e-5)
+    np.testing.assert_allclose(result["tokens"], features, atol=2e-5)
+    np.testing.assert_allclose(result["pooled"], exported.model.forward_head(features, pre_logits=True), atol=2e-5)
+
+
+def nodes(path):
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def test_there_is_no_grid_sampler_and_no_copy_of_the_image_per_token(exported):
+    kinds = nodes(exported.path)
+    assert "GridSample" not in kinds
+    assert kinds.count("Attention") == 2  # one node per block
+    assert kinds.count("Gather") + kinds.count("GatherND") + kinds.count("GatherElements") < 6
+    domains = {node.domain for node in onnx.load(exported.path).graph.node}
+    assert domains == {""}  # standard operators alone
+
+
+def test_the_file_says_what_it_is(exported):
+    about = json.loads({entry.key: entry.value for entry in onnx.load(exported.path).metadata_props}[KEY])
+    assert about["version"] == spot.__version__
+    assert about["model_hash"] == hash_model(exported.model)
+    assert about["classes"] == [f"class {number}" for number in range(10)]
+    assert about["preprocessing"]["size"] == [32, 32]
+    assert about["preprocessing"]["mean"] == [0.5, 0.5, 0.5]
+    assert about["positions"] == exported.model.place(torch.zeros(1, 3, 32, 32))[0].tolist()
+
+
+def test_the_largest_difference_is_measured_and_said(exported):
+    assert set(exported.written.difference) == {"logits", "pooled", "tokens"}
+    assert 0 < max(exported.written.difference.values()) < 1e-4
+    assert "logits by at most" in exported.written.summary
+
+
+@torch.no_grad()
+def test_a_prior_can_be_built_in(tmp_path):
+    model = make_nano()
+    export(model, tmp_path / "m.onnx", prior="isotropic", tokens=9)
+    run = Exported(tmp_path / "m.onnx")
+    assert len(run.session.get_inputs()) == 1
+    pixels, _ = bytes_and_positions(batch=3)
+    model.tokens = 9
+    np.testing.assert_allclose(run(pixels.numpy())["logits"], model(normalised(model, pixels)), atol=2e-5)
+    with pytest.raises(InputError, match="placement built in"):
+        run(pixels.numpy(), np.zeros((3, 5, 2)))
+
+
+@torch.no_grad()
+def test_older_runtimes_get_attention_in_parts(tmp_path):
+    model = make_nano()
+    export(model, tmp_path / "m.onnx", opset=20, image="float")
+    kinds = nodes(tmp_path / "m.onnx")
+    assert "Attention" not in kinds and "Softmax" in kinds
+    pixels, positions = bytes_and_positions()
+    images = normalised(model, pixels)
+    result = Exported(tmp_path / "m.onnx")(images.numpy(), positions.numpy())["logits"]
+    np.testing.assert_allclose(result, model(images, positions), atol=2e-5)
+
+
+@torch.no_grad()
+def test_a_torch_program_runs_on_any_batch_and_tokens_without_spot(tmp_path):
+    model = make_nano().bfloat16().float()  # what bfloat16 weights are in float32
+    training = make_nano().bfloat16().train()
+    export(training, tmp_path / "m.pt2", to="torch")
+    assert training.training and training.vit.cls_token.dtype == torch.bfloat16  # left as it was
+    extra = {f"{KEY}.json": ""}
+    program = torch.export.load(tmp_path / "m.pt2", extra_files=extra).module()
+    assert json.loads(extra[f"{KEY}.json"])["model_hash"] == hash_model(model)
+    for batch, tokens in ((1, 2), (3, 256), (2, 49)):
+        pixels, positions = bytes_and_positions(batch=batch, tokens=tokens)
+        expected = model(normalised(model, pixels), positions)
+        torch.testing.assert_close(program(pixels, positions)[0], expected, atol=2e-5, rtol=1e-5)
+
+
+def test_a_file_that_differs_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "write_onnx", lambda graph, about, path, opset: path.write_bytes(b"wrong"))
+    monkeypatch.setattr(files, "run_onnx", lambda path: lambda images, positions: [torch.ones(len(images), 10)])
+    with pytest.raises(InputError, match="differ from the model's by"):
+        export(make_nano(), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    (tmp_path / "m.onnx").write_bytes(b"old")
+
+    def full(graph, about, path, opset):
+        path.write_bytes(b"half a fi")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_onnx", full)
+    with pytest.raises(InputError, match="the disk is full"):
+        export(make_nano(), tmp_path / "m.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    assert (tmp_path / "m.onnx").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"path": "m.pt2"}, "a file for onnx ends in .onnx"),
+        ({"path": "m.onnx", "prior": "uniform"}, "draws at random and cannot be built in"),
+        ({"path": "m.onnx", "outputs": ()}, "at least one output is needed"),
+        ({"path": "m.onnx", "prior": "isotropc"}, "did you mean 'isotropic'"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence(tmp_path, options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        export(make_nano(), tmp_path / options.pop("path"), **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_classes_has_no_logits(tmp_path):
+    with pytest.raises(InputError, match="no classifier"):
+        export(make_nano(num_classes=0), tmp_path / "m.onnx")
+
+
+def test_a_missing_extra_is_named_with_its_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(InputError, match=r"needs onnxscript; pip install 'spot-vit\[export\]'"):
+        export(make_nano(), tmp_path / "m.onnx")
+
+
+def test_the_command_writes_and_says_the_difference(tmp_path, capsys):
+    save_folder(make_nano(), tmp_path / "model")
+    out = tmp_path / "m.onnx"
+    main(
+        [
+            "export",
+            str(tmp_path / "model"),
+            "--out",
+            str(out),
+            "--prior",
+            "center",
+            "--tokens",
+            "4",
+            "--features",
+            "pooled",
+        ]
+    )
+    assert "m.onnx" in capsys.readouterr().out
+    result = Exported(out)(np.zeros((1, 32, 32, 3), np.uint8))
+    assert result["logits"].shape == (1, 10) and result["pooled"].shape == (1, 32)
+
+
+@torch.no_grad()
+def test_a_compiled_program_gives_the_same(tmp_path, request):
+    if not request.config.getoption("--all-models"):
+        pytest.skip("compiling takes half a minute; --all-models compiles")
+    model = make_nano()
+    export(model, tmp_path / "m.pt2", to="torch", compiled=True)
+    program = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))
+    pixels, positions = bytes_and_positions(batch=1, tokens=30)
+    expected = model(normalised(model, pixels), positions)
+    torch.testing.assert_close(program(pixels, positions)[0], expected, atol=2e-5, rtol=1e-5)

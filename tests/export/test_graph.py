@@ -1,0 +1,108 @@
+"""The exported module computes what the model computes."""
+
+import pytest
+import torch
+
+import spot
+from spot.errors import InputError
+from spot.export.graph import Graph, flat_windows
+from tests.conftest import make_nano
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
+FAMILIES = {
+    "vit_tiny_patch16_224": {},
+    "deit_tiny_distilled_patch16_224": {},
+    "deit3_small_patch16_224": {"init_values": 0.3},
+    "vit_small_patch16_dinov3": {},
+    "vit_medium_patch16_reg4_gap_256": {},
+    "eva02_tiny_patch14_224": {},
+    "vit_small_patch16_rope_mixed_224": {},
+}
+
+
+def random_model(name, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = spot.adapt(name, **{**SMALL, **options}).eval()
+        for parameter in model.parameters():
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def bytes_and_positions(batch=2, size=(32, 32), tokens=7):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (batch, *size, 3), generator=generator, dtype=torch.uint8)
+    return pixels, 1.2 * torch.rand(batch, tokens, 2, generator=generator) - 0.1
+
+
+def normalised(model, pixels):
+    mean, std = torch.tensor(model.data_config["mean"]), torch.tensor(model.data_config["std"])
+    return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_every_family_of_vits_gives_its_own_logits_and_features_from_bytes(name):
+    model = random_model(name, **FAMILIES[name])
+    pixels, positions = bytes_and_positions(size=(32, 40))
+    outputs = ("logits", "pooled", "tokens")
+    logits, pooled, tokens = Graph(model, outputs=outputs)(pixels, positions)
+    images = normalised(model, pixels)
+    features = model.forward_features(images, positions)
+    torch.testing.assert_close(logits, model(images, positions), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(pooled, model.forward_head(features, pre_logits=True), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(tokens, features, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_normalised_input_gives_the_same():
+    model = make_nano()
+    pixels, positions = bytes_and_positions()
+    images = normalised(model, pixels)
+    (logits,) = Graph(model, image="float")(images, positions)
+    torch.testing.assert_close(logits, model(images, positions), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_norms_of_queries_and_keys_are_kept():
+    model = random_model("vit_tiny_patch16_224", qk_norm=True)
+    pixels, positions = bytes_and_positions()
+    (logits,) = Graph(model)(pixels, positions)
+    torch.testing.assert_close(logits, model(normalised(model, pixels), positions), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_built_in_placement_serves_every_image_of_a_batch():
+    model = make_nano()
+    pixels, positions = bytes_and_positions(batch=3)
+    (logits,) = Graph(model, positions=positions[0])(pixels)
+    expected = model(normalised(model, pixels), positions[:1].expand(3, -1, -1))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gathered_windows_are_the_library_s_windows():
+    pixels, positions = bytes_and_positions(batch=3, size=(31, 45), tokens=11)
+    images = pixels.permute(0, 3, 1, 2)
+    expected = spot.windows(images.float(), positions, 8).permute(0, 1, 3, 4, 2)
+    torch.testing.assert_close(flat_windows(images, positions, 8), expected, atol=1e-3, rtol=0)
+
+
+def test_on_the_grid_gathered_windows_are_the_patches_bit_for_bit():
+    model = make_nano()
+    pixels, _ = bytes_and_positions()
+    images = pixels.permute(0, 3, 1, 2)
+    grid = model.grid().reshape(-1, 2).expand(2, -1, -1)
+    patches = images.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).flatten(1, 2)
+    assert torch.equal(flat_windows(images, grid, 8), patches.float())
+
+
+def test_the_model_is_left_as_it_was():
+    model = make_nano()
+    before = model.tokenizer
+    Graph(model)
+    assert model.tokenizer is before
+
+
+def test_bytes_need_a_model_of_colour_images():
+    with pytest.raises(InputError, match="1 channels; export it with a float input"):
+        Graph(random_model("vit_tiny_patch16_224", in_chans=1))
