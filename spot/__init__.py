@@ -7,10 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spot.evaluation.accuracy import evaluate as evaluate
+    from spot.models.baselines import BASELINES as BASELINES
     from spot.models.checkpoints import load as load
     from spot.models.spot_vit import SpotViT as SpotViT
     from spot.models.spot_vit import adapt as adapt
     from spot.placement.files import Placements as Placements
+    from spot.placement.oracle import SearchResult as SearchResult
     from spot.placement.oracle import search as search
     from spot.placement.priors import PRIORS as PRIORS
     from spot.tokens.position_embedding import KernelPositionEmbedding as KernelPositionEmbedding
@@ -19,11 +22,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BASELINES": "spot.models.baselines",
     "KernelPositionEmbedding": "spot.tokens.position_embedding",
     "PRIORS": "spot.placement.priors",
     "Placements": "spot.placement.files",
+    "SearchResult": "spot.placement.oracle",
     "SpotViT": "spot.models.spot_vit",
     "adapt": "spot.models.spot_vit",
+    "evaluate": "spot.evaluation.accuracy",
     "load": "spot.models.checkpoints",
     "search": "spot.placement.oracle",
     "windows": "spot.tokens.windows",

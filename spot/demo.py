@@ -1,6 +1,5 @@
 """The whole method in about a minute, on the built-in model and scenes, or on a photograph: `spot demo`."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from spot import report
 from spot.data.images import data_for, loader
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES, SceneBatch, Scenes
-from spot.draws import generator_for
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate, wilson
+from spot.evaluation.accuracy import Candidate, Setting, evaluate, wilson
 from spot.evaluation.photos import names_of, short
 from spot.evaluation.throughput import measure
 from spot.models.checkpoints import built_in
 from spot.models.patch_dropout import PatchDropout
+from spot.models.protocol import Placed
 from spot.placement.oracle import PRESETS, SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save
@@ -65,7 +64,8 @@ def accuracies(name: str, model: Any, data: Scenes, budgets: Sequence[int], seed
     """Accuracy of every prior at every budget, and of patch dropout on the ViT before its retrofit, in one pass."""
     parent = spot.load(f"{name}-grid") if f"{name}-grid" in built_in() else model
     cells = len(parent.grid())
-    settings = [Setting(PatchDropout(parent, n), seed=seed, name=DROPOUT) for n in budgets if n <= cells]
+    dropped = [n for n in budgets if n <= cells]
+    settings: list[Setting | Candidate] = [Candidate(PatchDropout(parent, n), seed=seed, name=DROPOUT) for n in dropped]
     settings += [Setting(prior, n, seed) for prior in PRIORS for n in budgets]
 
     def masks(images: Tensor, keys: Sequence[str]) -> Tensor:
@@ -101,10 +101,7 @@ def draw_gallery(model: Any, scenes: SceneBatch, result: SearchResult, count: in
 def with_costs(model: Any, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with multiply-adds and measured milliseconds per image of their budget, timed in turns."""
     budgets = sorted({row["tokens"] for row in rows}, reverse=True)
-    models = {}
-    for budget in budgets:
-        models[str(budget)] = placed = copy.copy(model)
-        placed.tokens, placed.prior = budget, "isotropic"
+    models = {str(budget): Placed(model, budget, "isotropic") for budget in budgets}
     timed = {row["tokens"]: row for row in measure(models, batch_sizes=(32,), rounds=5, warm_up=1)}
     return [
         {**row, "gmacs": timed[row["tokens"]]["GMACs"], "ms": 1000 / timed[row["tokens"]]["images/s"]} for row in rows
@@ -140,12 +137,12 @@ def on_photo(
     images = evaluation_transform(model.data_config)(photo)[None]
     names = [short(each) for each in names_of(model)]
     with torch.no_grad():
-        dense = model(images, model.grid().expand(1, -1, -1))
+        dense = model(images, model.grid(images))
     goal = int(dense.argmax())
     rows, paths, captions = [], [], []
     for budget in report.track(budgets, "searching"):
         for prior in ("isotropic", "center", "sobol"):
-            start = model.place(images, generator=generator_for(seed, file), tokens=budget, prior=prior)
+            start = model.place(images, tokens=budget, prior=prior, keys=[file], seed=seed)
             result = spot.search(model, images, None, start, objective="agree", dense=dense, **PRESETS["agree"])
             best = int(result.best_step)  # where tokens agree from the start, more steps only lead away
             chance = result.logits[0].softmax(-1)

@@ -12,7 +12,7 @@ def bench(
     /,
     tokens: tuple[int, ...] = (),
     batch_size: tuple[int, ...] = (1, 32),
-    baseline: tuple[options.Baseline, ...] = ("vit", "patch-dropout", "tome"),
+    baseline: tuple[options.Baseline, ...] = ("plain", "patch-dropout", "tome-cost"),
     prior: options.Prior = None,
     rounds: int = 11,
     compiled: bool = False,
@@ -32,8 +32,9 @@ def bench(
     Args:
         tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
         batch_size: images at a time, each size measured.
-        baseline: vit is the timm model itself, patch-dropout keeps as many patches, tome merges
-            until its blocks cost as much, elastic shifts, rescales and drops patches.
+        baseline: plain is the timm model itself, patch-dropout keeps as many patches, tome merges until
+            as many tokens are left, tome-cost until its blocks cost as much, elastic shifts, rescales
+            and drops patches.
         rounds: how often each model is timed.
         compiled: through torch.compile, which takes a while for every model.
         bf16: in bfloat16, where the device calculates in it.

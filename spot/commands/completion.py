@@ -1,5 +1,6 @@
 """spot completion: what makes a shell complete verbs, options, models and priors."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
@@ -37,12 +38,17 @@ def completion(shell: Annotated[Positional[Literal["bash", "zsh"]], arg(metavar=
 
     from spot.commands import VERBS, verb_function
     from spot.models.checkpoints import built_in
-    from spot.placement.priors import PRIORS, SALIENT_PRIORS
+    from spot.placement.priors import PRIORS
     from spot.placement.saliency import SALIENCIES
     from spot.studies.study import STUDIES
     from spot.training.recipes import RECIPES
 
-    values = {"MODEL": built_in(), "--model": built_in(), "--prior": [*PRIORS, *SALIENT_PRIORS], "--recipe": RECIPES}
+    values: dict[str, Iterable[str]] = {
+        "MODEL": built_in(),
+        "--model": built_in(),
+        "--prior": PRIORS,
+        "--recipe": RECIPES,
+    }
     values |= {"--saliency": SALIENCIES, "--method": SALIENCIES, "NAME": [*STUDIES, "all", "findings"]}
     cases = []
     for verb in VERBS:

@@ -1,16 +1,16 @@
 """Accuracy of many placements in one pass over the images.
 
-A setting is what places the tokens, how many, and a seed. Every image is decoded once for all
-settings. Where an image's tokens go depends on the image, its key and the seed, never on the batch
-or the process it lands in, so that one process or many give the same numbers.
+A setting is what places the tokens, how many, and a seed; a candidate is a setting with the model that
+it is measured with. Every image is decoded once for all of them. Where an image's tokens go depends on
+the image, its key and the seed, never on the batch or the process it lands in, so that one process or
+many give the same numbers.
 
     batches = loader(data_for(model, "imagenet"), 64, workers=4)
-    found = evaluate(model, batches, [Setting("isotropic", 25), Setting("uniform", 25, seed=1)])
-    found.rows()                     # a table: one row per placement and budget, seeds pooled
-    found.ranks[0] == 0              # image by image: was setting 0 right?
+    result = evaluate(model, batches, [Setting("isotropic", 25), Setting("patch-dropout", 25, seed=1)])
+    result.rows()                    # a table: one row per placement and budget, seeds pooled
+    result.ranks[0] == 0             # image by image: was candidate 0 right?
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +19,17 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from spot import report
 from spot.data.images import Batch, Loader
-from spot.draws import generator_for
 from spot.errors import InputError
+from spot.models.baselines import BASELINES
+from spot.models.protocol import Placed, TokenModel
+from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
-from spot.placement.priors import SALIENT_PRIORS, Prior
+from spot.placement.priors import AnyPrior, resolve_prior
 
 Maps = Callable[[Tensor, Sequence[str]], Tensor]  # images, keys → saliency (B, H, W)
 
@@ -36,16 +38,16 @@ CONFIDENCE = 1.959964  # standard deviations: 95 %
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing to measure.
+    """What to measure a model with.
 
-    placement: a prior's name or function, placements read from a file, or another model that
-        answers model(images, positions=None, generator=None), such as a PatchDropout.
-    tokens: the budget; by default the model's own, or what the placements or other model have.
+    placement: a prior's name or function, placements read from a file, or a name in BASELINES; by
+        default the model's own prior.
+    tokens: the budget; by default the model's own, or what the placements have.
     seed: of random placements, together with each image's key.
-    name: what tables call it; by default the prior's name or the other model's class.
+    name: what tables call it; by default the name of the prior or baseline.
     """
 
-    placement: str | Prior | Placements | nn.Module
+    placement: AnyPrior | Placements | None = None
     tokens: int | None = None
     seed: int = 0
     name: str = ""
@@ -54,17 +56,88 @@ class Setting:
     def label(self) -> str:
         if self.name or isinstance(self.placement, str):
             return self.name or str(self.placement)
-        if isinstance(self.placement, (nn.Module, Placements)):
-            return type(self.placement).__name__
-        return getattr(self.placement, "__name__", "prior")
+        if self.placement is None or isinstance(self.placement, Placements):
+            return "own" if self.placement is None else "Placements"
+        return resolve_prior(self.placement).name
+
+    def of(self, model: SpotViT) -> "Candidate":
+        """The setting with its model: this one, or the baseline of its name on this one's weights."""
+        if isinstance(self.placement, str) and self.placement in BASELINES:
+            return Candidate(BASELINES[self.placement].build(model, self.tokens), None, None, self.seed, self.label)
+        placement = model.prior if self.placement is None else self.placement
+        return Candidate(model, placement, self.tokens, self.seed, self.name)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something to compare: a model, where its tokens go, how many, a seed, and what tables call it.
+
+    placement: a prior (for a SpotViT) or placements read from a file; by default as the model places.
+    """
+
+    model: TokenModel
+    placement: AnyPrior | Placements | None = None
+    tokens: int | None = None
+    seed: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.placement, Placements):
+            if self.tokens not in (None, self.placement.tokens):
+                raise InputError(f"the placements have {self.placement.tokens} tokens, not {self.tokens}")
+        elif self.placement is not None:
+            resolve_prior(self.placement)  # refuses what is no prior
+        elif self.tokens not in (None, self.model.tokens):
+            raise InputError(f"{self.label} has {self.model.tokens} tokens, not {self.tokens}")
+
+    @property
+    def label(self) -> str:
+        if self.name or self.placement is None:
+            return self.name or type(self.model).__name__
+        return Setting(self.placement).label
+
+    @property
+    def budget(self) -> int:
+        """How many tokens."""
+        if isinstance(self.placement, Placements):
+            return self.placement.tokens
+        return self.model.tokens if self.tokens is None else self.tokens
+
+    @property
+    def random(self) -> bool:
+        """Whether another seed would place tokens elsewhere."""
+        if isinstance(self.placement, Placements):
+            return False
+        return self.model.random if self.placement is None else resolve_prior(self.placement).random
+
+    @property
+    def module(self) -> TokenModel:
+        """A model that places so by itself, `module(images)`: for timing and for counting its cost."""
+        if isinstance(self.model, SpotViT):
+            return Placed(self.model, self.budget, None if isinstance(self.placement, Placements) else self.placement)
+        return self.model
+
+    def place(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
+        """Positions (B, N, 2), each image's from its key and the seed alone."""
+        if isinstance(self.placement, Placements):
+            return self.placement.positions_for(keys).to(images.device)
+        if self.placement is None:
+            return self.model.place(images, keys=keys, seed=self.seed)
+        needs_map = resolve_prior(self.placement).needs_map
+        maps = saliency(images, keys) if saliency is not None and needs_map else None
+        how: dict[str, Any] = {"keys": keys, "seed": self.seed, "maps": maps}
+        return self.model.place(images, tokens=self.tokens, prior=self.placement, **how)
+
+    def __call__(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
+        """Logits (B, classes) of images (B, C, H, W)."""
+        return self.model(images, self.place(images, keys, saliency))
 
 
 @dataclass
 class Evaluation:
-    """What S settings made of M images, in the order of the images' keys."""
+    """What S candidates made of M images, in the order of the images' keys."""
 
-    settings: list[Setting]
-    tokens: list[int]  # S budgets
+    candidates: list[Candidate]
     keys: list[str]  # M
     labels: Tensor  # (M,) int64
     predictions: Tensor  # (S, M) int64, the class predicted
@@ -80,10 +153,10 @@ class Evaluation:
         return [self._row(members) for members in self.groups()]
 
     def groups(self) -> list[list[int]]:
-        """Settings that differ only in their seed."""
+        """Candidates that differ only in their seed."""
         groups: dict[tuple[str, int], list[int]] = {}
-        for index, setting in enumerate(self.settings):
-            groups.setdefault((setting.label, self.tokens[index]), []).append(index)
+        for index, candidate in enumerate(self.candidates):
+            groups.setdefault((candidate.label, candidate.budget), []).append(index)
         return list(groups.values())
 
     def _row(self, members: list[int]) -> dict[str, Any]:
@@ -92,8 +165,8 @@ class Evaluation:
         # Seeds see the same images: they make the mean steadier, not the sample larger.
         low, high = wilson(top1.mean().item(), len(self.keys))
         return {
-            "placement": self.settings[first].label,
-            "tokens": self.tokens[first],
+            "placement": self.candidates[first].label,
+            "tokens": self.candidates[first].budget,
             "top1": 100 * top1.mean().item(),
             "low": 100 * low,
             "high": 100 * high,
@@ -117,9 +190,9 @@ def wilson(share: float, count: int, confidence: float = CONFIDENCE) -> tuple[fl
 
 
 def evaluate(
-    model: Any,
+    model: SpotViT,
     batches: Loader,
-    settings: Sequence[Setting],
+    settings: Sequence[Setting | Candidate],
     *,
     saliency: Maps | None = None,
     features: bool = False,
@@ -130,20 +203,21 @@ def evaluate(
     """Measure settings on all images that `batches` brings, in this process and in all others.
 
     Args:
-        model: a SpotViT; a setting that is itself a model does not use it.
+        model: what settings are measured with; a candidate brings its own model.
         batches: as `spot.data.images.loader` makes them; of several processes each has its share.
-        saliency: maps (B, H, W) for images and keys, for the salient, focus and background priors.
+        saliency: maps (B, H, W) for images and keys, for priors that need them; by default `model.saliency_maps`.
         features: also keep pooled features, for kNN.
         accuracy: False if labels are not the model's classes; then ranks are -1 and losses NaN.
         shown: a progress bar on a terminal, called `title`.
     """
-    readers = [Reader(model, setting) for setting in settings]
-    share = Share([[] for _ in settings])
+    candidates = [each if isinstance(each, Candidate) else each.of(model) for each in settings]
+    share = Share([[] for _ in candidates])
+    maps = model.saliency_maps if saliency is None else saliency
     try:
-        for batch, outputs in outcomes(readers, batches, saliency, features=features, title=title if shown else ""):
+        for batch, outputs in outcomes(candidates, batches, maps, features=features, title=title if shown else ""):
             share.keys += batch.keys
             share.labels.append(batch.labels)
-            share.verdicts.append(torch.stack([judge(logits, batch, accuracy=accuracy) for logits, _ in outputs]))
+            share.results.append(torch.stack([judge(logits, batch, accuracy=accuracy) for logits, _ in outputs]))
             for kept, (_, pooled) in zip(share.features, outputs, strict=True):
                 kept += [] if pooled is None else [pooled]
     except InputError as error:
@@ -151,15 +225,14 @@ def evaluate(
     shares = share.with_all_others(batches)
     keys = [key for each in shares for key in each.keys]
     order = sorted(range(len(keys)), key=keys.__getitem__)  # the same however many processes there were
-    verdicts = torch.cat([part for each in shares for part in each.verdicts], 1)[:, order]
+    results = torch.cat([part for each in shares for part in each.results], 1)[:, order]
     return Evaluation(
-        settings=list(settings),
-        tokens=[reader.tokens for reader in readers],
+        candidates=candidates,
         keys=sorted(keys),
         labels=torch.cat([part for each in shares for part in each.labels])[order],
-        predictions=verdicts[..., 0].long(),
-        ranks=verdicts[..., 1].long(),
-        losses=verdicts[..., 2],
+        predictions=results[..., 0].long(),
+        ranks=results[..., 1].long(),
+        losses=results[..., 2],
         features=[
             torch.cat([part for each in shares for part in each.features[index]])[order]
             for index in range(len(settings) if features else 0)
@@ -188,96 +261,34 @@ def judge(logits: Tensor, batch: Batch, *, accuracy: bool = True) -> Tensor:
     return torch.stack([predictions, ahead.sum(1).double(), loss], 1)
 
 
-class Reader:
-    """A setting made callable: images and keys → logits."""
-
-    def __init__(self, model: Any, setting: Setting) -> None:
-        self.seed = setting.seed
-        self.prior: str | None = None  # one that draws from saliency maps
-        self.placements: Placements | None = None
-        self.model = copy.copy(model)  # shares the weights, has its own prior and budget
-        if isinstance(setting.placement, nn.Module):
-            self.model = setting.placement
-            if setting.tokens not in (None, self.model.tokens):
-                raise InputError(f"{setting.label} has {self.model.tokens} tokens, not {setting.tokens}")
-        elif isinstance(setting.placement, Placements):
-            self.placements = setting.placement
-            if setting.tokens not in (None, self.placements.tokens):
-                raise InputError(f"the placements have {self.placements.tokens} tokens, not {setting.tokens}")
-            self.model.tokens = self.placements.tokens
-        else:
-            self.model.tokens = model.tokens if setting.tokens is None else setting.tokens
-            if isinstance(setting.placement, str) and setting.placement in SALIENT_PRIORS:
-                self.prior = setting.placement
-            else:
-                self.model.prior = setting.placement
-        self.tokens = int(self.model.tokens)
-        self.vit = getattr(self.model, "model", self.model).vit
-        self.device = next(self.vit.parameters()).device
-
-    def draws(self) -> bool:
-        """Whether another seed would place tokens elsewhere."""
-        if self.prior is not None or self.placements is not None or not hasattr(self.model, "place"):
-            return self.prior is not None
-        holder = getattr(self.model, "model", self.model)
-        blank = torch.zeros(1, self.vit.patch_embed.proj.in_channels, *holder.img_size, device=self.device)
-        here, there = (self.model.place(blank, generator_for(seed, "")) for seed in (0, 1))
-        return not all(torch.equal(*pair) for pair in zip(here, there, strict=True))
-
-    def __call__(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
-        """Logits (B, classes) of images (B, C, H, W)."""
-        return self.model(images, self.place(images, keys, saliency))
-
-    def place(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Any:
-        """Positions (B, N, 2), each image's from its key and the seed alone; None for a plain ViT."""
-        if self.placements is not None:
-            return self.placements.positions_for(keys).to(images.device)
-        if self.prior is None and not hasattr(self.model, "place"):
-            return None
-        singles = images.split(1)
-        generators = [generator_for(self.seed, key) for key in keys]
-        if self.prior is None:
-            each = [self.model.place(*pair) for pair in zip(singles, generators, strict=True)]
-        elif saliency is None:
-            raise InputError(f"the {self.prior} prior reads saliency maps; say where they come from")
-        else:
-            draw, maps = SALIENT_PRIORS[self.prior], saliency(images, keys).split(1)
-            each = [
-                draw(known)(image, self.tokens, generator)
-                for known, image, generator in zip(maps, singles, generators, strict=True)
-            ]
-        if isinstance(each[0], Tensor):
-            return torch.cat(each)
-        # More than positions, such as ElasticViT's windows: a named tuple of tensors.
-        return type(each[0])(*map(torch.cat, zip(*each, strict=True)))
-
-
 @torch.no_grad()
 def outcomes(
-    readers: Sequence[Reader],
+    candidates: Sequence[Candidate],
     batches: Loader,
-    saliency: Maps | None = None,
+    saliency: Maps,
     *,
     features: bool = False,
     title: str = "",
 ) -> Iterator[tuple[Batch, list[tuple[Tensor, Tensor | None]]]]:
-    """For every batch the logits (B, classes) and pooled features (B, D) of every reader, on the CPU."""
-    with evaluating([reader.model for reader in readers]), report.progress(shown=bool(title)) as bar:
+    """For every batch the logits (B, classes) and pooled features (B, D) of every candidate, on the CPU."""
+    models = [candidate.model for candidate in candidates]
+    with evaluating(models), report.progress(shown=bool(title)) as bar:
         task = bar.add_task(title, total=batches.samples)
         for batch in batches:
-            images = batch.images.to(readers[0].device, non_blocking=True) if readers else batch.images
+            device = next(models[0].parameters()).device if models else batch.images.device
+            images = batch.images.to(device, non_blocking=True)
             known = once(saliency, images, batch.keys)
             outputs: list[tuple[Tensor, Tensor | None]] = []
-            for reader in readers:
-                with pooled(reader.vit) as seen:
-                    logits = reader(images, batch.keys, known).float().cpu()
+            for candidate in candidates:
+                with pooled(candidate.model.spot_vit.vit) as seen:
+                    logits = candidate(images, batch.keys, known).float().cpu()
                 outputs.append((logits, seen[-1].float().cpu() if features else None))
             yield batch, outputs
             bar.advance(task, len(batch.keys))
 
 
 @contextmanager
-def evaluating(models: Sequence[nn.Module]) -> Iterator[None]:
+def evaluating(models: Sequence[TokenModel]) -> Iterator[None]:
     """Evaluation mode, and afterwards every part as it was: a training loop may be waiting."""
     modes = [(part, part.training) for model in models for part in model.modules()]
     try:
@@ -300,10 +311,8 @@ def pooled(vit: Any) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def once(saliency: Maps | None, images: Tensor, keys: Sequence[str]) -> Maps | None:
-    """Saliency that looks at a batch once, however many settings draw from it."""
-    if saliency is None:
-        return None
+def once(saliency: Maps, images: Tensor, keys: Sequence[str]) -> Maps:
+    """Saliency that looks at a batch once, however many candidates draw from it."""
     maps: list[Tensor] = []
 
     def known(_images: Tensor, _keys: Sequence[str]) -> Tensor:
@@ -316,12 +325,12 @@ def once(saliency: Maps | None, images: Tensor, keys: Sequence[str]) -> Maps | N
 
 @dataclass
 class Share:
-    """What one process found."""
+    """What one process measured."""
 
-    features: list[list[Tensor]]  # per setting and batch
+    features: list[list[Tensor]]  # per candidate and batch
     keys: list[str] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)  # per batch (B,)
-    verdicts: list[Tensor] = field(default_factory=list)  # per batch (S, B, 3)
+    results: list[Tensor] = field(default_factory=list)  # per batch (S, B, 3)
     problem: str = ""
     seconds: float = 0.0
     waited: float = 0.0

@@ -1,6 +1,5 @@
 """Models and baselines timed in turns in one process, beside their multiply-adds: what `spot bench` does."""
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,10 @@ import torch
 from spot.errors import InputError
 from spot.evaluation import throughput
 from spot.evaluation.cost import image_shape
+from spot.models.baselines import BASELINES
 from spot.models.checkpoints import built_in, load
-from spot.models.elastic import ElasticViT
-from spot.models.patch_dropout import PatchDropout
-from spot.models.plain import PlainViT
+from spot.models.protocol import Placed, TokenModel
 from spot.models.spot_vit import SpotViT, adapt
-from spot.models.tome import ToMe
 
 
 def bench(
@@ -35,7 +32,7 @@ def bench(
         tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
         timing: of `throughput.measure`: batch_sizes, rounds, compiled, precision, clock.
     """
-    entries: dict[str, Any] = {}
+    entries: dict[str, TokenModel] = {}
     about: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(models):
         for method, budget, model in candidates(opened(name, device), tokens, baselines, prior):
@@ -65,21 +62,16 @@ def opened(name: str, device: str) -> SpotViT:
 
 def candidates(
     model: SpotViT, tokens: Sequence[int], baselines: Sequence[str], prior: str | None
-) -> list[tuple[str, int, Any]]:
+) -> list[tuple[str, int, TokenModel]]:
     """(method, budget, model) of everything to time, all sharing the one model's weights."""
     cells = len(model.grid())
     budgets = list(dict.fromkeys(tokens)) or sorted({-(-cells // part) for part in (8, 4, 2, 1)})
-    chosen: list[tuple[str, int, Any]] = [("vit", cells, PlainViT(model))] if "vit" in baselines else []
+    dense = [name for name in baselines if BASELINES[name].dense]
+    others = [name for name in baselines if not BASELINES[name].dense]
+    chosen: list[tuple[str, int, TokenModel]] = [(name, cells, BASELINES[name].build(model)) for name in dense]
     for budget in budgets:
-        placed = copy.copy(model)  # shares the weights, has its own prior and budget
-        placed.tokens, placed.prior = budget, model.prior if prior is None else prior
-        chosen.append(("spot", budget, placed))
-        if "patch-dropout" in baselines:
-            chosen.append(("patch-dropout", budget, PatchDropout(model, budget)))
-        if "tome" in baselines and budget < cells:
-            chosen.append(("tome", budget, ToMe.matching(model, budget)))
-        if "elastic" in baselines:
-            chosen.append(("elastic", budget, ElasticViT(model, budget)))
+        chosen.append(("spot", budget, Placed(model, budget, prior)))
+        chosen += [(name, budget, BASELINES[name].build(model, budget)) for name in others]
     return chosen
 
 
@@ -103,6 +95,6 @@ def explained(rows: Sequence[dict[str, Any]]) -> str:
         f"Speed-ups are relative to {first['method']} at {first['budget']} tokens, medians over rounds in turns. "
         "± is the middle half of the times, tokenizer the share until the first block begins, MB what is alive at once."
     )
-    if any(row["method"] == "tome" for row in rows):
-        text += " tome begins with all tokens and merges until its blocks cost as much as the budget."
+    if any(row["method"] == "tome-cost" for row in rows):
+        text += " tome-cost begins with all tokens and merges until its blocks cost as much as the budget."
     return text

@@ -14,13 +14,10 @@ from typing import Any
 from spot.data.images import Data, Unreadable, available_workers, data_for, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
-from spot.evaluation.accuracy import Evaluation, Reader, Setting, evaluate
+from spot.evaluation.accuracy import Candidate, Evaluation, Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import TEMPERATURE, Bank, K, build_banks, knn_rows
-from spot.models.elastic import ElasticViT
-from spot.models.patch_dropout import PatchDropout
-from spot.models.plain import PlainViT
-from spot.models.tome import ToMe
+from spot.models.baselines import BASELINES
 from spot.placement.files import Placements
 from spot.placement.saliency import KeyedSaliency, maps_for
 from spot.processes import this_process
@@ -65,10 +62,9 @@ class Comparison:
         return text + "."
 
     def predictions(self) -> list[dict[str, Any]]:
-        """A row for each image: its key, its label, and the class that each setting predicted."""
+        """A row for each image: its key, its label, and the class that each candidate predicted."""
         made = self.evaluation
-        each = zip(made.settings, made.tokens, strict=True)
-        names = [f"{setting.label} {tokens} seed {setting.seed}" for setting, tokens in each]
+        names = [f"{each.label} {each.budget} seed {each.seed}" for each in made.candidates]
         return [
             {"key": key, "label": label, **dict(zip(names, said, strict=True))}
             for key, label, said in zip(made.keys, made.labels.tolist(), made.predictions.T.tolist(), strict=True)
@@ -111,7 +107,7 @@ def compare(
     state = this_process()
     transform = evaluation_transform(model.data_config)
     maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, data)
-    settings = settings_of(model, priors, tokens, seeds, placements, baselines)
+    settings = candidates_of(model, priors, tokens, seeds, placements, baselines)
     workers = available_workers() if workers is None else workers
     reading: dict[str, Any] = {"unreadable": unreadable, "limit": limit, "root": root, "split": split}
     images, classified = opened(model, data, need_classes=knn is None, **reading)
@@ -132,7 +128,7 @@ def compare(
     if banks:
         votes = knn_rows(made, banks, k=k, temperature=temperature, device=state.device)
         rows = [{**row, **vote} for row, vote in zip(rows, votes, strict=True)]
-    costs = [macs(Reader(model, made.settings[members[0]]).model) / 1e9 for members in made.groups()]
+    costs = [macs(made.candidates[members[0]].module) / 1e9 for members in made.groups()]
     rows = [
         {"placement": row["placement"], "tokens": row["tokens"], "gmacs": cost, **row}
         for row, cost in zip(rows, costs, strict=True)
@@ -140,35 +136,26 @@ def compare(
     return Comparison(rows, made, classified)
 
 
-def settings_of(
+def candidates_of(
     model: Any,
     priors: Sequence[str],
     tokens: Sequence[int],
     seeds: int,
     placements: Sequence[Path],
     baselines: Sequence[str],
-) -> list[Setting]:
-    """One setting for every prior, baseline, budget and seed; the model's own where nothing is asked for."""
+) -> list[Candidate]:
+    """One candidate for every prior, baseline, budget and seed; the model's own where nothing is asked for."""
     if seeds < 1:
         raise InputError(f"at least one seed is needed, got seeds={seeds}")
-    makers = {
-        "patch-dropout": PatchDropout,
-        "tome": lambda model, budget: ToMe(model, tokens=budget),
-        "elastic": ElasticViT,
-    }
     budgets = tokens or (model.tokens,)
-    chosen: list[Setting] = [Setting(PlainViT(model), name="vit")] if "vit" in baselines else []
+    chosen: list[Setting] = []
     for name in baselines:
-        if name != "vit":
-            chosen += [Setting(makers[name](model, budget), name=name) for budget in budgets]
+        chosen += [Setting(name, budget) for budget in ((None,) if BASELINES[name].dense else budgets)]
     for name in priors or (() if baselines or placements else (model.prior,)):
         chosen += [Setting(name, budget) for budget in budgets]
     chosen += [Setting(Placements.load(path), name=path.stem) for path in placements]
-    return [
-        replace(setting, seed=seed)
-        for setting in chosen
-        for seed in range(seeds if Reader(model, setting).draws() else 1)
-    ]
+    candidates = [setting.of(model) for setting in chosen]
+    return [replace(each, seed=seed) for each in candidates for seed in range(seeds if each.random else 1)]
 
 
 def opened(model: Any, data: str | Path, *, need_classes: bool, **reading: Any) -> tuple[Data, bool]:
@@ -196,7 +183,7 @@ def banks_of(
     model: Any,
     source: Path,
     labelled: Data | None,
-    settings: Sequence[Setting],
+    settings: Sequence[Candidate],
     cache: Path | None,
     batch_size: int,
     workers: int,

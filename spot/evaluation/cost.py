@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from spot.errors import InputError
+from spot.models.protocol import TokenModel
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import merging_macs
+from spot.placement.priors import uniform
 
 
-def flops(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
+def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
     """FLOPs of one image's prediction, counted while it runs.
 
     Args:
@@ -28,9 +29,8 @@ def flops(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | 
         tokens: place this many tokens at random instead of as the model would.
     """
     images = torch.zeros(1, *(image_shape(model) if shape is None else shape), **_like(model))
-    given: tuple[Tensor, ...] = ()
-    if tokens is not None:
-        given = (torch.rand(1, tokens, 2, device=images.device),)
+    # Where tokens are does not change the cost; drawn from a generator of its own, not from the caller's.
+    given = () if tokens is None else (uniform(images, tokens, torch.Generator().manual_seed(0)),)
     training = model.training
     # The plain kernel shows its products to every version of the counter, fused ones only to newer.
     # Gradients stay on: the counter's module tracker fails on views of parameters without them.
@@ -43,7 +43,7 @@ def flops(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | 
     return counter.get_total_flops()
 
 
-def macs(model: nn.Module, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
+def macs(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
     """Multiply-adds of one image's prediction: half its FLOPs. See `flops`."""
     return flops(model, shape, tokens) // 2
 
@@ -81,14 +81,13 @@ class _Arithmetic(TorchDispatchMode):
         return result
 
 
-def budget(model: Any) -> list[dict[str, Any]]:
+def budget(model: TokenModel) -> list[dict[str, Any]]:
     """Where an image's tokens and MACs go: a row for the tokenizer and head, for each block, and in all.
 
     For a ToMe this is the one report of placing and merging: what was placed, what each block got,
     merged and passed on. Tokens are without prefix tokens.
     """
-    holder: Any = getattr(model, "model", model)
-    blocks, prefix = holder.vit.blocks, holder.num_prefix_tokens
+    blocks, prefix = model.spot_vit.vit.blocks, model.spot_vit.num_prefix_tokens
     schedule = model.schedule() if isinstance(model, ToMe) else [0] * len(blocks)
     tokens = placed = model.starting_tokens if isinstance(model, ToMe) else model.tokens
     total = macs(model)
@@ -104,14 +103,11 @@ def _row(stage: str, tokens: int, merged: int, cost: int) -> dict[str, Any]:
     return {"stage": stage, "tokens": tokens, "merged": merged, "left": tokens - merged, "MACs": cost}
 
 
-def image_shape(model: nn.Module) -> tuple[int, ...]:
-    """(C, H, W) of the images a model or the model it holds was built for."""
-    holder: Any = getattr(model, "model", model)
-    if not hasattr(holder, "img_size"):
-        raise InputError(f"{type(model).__name__} does not say its image size; pass shape=(C, H, W)")
-    return (holder.vit.patch_embed.proj.in_channels, *holder.img_size)
+def image_shape(model: TokenModel) -> tuple[int, ...]:
+    """(C, H, W) of the images a model was built for."""
+    return model.spot_vit.pretrained_cfg["input_size"]
 
 
-def _like(model: nn.Module) -> dict[str, Any]:
+def _like(model: TokenModel) -> dict[str, Any]:
     parameter = next(model.parameters())
     return {"device": parameter.device, "dtype": parameter.dtype}

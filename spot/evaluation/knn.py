@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from spot.data.images import Data, Stream, loader
 from spot.data.scenes import Scenes
 from spot.errors import InputError
-from spot.evaluation.accuracy import Evaluation, Maps, Reader, Setting, evaluate
+from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
 from spot.placement.files import Placements
 from spot.processes import this_process
 from spot.store import hash_json, hash_model, open_tensors, refuse_difference, write_tensors
@@ -51,8 +51,8 @@ class Bank:
         """The bank of one setting of an evaluation that kept features."""
         if bool((found.labels < 0).any()):
             raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
-        about = {"placement": found.settings[index].label, "tokens": found.tokens[index], **about}
-        about["seed"] = found.settings[index].seed
+        candidate = found.candidates[index]
+        about = {"placement": candidate.label, "tokens": candidate.budget, **about, "seed": candidate.seed}
         return cls(F.normalize(found.features[index], dim=1), found.labels, about)
 
     @property
@@ -157,7 +157,7 @@ def knn_rows(
 def build_banks(
     model: Any,
     data: Data,
-    settings: Sequence[Setting],
+    settings: Sequence[Setting | Candidate],
     cache: str | Path,
     *,
     batch_size: int = 64,
@@ -171,18 +171,19 @@ def build_banks(
     An entry of the cache is found again only by the same weights, placement and image files.
     Images are decoded once for as many settings as fit into `memory` bytes of features.
     """
-    for setting in settings:
-        if isinstance(setting.placement, Placements):
+    candidates = [each if isinstance(each, Candidate) else each.of(model) for each in settings]
+    for candidate in candidates:
+        if isinstance(candidate.placement, Placements):
             raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
     state = this_process()
     names: dict[str, Any] = {"data": listing(data), "weights": hash_model(model), "classes": list(data.classes)}
-    paths = [Path(cache) / _name(setting, Reader(model, setting).tokens, names) for setting in settings]
+    paths = [Path(cache) / _name(candidate, names) for candidate in candidates]
     missing = [index for index, path in enumerate(paths) if not path.is_file()]
     at_once = max(1, int(memory / (4 * len(cast(Sized, data)) * model.embed_dim)))
     for start in range(0, len(missing), at_once):
         chosen = missing[start : start + at_once]
         batches = loader(data, batch_size, workers, process=state.process_index, processes=state.num_processes)
-        some = [settings[index] for index in chosen]
+        some = [candidates[index] for index in chosen]
         found = evaluate(
             model, batches, some, saliency=saliency, features=True, accuracy=False, shown=shown, title="bank"
         )
@@ -210,7 +211,8 @@ def listing(data: Data) -> str:
     return digest.hexdigest()[:16]
 
 
-def _name(setting: Setting, tokens: int, names: Mapping[str, Any]) -> str:
+def _name(candidate: Candidate, names: Mapping[str, Any]) -> str:
     """A file name that a person can tell apart, and a program too."""
-    digest = hash_json([setting.label, tokens, setting.seed, names])[:12]
-    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', setting.label)}-{tokens}-{setting.seed}-{digest}.safetensors"
+    label, tokens, seed = candidate.label, candidate.budget, candidate.seed
+    digest = hash_json([label, tokens, seed, names])[:12]
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', label)}-{tokens}-{seed}-{digest}.safetensors"

@@ -22,7 +22,6 @@ from spot import report
 from spot.data.images import Transform, class_folders, class_names, image_files, is_image
 from spot.data.picture import Fit, open_image, photo_transform
 from spot.errors import InputError, unknown
-from spot.evaluation.accuracy import Reader, Setting, once
 from spot.placement.dataset_search import obfuscated
 from spot.placement.oracle import SearchResult, search
 from spot.placement.saliency import maps_for, rgb
@@ -130,18 +129,18 @@ def predict(
     names = names_of(model)
     transform = photo_transform(model.data_config, fit)
     maps = maps_for([prior or model.prior], saliency, model.data_config, transform)
-    reader = Reader(model, Setting(prior or model.prior, tokens, seed))
+    device = next(model.parameters()).device
     for path, image in opened(paths, transform, skip=skip):
-        images = image[None].to(reader.device)
-        seen = once(maps, images, [path.name])  # the map that is drawn from is the map that is shown
-        positions = reader.place(images, [path.name], seen)
-        best = (reader.model(images, positions)[0].softmax(0) * 100).topk(min(top, len(names)))
+        images, keys = image[None].to(device), [path.name]
+        map_ = None if maps is None else maps(images, keys)
+        positions = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=map_)
+        best = (model(images, positions)[0].softmax(0) * 100).topk(min(top, len(names)))
         indices = best.indices.tolist()
         yield Prediction(
             path,
             image=rgb(images, model.data_config)[0].cpu(),
             positions=positions[0].cpu(),
-            map=None if seen is None else seen(images, [path.name])[0].cpu(),
+            map=None if map_ is None else map_[0].cpu(),
             indices=indices,
             names=[names[index] for index in indices],
             probabilities=best.values.tolist(),
@@ -170,18 +169,20 @@ def search_photos(
     names = names_of(model)
     transform = photo_transform(model.data_config, fit)
     maps = maps_for([prior or model.prior], saliency, model.data_config, transform)
-    reader = Reader(model, Setting(prior or model.prior, None, seed))
+    device = next(model.parameters()).device
     numbers = dict(zip(paths, class_numbers(labels, len(paths), model), strict=True)) if labels else {}
     photographs = report.track(opened(paths, transform, skip=skip), "searching", len(paths))
     size = 1 if fit == "whole" else batch_size  # whole images differ in shape
     while some := list(islice(photographs, size)):
         keys = [path.name for path, _ in some]
-        images = torch.stack([image for _, image in some]).to(reader.device)
-        classes = torch.tensor([numbers[path] for path, _ in some], device=reader.device) if numbers else None
+        images = torch.stack([image for _, image in some]).to(device)
+        classes = torch.tensor([numbers[path] for path, _ in some], device=device) if numbers else None
         if objective == "obfuscate" and classes is not None:
             classes = obfuscated(classes, keys, model.num_classes, seed)
         goal = "descent" if objective == "obfuscate" else objective
-        result = search(model, images, classes, reader.place(images, keys, maps), objective=goal, **settings)
+        seen = None if maps is None else maps(images, keys)
+        start = model.place(images, prior=prior, keys=keys, seed=seed, maps=seen)
+        result = search(model, images, classes, start, objective=goal, **settings)
         last = result.best_step if objective == "agree" else torch.full_like(result.best_step, -1)
         for index, (path, _) in enumerate(some):
             image = rgb(images[index], model.data_config).cpu()

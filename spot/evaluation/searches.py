@@ -85,8 +85,6 @@ def on_data(
     if isinstance(images, Stream):
         raise InputError(f"{data} is a stream, whose images have no names to keep placements under")
     maps = maps_for([prior or model.prior], saliency, model.data_config, evaluation_transform(model.data_config), data)
-    if maps is None and prior is not None:
-        model.prior, prior = prior, None
     state = this_process()
     workers = available_workers() if workers is None else workers
     done = search_dataset(model, images, out, prior=prior, saliency=maps, workers=workers, state=state, **options)

@@ -18,13 +18,14 @@ from statistics import median
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from spot import report
 from spot.errors import InputError
 from spot.evaluation.cost import image_shape, macs
+from spot.models.protocol import TokenModel
 
 Precision = Literal["float32", "bfloat16"]
 Clock = Literal["wall", "processor"]
@@ -32,7 +33,7 @@ CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "processo
 
 
 def measure(
-    models: Mapping[str, nn.Module],
+    models: Mapping[str, TokenModel],
     *,
     batch_sizes: Sequence[int] = (1, 32),
     rounds: int = 11,
@@ -96,7 +97,7 @@ def measure(
                     {
                         "model": name,
                         "batch": batch,
-                        "tokens": getattr(model, "tokens", None),
+                        "tokens": model.tokens,
                         "GMACs": costs[name] / 1e9,
                         "MAC ratio": costs[first] / costs[name],
                         "speed-up": median(ratios),
@@ -155,9 +156,8 @@ def spread(seconds: Sequence[float]) -> float:
     return float(high - low) / median(seconds)
 
 
-def tokenizer_share(model: nn.Module, images: Tensor, clock: Clock = "wall", rounds: int = 5) -> float:
+def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall", rounds: int = 5) -> float:
     """Median share of a call that passes before the first block begins: placing, reading and embedding tokens."""
-    holder: Any = getattr(model, "model", model)
     now = CLOCKS[clock]
     begun: list[float] = []
 
@@ -166,7 +166,7 @@ def tokenizer_share(model: nn.Module, images: Tensor, clock: Clock = "wall", rou
         begun.append(now())
 
     # A block may be called in parts (ToMe), so the first of its parts to begin counts.
-    hooks = [part.register_forward_pre_hook(begin) for part in holder.vit.blocks[0].modules()]
+    hooks = [part.register_forward_pre_hook(begin) for part in model.spot_vit.vit.blocks[0].modules()]
     shares = []
     try:
         for _ in range(rounds):
@@ -226,9 +226,9 @@ class _Peak(TorchDispatchMode):
         self.alive -= size
 
 
-def prepared(models: Mapping[str, nn.Module], precision: Precision) -> dict[str, nn.Module]:
+def prepared(models: Mapping[str, TokenModel], precision: Precision) -> dict[str, Any]:
     """The models for inference; copies where they have to be cast, which still share what they shared."""
-    ready = dict(models)
+    ready: dict[str, Any] = dict(models)
     if precision == "bfloat16":
         device = next(next(iter(models.values())).parameters()).device
         if not has_bfloat16(device):
@@ -256,7 +256,7 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type == "mps"
 
 
-def pictures(batch: int, shape: tuple[int, ...], model: nn.Module) -> Tensor:
+def pictures(batch: int, shape: tuple[int, ...], model: TokenModel) -> Tensor:
     """Noise of the model's device and dtype; what is in the images does not change the time."""
     parameter = next(model.parameters())
     images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))

@@ -28,7 +28,7 @@ from spot.errors import InputError
 from spot.export.graph import Graph, Input, Output
 from spot.export.runtime import EXTRA, KEY, Exported, fitted
 from spot.models.spot_vit import SpotViT
-from spot.placement.priors import Prior
+from spot.placement.priors import AnyPrior, resolve_prior
 from spot.store import hash_model, whole
 
 Target = Literal["onnx", "torch"]
@@ -69,7 +69,7 @@ def export(
     *,
     to: Target = "onnx",
     image: Input = "uint8",
-    prior: str | Prior | None = None,
+    prior: AnyPrior | None = None,
     tokens: int | None = None,
     outputs: Sequence[Output] = ("logits",),
     opset: int = ATTENTION_OPSET,
@@ -135,16 +135,14 @@ def require_onnx() -> None:
             raise InputError(f"exporting to ONNX needs {needed}; {EXTRA}") from error
 
 
-def fixed_placement(model: SpotViT, prior: str | Prior | None = None, tokens: int | None = None) -> Tensor:
+def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int | None = None) -> Tensor:
     """Positions (N, 2) of a prior that gives the same for every image of the model's size."""
-    prior = model.prior if prior is None else prior
+    chosen = resolve_prior(model.prior if prior is None else prior)
+    if chosen.random or chosen.needs_map:
+        what = "draws at random" if chosen.random else "looks at the image"
+        raise InputError(f"the prior {chosen.name} {what} and cannot be built in; export with positions as an input")
     blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
-    placed = copy.copy(model)
-    placed.prior, placed.tokens = prior, model.tokens if tokens is None else tokens
-    first, second = (placed.place(blank, torch.Generator().manual_seed(seed))[0] for seed in (0, 1))
-    if not torch.equal(first, second):
-        raise InputError(f"the prior {prior} draws at random and cannot be built in; export with positions as an input")
-    return first
+    return model.place(blank, tokens=tokens, prior=prior)[0]
 
 
 def own_placement(model: SpotViT) -> list[list[float]] | None:
@@ -155,9 +153,7 @@ def own_placement(model: SpotViT) -> list[list[float]] | None:
         return None
 
 
-def describe(
-    model: SpotViT, graph: Graph, prior: str | Prior | None = None, tokens: int | None = None
-) -> dict[str, Any]:
+def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens: int | None = None) -> dict[str, Any]:
     """What the file says of itself, as JSON values."""
     config = model.data_config
     names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from spot.errors import InputError, unknown
 from spot.models.deltas import apply_delta, is_delta, read_about
-from spot.models.spot_vit import SpotViT, adapt, create_timm, refuse_unfit
-from spot.placement.priors import Prior
+from spot.models.spot_vit import SpotViT, adapt
+from spot.models.timm_vit import create_timm, refuse_unfit
+from spot.placement.priors import AnyPrior
 from spot.store import as_json, read_tensors, write_json, write_tensors
 from spot.store import read_state as read_pickle
 from spot.tokens.authors import AuthorsTokenizer
@@ -38,7 +39,7 @@ def load(
     *,
     weights: str | Path | None = None,
     tokens: int | None = None,
-    prior: str | Prior | None = None,
+    prior: AnyPrior | None = None,
     **options: Any,
 ) -> SpotViT:
     """Load a model by what it is called or where it is.

@@ -8,21 +8,15 @@ defaults are ours, since published ranges belong to ElasticViT's own training.
 While training, calling the model is the perturbation; in evaluation it is a placement.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from spot.errors import InputError
+from spot.models.protocol import Wrapper
 from spot.models.spot_vit import SpotViT
 from spot.placement.priors import check_tokens
-
-
-class ElasticWindows(NamedTuple):
-    """Where windows stand and how far apart their samples are."""
-
-    positions: Tensor  # (B, N, 2), (y, x), fraction of H and W
-    scales: Tensor  # (B, N), pixels from one sample to the next: side / K
 
 
 def perturb(
@@ -34,8 +28,10 @@ def perturb(
     tokens: int | None = None,
     shift: int = 0,
     scale: tuple[float, float] = (1.0, 1.0),
-) -> ElasticWindows:
-    """Keep some of a placement (B, N, 2), and move and rescale their windows at random.
+) -> Tensor:
+    """Keep some of a placement (B, N, 2), and move and rescale their windows at random: (B, tokens, 3).
+
+    The third number of a window is its scale: how many pixels stand between its samples, side / K.
 
     Args:
         size: K, the side in pixels of a window of scale 1.
@@ -65,10 +61,10 @@ def perturb(
         start = (positions[..., axis].gather(1, kept) * length - sides / 2).round() + moved
         start = torch.minimum(start, length - sides).clamp(min=0)
         centres.append((start + sides / 2) / length)
-    return ElasticWindows(torch.stack(centres, -1), sides / size)
+    return torch.stack([*centres, sides / size], -1)
 
 
-class ElasticViT(nn.Module):
+class ElasticViT(Wrapper):
     """A SpotViT on elastic windows: patches of its grid, shifted, rescaled and dropped.
 
     Args:
@@ -78,6 +74,8 @@ class ElasticViT(nn.Module):
         scale: the smallest and the largest side as a multiple of the patch's.
     """
 
+    random = True
+
     def __init__(
         self,
         model: SpotViT,
@@ -86,50 +84,18 @@ class ElasticViT(nn.Module):
         shift: int | None = None,
         scale: tuple[float, float] = (0.5, 2.0),
     ) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model, len(model.grid()) if tokens is None else tokens)
         self.shift = model.patch_size // 2 if shift is None else shift
         self.scale = scale
-        self.tokens = len(model.grid()) if tokens is None else tokens
 
-    @property
-    def tokens(self) -> int:
-        """How many patches are kept; class and register tokens are kept besides."""
-        return self._tokens
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+        """Random windows (B, N, 3): y, x and scale."""
+        options = {"size": self.model.patch_size, "tokens": tokens, "shift": self.shift}
+        return perturb(images, self.model.grid(images), generator, **options, scale=self.scale)
 
-    @tokens.setter
-    def tokens(self, tokens: int) -> None:
-        check_tokens(tokens)
-        cells = len(self.model.grid())
-        if tokens > cells:
-            raise InputError(f"ElasticViT keeps at most the {cells} patches of the grid, got tokens = {tokens}")
-        self._tokens = tokens
-
-    def place(self, images: Tensor, generator: Generator | None = None) -> ElasticWindows:
-        """Random windows: positions (B, N, 2) and scales (B, N)."""
-        grid = self.model.grid(images).expand(len(images), -1, -1)
-        options = {"size": self.model.patch_size, "tokens": self.tokens}
-        return perturb(images, grid, generator, **options, shift=self.shift, scale=self.scale)
-
-    def forward_features(
-        self,
-        images: Tensor,
-        positions: Tensor | ElasticWindows | None = None,
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Features (B, P + N, D) of random windows, of given ones, or of windows of scale 1 at positions."""
-        if isinstance(positions, Tensor):
-            return self.model.forward_features(images, positions)
-        windows = self.place(images, generator) if positions is None else positions
-        return self.model.encode(*self.model.embed(images, windows.positions, windows.scales))
-
-    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        return self.model.forward_head(features, pre_logits)
-
-    def forward(
-        self,
-        images: Tensor,
-        positions: Tensor | ElasticWindows | None = None,
-        generator: Generator | None = None,
-    ) -> Tensor:
-        return self.forward_head(self.forward_features(images, positions, generator))
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        """Features (B, P + N, D) of random windows, or of given ones: (B, N, 3), or (B, N, 2) of scale 1."""
+        windows = self.place(images, **placing) if positions is None else positions
+        if windows.shape[-1] == 2:
+            return self.model.forward_features(images, windows)
+        return self.model.encode(*self.model.embed(images, windows[..., :2], windows[..., 2]))

@@ -6,55 +6,22 @@ N of the grid's cells, drawn for every image without replacement.
 """
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
-from spot.errors import InputError
-from spot.models.spot_vit import SpotViT
-from spot.placement.priors import check_tokens
+from spot.models.protocol import Wrapper
 
 
-class PatchDropout(nn.Module):
-    """A SpotViT on `tokens` random patches of the grid. Parameters are shared, not copied."""
+class PatchDropout(Wrapper):
+    """A SpotViT on `tokens` random patches of the grid."""
 
-    def __init__(self, model: SpotViT, tokens: int) -> None:
-        super().__init__()
-        self.model = model
-        self.tokens = tokens
+    random = True
 
-    @property
-    def tokens(self) -> int:
-        """How many patches are kept; class and register tokens are kept besides."""
-        return self._tokens
-
-    @tokens.setter
-    def tokens(self, tokens: int) -> None:
-        self._check(tokens, len(self.model.grid()))
-        self._tokens = tokens
-
-    @staticmethod
-    def _check(tokens: int, cells: int) -> None:
-        check_tokens(tokens)
-        if tokens > cells:
-            raise InputError(f"PatchDropout keeps at most the {cells} patches of the grid, got tokens = {tokens}")
-
-    def place(self, images: Tensor, generator: Generator | None = None) -> Tensor:
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
         """The centres of the kept patches (B, N, 2), in the grid's order."""
         grid = self.model.grid(images)
-        self._check(self.tokens, len(grid))
+        cells = grid.shape[1]
+        self.check_tokens(tokens, cells)
         # Drawn on the CPU, so one seed keeps the same patches on every device.
-        order = torch.rand(len(images), len(grid), generator=generator).argsort(1)
-        kept = order[:, : self.tokens].sort(1).values
-        return grid[kept.to(grid.device)]
-
-    def forward_features(
-        self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None
-    ) -> Tensor:
-        if positions is None:
-            positions = self.place(images, generator)
-        return self.model.forward_features(images, positions)
-
-    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        return self.model.forward_head(features, pre_logits)
-
-    def forward(self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None) -> Tensor:
-        return self.forward_head(self.forward_features(images, positions, generator))
+        order = torch.rand(len(images), cells, generator=generator).argsort(1)
+        kept = order[:, :tokens].sort(1).values.to(grid.device)
+        return grid.gather(1, kept[..., None].expand(-1, -1, grid.shape[-1]))

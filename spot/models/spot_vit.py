@@ -1,40 +1,37 @@
 """SpotViT: a timm ViT that reads tokens anywhere in an image.
 
 It holds a timm model and calls its parts: only the patch grid is replaced, by windows at
-continuous positions. With `positions = model.grid()` it is the timm model. All weights stay in
+continuous positions. With `positions = model.grid(images)` it is the timm model. All weights stay in
 `model.vit` under timm's names, so what is trained off the grid is still a timm checkpoint.
 
     model = spot.adapt("vit_small_patch16_224", tokens=49, prior="center", pretrained=True)
     logits = model(images)                  # tokens placed by the model's own prior
+    logits = model(images, tokens=25)       # another budget, another prior: for this call
     logits = model(images, positions)       # tokens placed by the caller, (B, N, 2), (y, x) fractions
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import timm
 import torch
 from huggingface_hub import PyTorchModelHubMixin
-from timm.data import resolve_model_data_config
-from timm.layers import PatchEmbed
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
 from torch import Generator, Tensor, nn
 
-from spot.errors import InputError, unknown
-from spot.placement.priors import PRIORS, Prior, center, check_tokens, resolve_prior
-from spot.tokens.position_embedding import ROTARY, grid_positions, rotary_embedding
+from spot.errors import InputError
+from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
+from spot.placement.priors import AnyPrior, check_tokens, resolve_prior
+from spot.placement.saliency import Source, resolve_saliency
+from spot.tokens.position_embedding import grid_positions, rotary_embedding
 from spot.tokens.tokenizer import Tokenizer
-
-TimmViT = Any  # a timm VisionTransformer or Eva; timm's modules are not typed
 
 
 class Features(NamedTuple):
-    """What the blocks say of an image: one vector per token, and where each token stood."""
+    """What the blocks make of an image: one vector per token, and where each token is."""
 
     tokens: Tensor  # (B, N, D)
     prefix: Tensor  # (B, P, D): class, distillation and register tokens
@@ -45,7 +42,7 @@ def adapt(
     model: str | nn.Module,
     *,
     tokens: int | None = None,
-    prior: str | Prior = "isotropic",
+    prior: AnyPrior = "isotropic",
     pretrained: bool = False,
     **kwargs: Any,
 ) -> "SpotViT":
@@ -55,7 +52,7 @@ def adapt(
         model: a timm model, or a timm name (then `pretrained` and kwargs go to timm.create_model).
             A model is held, not copied.
         tokens: how many tokens to place; by default as many as the grid has.
-        prior: where to place them: a name in spot.PRIORS or a function of that signature.
+        prior: where to place them: a name in spot.PRIORS or a function (images, tokens, generator).
     """
     if isinstance(model, nn.Module):
         if kwargs or pretrained:
@@ -64,21 +61,8 @@ def adapt(
     return SpotViT(create_timm(model, pretrained=pretrained, **kwargs), tokens=tokens, prior=prior, options=kwargs)
 
 
-def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmViT:
-    """timm.create_model, with a sentence where the name or an option is not timm's."""
-    architecture = name.split("/")[-1].split(".")[0] if ":" not in name else ""
-    if architecture and not timm.is_model(architecture):
-        raise unknown("timm model", name, timm.list_models())
-    try:
-        vit = timm.create_model(name, pretrained=pretrained, **kwargs)
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise InputError(f"timm cannot build {name!r} with {kwargs or 'no options'}: {error}") from error
-    if not pretrained and architecture == name:  # timm fills in its default tag, whose weights these are not
-        vit.pretrained_cfg = {**vit.pretrained_cfg, "tag": ""}
-    return vit
-
-
 class SpotViT(
+    AnswersAsTimm,
     nn.Module,
     PyTorchModelHubMixin,
     library_name="spot-vit",
@@ -93,13 +77,15 @@ class SpotViT(
         vit: TimmViT,
         *,
         tokens: int | None = None,
-        prior: str | Prior = "isotropic",
+        prior: AnyPrior = "isotropic",
+        saliency: Source = "spectral",
         sigma: float = 0.8,
         options: dict[str, Any] | None = None,
         tokenizer: nn.Module | None = None,
     ) -> None:
         """
         Args:
+            saliency: where maps come from for priors that need them; see `saliency_maps`.
             sigma: width of the position kernels in grid cells.
             options: what timm.create_model needs beside the architecture's name to build `vit` again.
             tokenizer: replaces the standard one (the authors' checkpoints need their own).
@@ -113,9 +99,15 @@ class SpotViT(
         self.sigma = sigma
         self.options = dict(options or {})
         self.prior = prior
+        self.saliency = saliency
         self.tokens = len(self.grid()) if tokens is None else tokens
 
     # What the model is
+
+    @property
+    def spot_vit(self) -> "SpotViT":
+        """The SpotViT whose weights are used: this one. See spot.models.protocol."""
+        return self
 
     @property
     def patch_size(self) -> int:
@@ -123,26 +115,9 @@ class SpotViT(
         return self.vit.patch_embed.patch_size[0]
 
     @property
-    def img_size(self) -> tuple[int, int]:
-        """(H, W) of the images the ViT was built for. Others work: positions are fractions."""
-        return tuple(self.vit.patch_embed.img_size)
-
-    @property
     def grid_size(self) -> tuple[int, int]:
         """(rows, columns) of the ViT's own patch grid."""
         return tuple(self.vit.patch_embed.grid_size)
-
-    @property
-    def embed_dim(self) -> int:
-        return self.vit.embed_dim
-
-    @property
-    def num_classes(self) -> int:
-        return self.vit.num_classes
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        return self.vit.num_prefix_tokens
 
     @property
     def name(self) -> str:
@@ -150,12 +125,6 @@ class SpotViT(
         config = getattr(self.vit, "pretrained_cfg", None) or {}
         architecture, tag = config.get("architecture", type(self.vit).__name__), config.get("tag")
         return f"{architecture}.{tag}" if tag else architecture
-
-    @property
-    def data_config(self) -> dict[str, Any]:
-        """How the ViT wants its images: timm's mean, std, interpolation, crop_pct and input_size."""
-        config = resolve_model_data_config(self.vit)
-        return {**config, "input_size": (config["input_size"][0], *self.img_size)}
 
     # Where its tokens go
 
@@ -170,49 +139,88 @@ class SpotViT(
         self._tokens = tokens
 
     @property
-    def prior(self) -> str | Prior:
+    def prior(self) -> AnyPrior:
         """Where the model places tokens that the caller has not placed."""
         return self._prior
 
     @prior.setter
-    def prior(self, prior: str | Prior) -> None:
-        if isinstance(prior, str) and prior not in PRIORS:
-            resolve_prior(prior)  # raises, saying what is missing
+    def prior(self, prior: AnyPrior) -> None:
+        resolve_prior(prior)  # refuses what is no prior
         self._prior = prior
 
+    @property
+    def saliency(self) -> Source:
+        """Where saliency maps come from, for priors that need them; see `saliency_maps`."""
+        return self._saliency[0]
+
+    @saliency.setter
+    def saliency(self, source: Source) -> None:
+        self._saliency = (source,)  # in a tuple, so that a module is not a part of this one
+
+    @property
+    def random(self) -> bool:
+        """Whether another seed places tokens elsewhere."""
+        return resolve_prior(self.prior).random
+
     def grid(self, images: Tensor | None = None) -> Tensor:
-        """The ViT's own positions, (rows × columns, 2), for its img_size or for other images (B, C, H, W)."""
+        """The ViT's own positions: (rows × columns, 2), or for images (B, C, H, W) of any size (B, N, 2)."""
+        device = next(self.vit.parameters()).device
         if images is None:
-            rows, columns = self.grid_size
-        else:
-            rows, columns = (length // self.patch_size for length in images.shape[-2:])
-        return grid_positions((rows, columns)).to(next(self.vit.parameters()).device)
+            return grid_positions(self.grid_size).to(device)
+        rows, columns = (length // self.patch_size for length in images.shape[-2:])
+        return grid_positions((rows, columns)).to(device).expand(images.shape[0], -1, -1)
 
     def place(
         self,
         images: Tensor,
-        generator: Generator | None = None,
-        tokens: int | None = None,
         *,
-        prior: str | Prior | None = None,
+        tokens: int | None = None,
+        prior: AnyPrior | None = None,
+        generator: Generator | None = None,
+        keys: Sequence[str] | None = None,
+        seed: int = 0,
+        maps: Tensor | None = None,
     ) -> Tensor:
-        """Positions (B, N, 2) by the model's prior and budget, or by others."""
-        prior = resolve_prior(self.prior if prior is None else prior)
-        if prior is center:
-            prior = partial(center, full=len(self.grid()))
-        return prior(images, self.tokens if tokens is None else tokens, generator)
+        """Positions (B, N, 2) for images (B, C, H, W). Everything that places tokens calls this.
+
+        Args:
+            tokens, prior: by default the model's own.
+            generator: random positions of the whole batch are drawn from it.
+            keys: names of the images; each one's positions then depend on (seed, key) alone, not on the batch.
+            maps: saliency (B, H, W) for a prior that needs it; by default the model's own, `saliency_maps`.
+        """
+        chosen = resolve_prior(self.prior if prior is None else prior)
+        if chosen.needs_map and maps is None:
+            maps = self.saliency_maps(images, keys)
+        count = self.tokens if tokens is None else tokens
+        return chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=len(self.grid()))
+
+    def saliency_maps(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
+        """Maps (B, H, W) in [0, 1] of images as the model sees them, from `model.saliency`.
+
+        That is "spectral", "clipseg", an .onnx file, a folder of maps by the images' keys, a function
+        of RGB images (B, 3, H, W) in [0, 1], or known maps.
+        """
+        return resolve_saliency(self.saliency, self.data_config, self.transform())(images, keys)
 
     # From images to predictions
 
-    def forward(self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None) -> Tensor:
-        """Images (B, C, H, W), and positions (B, N, 2) or the model's own → logits (B, classes)."""
-        return self.forward_head(self.forward_features(images, positions, generator))
-
-    def forward_features(
-        self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None
+    def forward(
+        self,
+        images: Tensor,
+        positions: Tensor | None = None,
+        *,
+        tokens: int | None = None,
+        prior: AnyPrior | None = None,
+        generator: Generator | None = None,
     ) -> Tensor:
-        """The normalised outcome of the last block: prefix tokens, then placed tokens, (B, P + N, D)."""
-        return self.encode(*self.embed(images, self._placed(images, positions, generator)))
+        """Images (B, C, H, W), and positions (B, N, 2) or where the model places them → logits (B, classes)."""
+        features = self.forward_features(images, positions, tokens=tokens, prior=prior, generator=generator)
+        return self.forward_head(features)
+
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        """The normalised output of the last block: prefix tokens, then placed tokens, (B, P + N, D)."""
+        return self.encode(*self.embed(images, self.placed(images, positions, **placing)))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Features (B, P + N, D) → logits, or with pre_logits the pooled features (B, D)."""
@@ -222,26 +230,27 @@ class SpotViT(
         self,
         images: Tensor,
         positions: Tensor | None = None,
-        generator: Generator | None = None,
         *,
         indices: int | Sequence[int] | None = None,
         norm: bool = False,
+        **placing: Any,
     ) -> list[Features]:
         """Token features with their positions after some blocks.
 
         Args:
             indices: the last n blocks if an int, these blocks if a sequence, all if None.
             norm: apply the ViT's final norm to each.
+            placing: tokens, prior and generator, as in forward.
         """
-        positions = self._placed(images, positions, generator)
+        positions = self.placed(images, positions, **placing)
         x, rope = self.embed(images, positions)
         try:
             wanted, _ = feature_take_indices(len(self.vit.blocks), indices)
         except AssertionError as error:
             raise InputError(f"this ViT has {len(self.vit.blocks)} blocks, got indices {indices}") from error
         taken, prefix = [], self.num_prefix_tokens
-        for index, (block, options) in enumerate(self._blocks(rope)):
-            x = block(x, **options)
+        for index, block in enumerate(self._blocks(rope)):
+            x = block(x)
             if index in wanted:
                 y = self.vit.norm(x) if norm else x
                 taken.append(Features(y[:, prefix:], y[:, :prefix], positions))
@@ -270,33 +279,37 @@ class SpotViT(
 
     def encode(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
         """Embedded tokens (B, P + N, D) through all blocks and the final norm."""
-        for block, options in self._blocks(rope):
-            x = checkpoint(block, x, **options) if self.vit.grad_checkpointing else block(x, **options)
+        for block in self._blocks(rope):
+            x = block(x)
         return self.vit.norm(x)
 
-    def _blocks(self, rope: Tensor | None) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-        """The blocks, each with what it takes beside the tokens."""
+    def _blocks(self, rope: Tensor | None) -> Iterator[Callable[[Tensor], Tensor]]:
+        """The blocks as functions of tokens, under gradient checkpointing where it is on."""
         for index, block in enumerate(self.vit.blocks):
-            if rope is None:
-                yield block, {}
+            options = {} if rope is None else {"rope": rope[index] if self.vit.rope_mixed else rope}
+            if self.vit.grad_checkpointing:
+                yield partial(checkpoint, block, **options)
             else:
-                yield block, {"rope": rope[index] if self.vit.rope_mixed else rope}
+                yield partial(block, **options)
 
     def _prefix_tokens(self) -> Tensor:
         """Class, then distillation or register tokens, as timm orders them: (1, P, D)."""
         names = ("cls_token", "dist_token") if hasattr(self.vit, "dist_token") else ("cls_token", "reg_token")
         tokens = [getattr(self.vit, name, None) for name in names]
-        found = [token for token in tokens if token is not None]
-        return torch.cat(found, 1) if found else next(self.vit.parameters()).new_zeros(1, 0, self.embed_dim)
+        there = [token for token in tokens if token is not None]
+        return torch.cat(there, 1) if there else next(self.vit.parameters()).new_zeros(1, 0, self.embed_dim)
 
-    def _placed(self, images: Tensor, positions: Tensor | None, generator: Generator | None) -> Tensor:
-        if images.ndim != 4 or images.shape[1] != self.vit.patch_embed.proj.in_channels:
-            channels = self.vit.patch_embed.proj.in_channels
+    def placed(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        """The positions given, if they can be read, or those of `place`."""
+        channels = self.vit.patch_embed.proj.in_channels
+        if images.ndim != 4 or images.shape[1] != channels:
             raise InputError(f"images must have shape (B, {channels}, H, W), got {tuple(images.shape)}")
+        placing = {name: value for name, value in placing.items() if value is not None}
         if positions is None:
-            return self.place(images, generator)
-        if not torch.compiler.is_compiling() and not _finite(positions):
-            raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")
+            return self.place(images, **placing)
+        if placing:
+            raise InputError(f"positions are given, so {' and '.join(placing)} would change nothing; leave them out")
+        check_positions(positions)
         return positions
 
     # To and from disk: the format is checkpoints.py's business
@@ -313,40 +326,27 @@ class SpotViT(
         return load_pretrained(model_id, **options)
 
 
-def _finite(positions: Tensor) -> bool:
-    try:
-        return bool(positions.isfinite().all())
-    except RuntimeError:  # inside vmap there is no value to look at
-        return True
+def check_positions(positions: Tensor) -> None:
+    """Refuse no tokens at all, and NaN or infinity; warn, once, of positions that look like pixels.
 
-
-def refuse_unfit(vit: TimmViT) -> None:
-    """Refuse a model whose tokens cannot be placed freely, naming the reason."""
-    stem, blocks = getattr(vit, "patch_embed", None), getattr(vit, "blocks", None) or []
-    attention = [getattr(block, "attn", None) for block in blocks]
-    if getattr(vit, "rel_pos_bias", None) is not None or any(_has(part, *RELATIVE) for part in attention):
-        reason = "its relative position bias is a table of grid offsets, which off-grid tokens do not have"
-    elif any(getattr(block, "window_size", 0) for block in blocks) or "Swin" in type(vit).__name__:
-        reason = "its attention runs in windows of the grid, which off-grid tokens do not form"
-    elif not isinstance(vit, (VisionTransformer, Eva)):
-        reason = "it is neither a timm VisionTransformer nor an Eva, whose blocks take any set of tokens"
-    elif not isinstance(stem, PatchEmbed) or type(stem.proj) is not nn.Conv2d:
-        reason = f"its convolutional stem ({type(stem).__name__}) looks beyond the window of a token"
-    elif stem.patch_size[0] != stem.patch_size[1]:
-        reason = f"its patches are not square ({stem.patch_size})"
-    elif stem.grid_size is None:
-        reason = "it was built without an image size; pass img_size"
-    elif type(getattr(vit, "rope", None)).__name__ not in (*ROTARY, "NoneType"):
-        reason = f"its rotary embedding ({type(vit.rope).__name__}) has no continuous form here"
-    elif not isinstance(getattr(vit, "patch_drop", None), (nn.Identity, type(None))):
-        reason = "it drops patches at random while training; build it with patch_drop_rate=0"
-    else:
+    Values are looked at on the CPU only: reading them back from a GPU would make every forward pass wait.
+    """
+    if positions.ndim == 3 and positions.shape[1] == 0:
+        raise InputError("positions must have at least one token, got (B, 0, 2)")
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    if traced or positions.device.type != "cpu" or not positions.numel():
         return
-    raise InputError(f"{type(vit).__name__} cannot read off-grid tokens: {reason}")
+    if not bool(positions.isfinite().all()):
+        raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")
+    places = positions[..., :2]
+    if ((places < 0) | (places > 1)).float().mean() > 0.5:
+        _warn_of_pixels()
 
 
-RELATIVE = ("rel_pos", "relative_position_bias_table", "rel_pos_h")  # timm's names for it
-
-
-def _has(part: nn.Module | None, *names: str) -> bool:
-    return any(getattr(part, name, None) is not None for name in names)
+@cache
+def _warn_of_pixels() -> None:
+    warnings.warn(
+        "most positions lie outside the image; they are (y, x) as a fraction of height and width, "
+        "so pixels are to be divided by (H, W)",
+        stacklevel=2,
+    )

@@ -22,10 +22,11 @@ from typing import Any
 
 import torch
 from timm.layers import AttentionPoolLatent
-from torch import Generator, Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from spot.errors import InputError
+from spot.models.protocol import Wrapper
 from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import (
     SIDE_BY_SIDE,
@@ -54,7 +55,7 @@ class Merged:
         return values[torch.arange(len(values), device=values.device)[:, None], self.sources]
 
 
-class ToMe(nn.Module):
+class ToMe(Wrapper):
     """A SpotViT that merges tokens on the way, on the ViT's grid or after its own placement.
 
     Args:
@@ -72,11 +73,10 @@ class ToMe(nn.Module):
         speedup: float | None = None,
         own_placement: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(model)
         if sum(goal is not None for goal in (r, tokens, speedup)) != 1:
             raise InputError("ToMe needs exactly one of r, tokens and speedup")
         check_mergeable(model)
-        self.model = model
         self.own_placement = own_placement
         self._goal: tuple[str, Any] = ("r", r) if r is not None else ("speedup", speedup)
         if tokens is not None:
@@ -104,6 +104,10 @@ class ToMe(nn.Module):
     def starting_tokens(self) -> int:
         """How many tokens enter the first block, without prefix tokens."""
         return self.model.tokens if self.own_placement else len(self.model.grid())
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        return self.own_placement and self.model.random
 
     @property
     def tokens(self) -> int:
@@ -135,22 +139,22 @@ class ToMe(nn.Module):
         prefix = self.model.num_prefix_tokens
         return merging_macs(_blocks(self.model), start, prefix, self.schedule(start))
 
-    def place(self, images: Tensor, generator: Generator | None = None) -> Tensor:
+    def place(self, images: Tensor, *, tokens: int | None = None, **how: Any) -> Tensor:
         """Where tokens begin: the ViT's grid, or the model's own placement (B, N, 2)."""
-        if self.own_placement:
-            return self.model.place(images, generator)
-        return self.model.grid(images).expand(len(images), -1, -1)
+        if tokens not in (None, self.tokens):
+            raise InputError(f"this ToMe leaves {self.tokens} tokens, got {tokens}; set its tokens instead")
+        return self.model.place(images, **how) if self.own_placement else super().place(images, **how)
 
-    def merge(self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None) -> Merged:
+    def merge(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Merged:
         """Features with what became of every token."""
         vit: Any = self.model.vit
         plain = type(self.model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == self.model.img_size
+        given_positions = self.place(images, **placing) if positions is None else positions
         if plain and positions is None and not self.own_placement:
-            positions = self.place(images)
+            positions = given_positions
             x, rope = _embed_patches(vit, images)
         else:
-            positions = self.place(images, generator) if positions is None else positions
-            positions = self.model._placed(images, positions, generator)  # refuses what is no placement
+            positions = self.model.placed(images, given_positions)
             x, rope = self.model.embed(images, positions)
         start, prefix = positions.shape[1], self.model.num_prefix_tokens
         sources = torch.arange(start, device=x.device).expand(len(x), -1)
@@ -177,11 +181,9 @@ class ToMe(nn.Module):
                 rope = rotary_embedding(vit.rope, positions, cells)
         return Merged(vit.norm(x), sizes, sources, positions)
 
-    def forward_features(
-        self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None
-    ) -> Tensor:
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """Features (B, P + M, D); `merge` also tells their sizes and sources."""
-        return self.merge(images, positions, generator).features
+        return self.merge(images, positions, **placing).features
 
     def forward_head(self, features: Tensor, pre_logits: bool = False, sizes: Tensor | None = None) -> Tensor:
         """Logits; sizes (B, M), from `merge`, let a pooled token weigh as many as it stands for."""
@@ -201,8 +203,8 @@ class ToMe(nn.Module):
         pooled = vit.head_drop(vit.fc_norm(pooled))
         return pooled if pre_logits else vit.head(pooled)
 
-    def forward(self, images: Tensor, positions: Tensor | None = None, generator: Generator | None = None) -> Tensor:
-        merged = self.merge(images, positions, generator)
+    def forward(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        merged = self.merge(images, positions, **placing)
         return self.forward_head(merged.features, sizes=merged.sizes)
 
 

@@ -20,7 +20,8 @@ from spot.draws import generator_for
 from spot.errors import InputError
 from spot.placement.files import Placements, PlacementWriter
 from spot.placement.oracle import LABELLED, search, wrong_labels
-from spot.placement.priors import SALIENT_PRIORS
+from spot.placement.priors import AnyPrior, resolve_prior
+from spot.placement.saliency import resolve_saliency
 from spot.store import as_json, hash_json, hash_model, locked
 
 Sample = tuple[Tensor, int, str]
@@ -49,7 +50,8 @@ def search_dataset(
     data: KeyedImages,
     path: str | Path,
     *,
-    prior: str | None = None,
+    prior: AnyPrior | None = None,
+    tokens: int | None = None,
     saliency: Maps | None = None,
     seed: int = 0,
     batch_size: int = 32,
@@ -63,11 +65,11 @@ def search_dataset(
     """Search every image of a data set that the placements file does not have yet.
 
     Args:
-        model: a SpotViT (or what answers as one): its `tokens` and `prior` say where searches start.
+        model: a SpotViT (or what answers as one).
         data: images, labels and keys; labels are read only if the objective needs them.
         path: the .safetensors file; shards stand beside it until all images are done.
-        prior: "salient", "focus" or "background", by `saliency`, instead of the model's own prior.
-        saliency: maps (B, H, W) for images and keys; see `spot.placement.saliency.resolve_saliency`.
+        prior, tokens: where searches start; by default the model's own.
+        saliency: maps (B, H, W) for images and keys, where the prior needs them; by default the model's own.
         seed: of random priors and wrong labels, together with each image's key.
         batch_size: images searched together; changes no result beyond rounding.
         workers: processes that read images.
@@ -82,13 +84,18 @@ def search_dataset(
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
     objective = settings.pop("objective", "descent")
-    about = _about(model, prior, saliency, seed, objective, keep, settings)
+    prior, tokens = model.prior if prior is None else prior, model.tokens if tokens is None else tokens
+    if not resolve_prior(prior).needs_map:
+        saliency = None
+    elif saliency is None:
+        saliency = resolve_saliency(model.saliency, model.data_config, model.transform())
+    about = _about(model, prior, tokens, saliency, seed, objective, keep, settings)
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
 
     def search_chunk(images: Tensor, labels: Tensor, names: list[str]) -> Placements:
         return _search_batch(
             model, images, labels, names, about,
-            prior=prior, saliency=saliency, seed=seed, keep=keep, objective=objective, **settings,
+            prior=prior, tokens=tokens, saliency=saliency, seed=seed, keep=keep, objective=objective, **settings,
         )  # fmt: skip
 
     with locked(path) if process == 0 else nullcontext():  # the first process holds it for those started with it
@@ -122,37 +129,6 @@ def search_dataset(
         return Searched(placements, sum(key not in before for key in placements.keys), seconds)
 
 
-def place(
-    model: Any,
-    images: Tensor,
-    keys: Sequence[str],
-    *,
-    seed: int = 0,
-    prior: str | None = None,
-    saliency: Maps | None = None,
-) -> Tensor:
-    """Positions (B, N, 2) that depend on each image, its key and the seed, not on the batch.
-
-    By the model's own prior, or from `saliency` if prior is "salient", "focus" or "background".
-    """
-    generators = [generator_for(seed, key) for key in keys]
-    singles = images.split(1)
-    if prior is None:
-        return torch.cat([model.place(image, generator) for image, generator in zip(singles, generators, strict=True)])
-    if prior not in SALIENT_PRIORS or saliency is None:
-        raise InputError(
-            f"a data set is searched from the model's own prior, or from one of {', '.join(SALIENT_PRIORS)} "
-            f"with a saliency; got prior={prior!r}"
-        )
-    maps = saliency(images, keys)
-    return torch.cat(
-        [
-            SALIENT_PRIORS[prior](each)(image, model.tokens, generator)
-            for each, image, generator in zip(maps.split(1), singles, generators, strict=True)
-        ]
-    )
-
-
 def obfuscated(labels: Tensor, keys: Sequence[str], classes: int, seed: int) -> Tensor:
     """A wrong label for each image (B,), which depends on its key and the seed, not on the batch."""
     each = zip(labels.split(1), keys, strict=True)
@@ -166,14 +142,16 @@ def _search_batch(
     keys: list[str],
     about: dict[str, Any],
     *,
-    prior: str | None,
+    prior: AnyPrior,
+    tokens: int,
     saliency: Maps | None,
     seed: int,
     keep: str,
     objective: Any,
     **settings: Any,
 ) -> Placements:
-    start = place(model, images, keys, seed=seed, prior=prior, saliency=saliency)
+    maps = None if saliency is None else saliency(images, keys)
+    start = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=maps)
     targets: Tensor | None = labels
     if objective in LABELLED and bool((labels < 0).any()):
         missing = keys[int((labels < 0).nonzero()[0])]
@@ -200,7 +178,8 @@ def _search_batch(
 
 def _about(
     model: Any,
-    prior: str | None,
+    prior: AnyPrior,
+    tokens: int,
     saliency: Maps | None,
     seed: int,
     objective: Any,
@@ -219,8 +198,8 @@ def _about(
         "spot": __version__,
         "model": _name(model),
         "model_hash": hash_model(model),
-        "tokens": model.tokens,
-        "prior": _name(model.prior if prior is None else prior),
+        "tokens": tokens,
+        "prior": resolve_prior(prior).name,
         "saliency": None if saliency is None else _name(saliency),
         "seed": seed,
         "objective": _name(objective),

@@ -199,7 +199,7 @@ def _search_part(
     target = labels
     if objective == "agree":
         with torch.no_grad():
-            target = read(model.grid(images).expand(len(images), -1, -1)) if dense is None else dense  # type: ignore[attr-defined]
+            target = read(model.grid(images)) if dense is None else dense  # type: ignore[attr-defined]
     low, high = omega(images)
     place = positions.clamp(low, high) if project else positions.clone()
     stepper = OPTIMIZERS[optimizer]([place], lr=lr, weight_decay=weight_decay)

@@ -4,12 +4,19 @@ A prior maps images (B, C, H, W) to positions (B, N, 2): one (y, x) per token, a
 height and width, so (0.5, 0.5) is the middle. Every prior gives exactly N tokens for any N ≥ 1 and
 any image shape, inside Ω, the paper's Ω_subpix: the rectangle from the first pixel's centre to the last's.
 
-To add a prior, write a function of this signature and list it in PRIORS; fixed priors ignore the
-generator. Numbers are drawn on the CPU, so that one seed gives one placement on every device.
+    PRIORS["uniform"](images, 25, generator)          drawn from a generator, for the whole batch
+    PRIORS["uniform"](images, 25, keys=names, seed=1) each image's tokens from (seed, key) alone
+    PRIORS["focus"](images, 25, maps=maps)            from saliency maps (B, H, W)
+
+To add a prior, write a function (images, tokens, generator) and list it in PRIORS; wherever a name is
+taken, such a function is too. Numbers are drawn on the CPU, so that one seed gives one placement on
+every device.
 """
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -17,10 +24,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.quasirandom import SobolEngine
 
+from spot.draws import generator_for
 from spot.errors import InputError, unknown
-
-Prior = Callable[[Tensor, int, Generator | None], Tensor]
-Saliency = Callable[[Tensor], Tensor]
 
 GAUSSIAN_WIDTH = 1 / math.pi  # standard deviation of the gaussian prior, as a fraction of each side
 CENTER_WIDTH = 0.3  # how far from the middle the center prior still pulls, as a fraction of each side
@@ -86,72 +91,118 @@ def boundary(images: Tensor, tokens: int, generator: Generator | None = None) ->
     return _into_omega(positions, images)
 
 
-def salient(saliency: Saliency | Tensor) -> Prior:
-    """A prior that draws tokens from a saliency map's density, subpixel within the pixel.
-
-    saliency: maps (B, H, W) in [0, 1], or a function images (B, C, H, W) → maps.
-    """
-
-    def prior(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-        return _from_density(_maps(saliency, images), images, tokens, generator)
-
-    return prior
+def salient(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
+    """Drawn from the density of saliency maps (B, H, W) in [0, 1], subpixel within the pixel."""
+    return _from_density(maps, images, tokens, generator)
 
 
-def focus(saliency: Saliency | Tensor) -> Prior:
+def focus(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
     """Even coverage drawn towards what is salient: isotropic's tokens, moved until each has an equal share.
 
     Half of what is shared out is the saliency, blurred by FOCUS_BLUR so that its edges do not matter, and half is the
     plain area, so that the rest of the image is still seen. Tokens drawn from a map, as `salient` has them, fall on
     each other; these keep their distance. A flat map gives isotropic.
     """
-
-    def prior(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-        density = _maps(saliency, images).detach().cpu().double().clamp(min=0)
-        for axis in (1, 2):
-            density = _blurred(density, axis, max(1, round(FOCUS_BLUR * density.shape[axis])))
-        density = density / _total(density)[:, None, None] + 1 / density[0].numel()
-        return _into_omega(_shared_out(density, _even(tokens, *images.shape[-2:])[0].double()), images)
-
-    return prior
+    density = maps.detach().cpu().double().clamp(min=0)
+    for axis in (1, 2):
+        density = _blurred(density, axis, max(1, round(FOCUS_BLUR * density.shape[axis])))
+    density = density / _total(density)[:, None, None] + 1 / density[0].numel()
+    return _into_omega(_shared_out(density, _even(tokens, *images.shape[-2:])[0].double()), images)
 
 
-def background(saliency: Saliency | Tensor) -> Prior:
-    """A prior that draws tokens where a saliency map is low: from 1 − map (paper, robustness)."""
+def background(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
+    """Drawn where saliency maps are low: from 1 − map (paper, robustness)."""
+    return _from_density(1 - maps, images, tokens, generator)
 
-    def prior(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-        return _from_density(1 - _maps(saliency, images), images, tokens, generator)
 
-    return prior
+@dataclass(frozen=True)
+class Prior:
+    """A prior by name: called with images and a number of tokens, it gives positions (B, N, 2)."""
 
+    name: str
+    draw: Callable[..., Tensor]
+    random: bool = False  # another seed places tokens elsewhere
+    needs_map: bool = False  # reads saliency maps
+    fades: bool = False  # is even coverage where there are as many tokens as the grid has cells
+
+    def __call__(
+        self,
+        images: Tensor,
+        tokens: int,
+        generator: Generator | None = None,
+        *,
+        keys: Sequence[str] | None = None,
+        seed: int = 0,
+        maps: Tensor | None = None,
+        cells: int = 196,
+    ) -> Tensor:
+        """Positions (B, N, 2), drawn from the generator or, with keys, each image's from (seed, key) alone.
+
+        Args:
+            maps: saliency (B, H, W) in [0, 1], for a prior that needs it.
+            cells: of the model's own grid.
+        """
+        options = {"full": cells} if self.fades else {}
+        given = _checked_maps(self.name, maps, images) if self.needs_map else None
+
+        def place(rows: slice, generator: Generator | None) -> Tensor:
+            extra = options if given is None else {**options, "maps": given[rows]}
+            return self.draw(images[rows], tokens, generator, **extra)
+
+        positions = drawn(place, len(images), generator, keys if self.random else None, seed)
+        if not isinstance(positions, Tensor) or positions.ndim != 3 or positions.shape[1] != tokens:
+            got = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
+            raise InputError(f"the prior {self.name} must give positions ({len(images)}, {tokens}, 2), got {got}")
+        return positions
+
+
+AnyPrior = str | Callable[[Tensor, int, Generator | None], Tensor]  # a name in PRIORS, or a function
 
 PRIORS: dict[str, Prior] = {
-    "uniform": uniform,
-    "gaussian": gaussian,
-    "sobol": sobol,
-    "isotropic": isotropic,
-    "center": center,
-    "boundary": boundary,
+    prior.name: prior
+    for prior in (
+        Prior("uniform", uniform, random=True),
+        Prior("gaussian", gaussian, random=True),
+        Prior("sobol", sobol, random=True),
+        Prior("isotropic", isotropic),
+        Prior("center", center, fades=True),
+        Prior("boundary", boundary, random=True),
+        Prior("salient", salient, random=True, needs_map=True),
+        Prior("focus", focus, needs_map=True),
+        Prior("background", background, random=True, needs_map=True),
+    )
 }
 
-SALIENT_PRIORS: dict[str, Callable[[Saliency | Tensor], Prior]] = {
-    "salient": salient,
-    "focus": focus,
-    "background": background,
-}
 
-
-def resolve_prior(prior: str | Prior, saliency: Saliency | Tensor | None = None) -> Prior:
-    """The prior of a name, or the function itself. salient, focus and background need a saliency."""
-    if not isinstance(prior, str):
+def resolve_prior(prior: AnyPrior) -> Prior:
+    """The prior of a name, or of a function (images, tokens, generator), which counts as random."""
+    if isinstance(prior, Prior):
         return prior
-    if prior in SALIENT_PRIORS:
-        if saliency is None:
-            raise InputError(f"the {prior} prior reads a saliency map; pass priors.{prior}(saliency)")
-        return SALIENT_PRIORS[prior](saliency)
-    if prior not in PRIORS:
-        raise unknown("prior", prior, [*PRIORS, *SALIENT_PRIORS])
-    return PRIORS[prior]
+    if isinstance(prior, str):
+        if prior not in PRIORS:
+            raise unknown("prior", prior, PRIORS)
+        return PRIORS[prior]
+    name = getattr(prior, "__name__", type(prior).__name__)
+    try:
+        inspect.signature(prior).bind(None, 1, None)
+    except TypeError as error:
+        raise InputError(f"a prior is a function of (images, tokens, generator), but {name} is not: {error}") from None
+    return Prior(name, prior, random=True)
+
+
+def drawn(
+    draw: Callable[[slice, Generator | None], Tensor],
+    count: int,
+    generator: Generator | None,
+    keys: Sequence[str] | None,
+    seed: int,
+) -> Tensor:
+    """What draw(rows, generator) gives for all rows at once, or with keys for each, with its own random numbers."""
+    if keys is None or not count:
+        return draw(slice(None), generator)
+    if len(keys) != count:
+        raise InputError(f"each image needs its key, got {len(keys)} keys for {count} images")
+    return torch.cat([draw(slice(row, row + 1), generator_for(seed, key)) for row, key in enumerate(keys)])
 
 
 def omega(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,10 +250,10 @@ def _even(tokens: int, height: int, width: int) -> Tensor:
     return torch.cat(placement)[None]
 
 
-def _maps(saliency: Saliency | Tensor, images: Tensor) -> Tensor:
-    maps = saliency if isinstance(saliency, Tensor) else saliency(images)
-    if maps.ndim == 4 and maps.shape[1] == 1:
-        maps = maps[:, 0]
+def _checked_maps(prior: str, maps: Tensor | None, images: Tensor) -> Tensor:
+    if maps is None:
+        raise InputError(f"the {prior} prior needs saliency maps; pass maps=(B, H, W), or let a model place")
+    maps = maps[:, 0] if maps.ndim == 4 and maps.shape[1] == 1 else maps
     needed = (len(images), *images.shape[-2:])
     if tuple(maps.shape) != needed:
         raise InputError(

@@ -7,15 +7,15 @@ pixels are alike the map is 1 everywhere.
     spectral_residual          needs no weights
     OnnxSaliency(file)         a salient-object network such as U²-Net        extra [onnx]
     ClipSeg(prompt)            what a text describes, the paper's choice       extra [clipseg]
-    ground_truth(masks)        what you know
     MapFolder(folder)          maps on disk, PNG, by image name
 
-Models see normalised images: `unnormalised(saliency, data_config)` is the same saliency for those,
-as the priors `salient` and `background` want it. `resolve_saliency` makes one from a name or path.
+Models see normalised images: `resolve_saliency` makes any source (a name, a file, a folder, a function,
+known masks) into one that takes images as a model sees them, as `SpotViT.saliency` does.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from torch import Tensor
 
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
-from spot.placement.priors import SALIENT_PRIORS, Saliency
+from spot.placement.priors import PRIORS, AnyPrior, resolve_prior
+
+Saliency = Callable[[Tensor], Tensor]  # RGB images (B, 3, H, W) in [0, 1] → maps (B, H, W)
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIPSEG = "CIDAS/clipseg-rd64-refined"
@@ -99,8 +101,8 @@ class OnnxSaliency:
         arrays = _normalised(_resized(inputs, self.size)).cpu().numpy()
         # One at a time: exported networks often fix the batch at 1.
         maps = [self.session.run(None, {self.input: arrays[i : i + 1]})[0] for i in range(len(arrays))]
-        found = torch.from_numpy(np.concatenate(maps)).to(images.device).reshape(len(images), 1, *self.size)
-        return stretched(_resized(found, images.shape[-2:])[:, 0])
+        small = torch.from_numpy(np.concatenate(maps)).to(images.device).reshape(len(images), 1, *self.size)
+        return stretched(_resized(small, images.shape[-2:])[:, 0])
 
 
 class ClipSeg:
@@ -145,15 +147,6 @@ class ClipSeg:
         return stretched(_resized(maps, images.shape[-2:])[:, 0])
 
 
-def ground_truth(masks: Tensor) -> Saliency:
-    """Known masks (B, H, W) in [0, 1] as a saliency, for exactly the images they belong to."""
-
-    def saliency(images: Tensor) -> Tensor:
-        return checked_maps(masks.to(images.device, torch.float32), images)
-
-    return saliency
-
-
 class MapFolder:
     """Maps on disk: for the image `a/b.jpg` the grey picture `a/b.png` in the folder, of the image's size.
 
@@ -181,8 +174,8 @@ class MapFolder:
 
     def __call__(self, images: Tensor, keys: Sequence[str]) -> Tensor:
         """Maps (B, H, W) for images (B, C, H, W) as the model sees them, by their keys."""
-        found = torch.stack([self.transform(self.open(key)) for key in keys])
-        return checked_maps(rgb(found, self.data_config).mean(1).to(images.device), images, keys)
+        pictures = torch.stack([self.transform(self.open(key)) for key in keys])
+        return rgb(pictures, self.data_config).mean(1).to(images.device)
 
     def open(self, key: str) -> Image.Image:
         """The map of an image, as a picture."""
@@ -205,6 +198,7 @@ class MapFolder:
 SALIENCIES: dict[str, Callable[[], Saliency]] = {"spectral": lambda: spectral_residual, "clipseg": ClipSeg}
 
 
+@lru_cache(maxsize=4)
 def open_saliency(source: str | Path) -> Saliency:
     """The saliency of a name ("spectral", "clipseg", "clipseg:PROMPT") or of an .onnx file."""
     name, _, prompt = str(source).partition(":")
@@ -217,54 +211,59 @@ def open_saliency(source: str | Path) -> Saliency:
     raise unknown("saliency", str(source), SALIENCIES, hint="or give an .onnx file or a folder of PNG maps")
 
 
+class KeyedSaliency:
+    """Maps (B, H, W) for images (B, C, H, W) as the model sees them and, where the source needs them, their keys."""
+
+    def __init__(self, maps: Callable[[Tensor, Sequence[str]], Tensor], name: str, *, needs_keys: bool = False) -> None:
+        self.maps, self.name, self.needs_keys = maps, name, needs_keys
+
+    def __call__(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
+        if self.needs_keys and keys is None:
+            raise InputError(f"the saliency maps of {self.name} are found by the images' names; pass keys")
+        return checked_maps(self.maps(images, keys or ()), images, keys)
+
+
+Source = str | Path | Saliency | Tensor | KeyedSaliency  # what resolve_saliency takes
+
+
 def resolve_saliency(
-    source: str | Path,
+    source: Source,
     data_config: Mapping[str, Any],
     transform: Callable[[Image.Image], Tensor],
     root: str | Path | None = None,
-) -> "KeyedSaliency":
-    """The saliency of a name, an .onnx file or a folder of maps, for images as a model sees them.
+) -> KeyedSaliency:
+    """Any source of maps, for images as a model sees them.
 
     Args:
+        source: a name, an .onnx file or a folder of maps; a function of RGB images in [0, 1]; or known maps (B, H, W).
         data_config: the model's, with its "mean" and "std".
         transform, root: see MapFolder; used only for maps on disk.
     """
-    if Path(source).is_dir():
-        return KeyedSaliency(MapFolder(source, transform, data_config, root), Path(source).name)
-    saliency = unnormalised(open_saliency(source), data_config)
-    return KeyedSaliency(lambda images, keys: saliency(images), Path(source).name)
+    if isinstance(source, KeyedSaliency):
+        return source
+    if isinstance(source, Tensor):
+        return KeyedSaliency(lambda images, keys: source.to(images.device, torch.float32), "given")
+    if isinstance(source, (str, Path)) and Path(source).is_dir():
+        return KeyedSaliency(MapFolder(source, transform, data_config, root), Path(source).name, needs_keys=True)
+    saliency = open_saliency(source) if isinstance(source, (str, Path)) else source
+    name = Path(source).name if isinstance(source, (str, Path)) else getattr(source, "__name__", "saliency")
+    return KeyedSaliency(lambda images, keys: saliency(rgb(images, data_config)), name)
 
 
 def maps_for(
-    priors: Sequence[Any],
+    priors: Sequence[AnyPrior],
     source: str | Path | None,
     data_config: Mapping[str, Any],
     transform: Callable[[Image.Image], Tensor],
     root: str | Path | None = None,
-) -> "KeyedSaliency | None":
+) -> KeyedSaliency | None:
     """The maps that some priors need: of `source`, by default spectral; None where none of them needs any."""
-    if not any(isinstance(prior, str) and prior in SALIENT_PRIORS for prior in priors):
+    if not any(resolve_prior(prior).needs_map for prior in priors):
         if source is not None:
-            raise InputError(
-                f"saliency={str(source)!r} is for the priors {', '.join(SALIENT_PRIORS)}; name one of them as prior"
-            )
+            needing = ", ".join(name for name, prior in PRIORS.items() if prior.needs_map)
+            raise InputError(f"saliency={str(source)!r} is for the priors {needing}; name one of them as prior")
         return None
     return resolve_saliency("spectral" if source is None else source, data_config, transform, root)
-
-
-class KeyedSaliency:
-    """Maps (B, H, W) for images (B, C, H, W) as the model sees them and their keys."""
-
-    def __init__(self, maps: Callable[[Tensor, Sequence[str]], Tensor], name: str) -> None:
-        self.maps, self.name = maps, name
-
-    def __call__(self, images: Tensor, keys: Sequence[str]) -> Tensor:
-        return checked_maps(self.maps(images, keys), images, keys)
-
-
-def unnormalised(saliency: Saliency, data_config: Mapping[str, Any]) -> Saliency:
-    """The same saliency for images normalised with a model's mean and std."""
-    return lambda images: saliency(rgb(images, data_config))
 
 
 def rgb(images: Tensor, data_config: Mapping[str, Any]) -> Tensor:
@@ -304,7 +303,7 @@ def _checked_images(images: Tensor) -> Tensor:
         raise InputError(f"a saliency takes RGB images (B, 3, H, W), got {tuple(images.shape)}")
     if not images.is_floating_point() or images.min() < 0 or images.max() > 1:
         raise InputError(
-            "a saliency takes images in [0, 1]; for normalised ones use unnormalised(saliency, data_config)"
+            "a saliency takes images in [0, 1]; for normalised ones use resolve_saliency, or model.saliency_maps"
         )
     return images.float()
 

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from spot.evaluation.photos import PhotoSearch, names_of, search_figure, short
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.placement.oracle import LABELLED, PRESETS, search, snapped, wrong_labels
-from spot.placement.priors import PRIORS, SALIENT_PRIORS, center, omega, resolve_prior
+from spot.placement.priors import PRIORS, omega, resolve_prior
 from spot.placement.saliency import KeyedSaliency, resolve_saliency, rgb
 from spot.play.pictures import Picture, Pictures
 from spot.play.request import MAX_TOKENS, Request
@@ -76,7 +76,7 @@ class Session:
         return {
             "models": list(self.loaders),
             "samples": samples,
-            "priors": [{"name": name, "map": name in SALIENT_PRIORS} for name in (*PRIORS, *SALIENT_PRIORS)],
+            "priors": [{"name": name, "map": prior.needs_map} for name, prior in PRIORS.items()],
             "objectives": list(OBJECTIVES),
             "labelled": list(LABELLED),
             "presets": {name: preset["steps"] for name, preset in PRESETS.items()},
@@ -146,7 +146,7 @@ def forward(view: View, positions: Tensor) -> Tensor:
 
 def grid(view: View) -> Tensor:
     """The ViT's own positions (1, N, 2)."""
-    return view.model.grid(view.images).reshape(1, -1, 2)
+    return view.model.grid(view.images)
 
 
 # ----------------------------------------------------------------------------- what can be asked
@@ -185,13 +185,10 @@ def predict(session: Session, request: Request, job: Job) -> None:
 def place(session: Session, request: Request, job: Job) -> None:
     """Positions by a prior, as `spot predict` and `spot search` place them."""
     view, prior, tokens = session.asked(request), request.text("prior"), request.tokens()
-    maps = None
-    if prior in SALIENT_PRIORS:
-        maps = session.map(request.text("picture"), request.text("model"))
-    placed = resolve_prior(prior, maps)
-    if placed is center:
-        placed = partial(center, full=math.prod(view.model.grid_size))
-    positions = placed(view.images, tokens, generator_for(request.number("seed"), view.picture.name))
+    needs_map = resolve_prior(prior).needs_map
+    maps = session.map(request.text("picture"), request.text("model")) if needs_map else None
+    how: dict[str, Any] = {"keys": [view.picture.name], "seed": request.number("seed"), "maps": maps}
+    positions = view.model.place(view.images, tokens=tokens, prior=prior, **how)
     if request.flag("snap"):
         positions = snapped(positions, view.model.grid_size)
     job.send({"positions": positions[0].tolist()})

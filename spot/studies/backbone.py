@@ -1,34 +1,19 @@
 """The models of a study: retrofitted ViTs, the plain ViTs they were made of, and what one would use instead."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from spot.errors import InputError
 from spot.models.checkpoints import built_in, load
 from spot.models.deltas import is_delta, read_about
-from spot.models.elastic import ElasticViT
-from spot.models.patch_dropout import PatchDropout
-from spot.models.plain import PlainViT
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe
 from spot.store import hash_model
 
 SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
-
-# What one would use instead: a placement's name → the model, of a ViT and a budget.
-BASELINES: dict[str, Callable[[SpotViT, int], nn.Module]] = {
-    "vit": lambda model, tokens: PlainViT(model),
-    "patch-dropout": PatchDropout,
-    "tome": lambda model, tokens: ToMe(model, tokens=tokens),
-    "tome-matching": ToMe.matching,  # merges until its blocks cost as much as the budget's
-    "elastic": ElasticViT,
-}
 
 
 @dataclass(eq=False)

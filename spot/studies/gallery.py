@@ -5,7 +5,6 @@ The file keeps them as PNG, so that the figure can be drawn again without data o
 """
 
 import base64
-import copy
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,8 @@ from torch import Tensor
 
 from spot.data.images import class_names
 from spot.data.scenes import CLASSES
-from spot.placement.dataset_search import place
 from spot.placement.oracle import PRESETS, SearchResult, search
-from spot.placement.priors import SALIENT_PRIORS, omega
+from spot.placement.priors import omega
 from spot.placement.saliency import rgb
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
@@ -55,16 +53,13 @@ def run(lab: Lab) -> Result:
     images = images.to(next(backbone.model.parameters()).device)
     keys = [each[2] for each in samples]
     maps = lab.saliency(backbone)(images, keys)
-    model = copy.copy(backbone.model)  # shares the weights, has its own prior and budget
-    model.tokens = lab.sparse
+    model = backbone.model
     searched = {}
     for prior in PRIORS:
-        drawn: dict[str, Any] = {"prior": prior, "saliency": lambda *_: maps} if prior in SALIENT_PRIORS else {}
-        model.prior = model.prior if drawn else prior
-        start = place(model, images, keys, **drawn)
+        start = model.place(images, tokens=lab.sparse, prior=prior, keys=keys, maps=maps)
         searched[prior] = search(model, images, labels, start, **PRESETS[PRESET])
-    model.prior = "isotropic"
-    away = search(model, images, labels, model.place(images), objective="ascent", **PRESETS[PRESET])
+    start = model.place(images, tokens=lab.sparse, prior="isotropic")
+    away = search(model, images, labels, start, objective="ascent", **PRESETS[PRESET])
     few, fewer = spaced(range(len(keys)), OVER_MASKS), spaced(range(len(keys)), SIDE_BY_SIDE)
     panels: list[Row] = []
     for part, shown, sources in (

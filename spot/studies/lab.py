@@ -14,27 +14,28 @@ torchrun the images are shared out, every process gets every outcome, and the fi
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spot.data.images import Data, Stream, available_workers, data_for, loader
 from spot.data.scenes import CLASSES
 from spot.errors import InputError
-from spot.evaluation.accuracy import Maps, Reader, Setting, evaluate
+from spot.evaluation.accuracy import Candidate, Maps, Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import build_banks, classify, listing
+from spot.models.baselines import BASELINES
+from spot.models.protocol import TokenModel
 from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
 from spot.placement.oracle import PRESETS, snapped
-from spot.placement.priors import PRIORS, SALIENT_PRIORS
+from spot.placement.priors import PRIORS
 from spot.placement.saliency import map_path
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names, hash_json, hash_tensors
-from spot.studies.backbone import BASELINES, Backbone, budgets
+from spot.studies.backbone import Backbone, budgets
 from spot.studies.cache import Cache
 from spot.studies.maps import maps_for, maps_identity
 from spot.studies.reading import Reading
@@ -42,8 +43,6 @@ from spot.studies.study import PAPER_IMAGES
 
 SCENES = "scenes"
 AT_ONCE = 12  # placements measured in one pass over the images, at most
-# Measured once for each seed; any other placement is the same for every seed.
-RANDOM = ("uniform", "gaussian", "sobol", "boundary", "salient", "background", "patch-dropout", "elastic")
 
 
 class Lab:
@@ -226,7 +225,8 @@ class Lab:
 
     def seeded(self, placement: str, tokens: int, seeds: int | None = None) -> list[Setting]:
         """A placement once for each seed, or once where another seed would change nothing."""
-        count = (self.seeds if seeds is None else seeds) if placement in RANDOM else 1
+        random = BASELINES[placement].random if placement in BASELINES else PRIORS[placement].random
+        count = (self.seeds if seeds is None else seeds) if random else 1
         return [Setting(placement, tokens, seed) for seed in range(count)]
 
     def oracle(
@@ -243,19 +243,16 @@ class Lab:
 
         `values` has labels (M,), predictions and losses (M, steps + 1); see `outcome`.
         """
-        model = copy.copy(backbone.model)  # shares the weights, has its own prior and budget
-        model.tokens = self.sparse if tokens is None else tokens
-        start: dict[str, Any] = {}
-        if prior in SALIENT_PRIORS:
-            start = {"prior": prior, "saliency": self.saliency(backbone)}
-        else:
-            model.prior = prior
-        about = self._about(backbone, Setting(prior, model.tokens, seed), oracle=True)
+        tokens = self.sparse if tokens is None else tokens
+        about = self._about(backbone, Setting(prior, tokens, seed), oracle=True)
         about |= {"kind": "oracle", "preset": preset, "objective": objective}
         return search_dataset(
-            model,
+            backbone.model,
             self.images(backbone, oracle=True),  # type: ignore[arg-type]
             self.cache.path(about),
+            prior=prior,
+            tokens=tokens,
+            saliency=self.saliency(backbone) if PRIORS[prior].needs_map else None,
             seed=seed,
             batch_size=self.batch_size,
             workers=self.workers,
@@ -263,7 +260,6 @@ class Lab:
             shown=self.main,
             remake=True,
             objective=objective,
-            **start,
             **PRESETS[preset],
         ).placements
 
@@ -309,11 +305,11 @@ class Lab:
 
     def cost(self, backbone: Backbone, setting: Setting) -> float:
         """Multiply-adds of one image, in billions."""
-        return macs(Reader(backbone.model, self._resolved(backbone, setting)).model) / 1e9
+        return macs(self.model(backbone, setting)) / 1e9
 
-    def contestant(self, backbone: Backbone, setting: Setting) -> nn.Module:
-        """The model that reads a setting, as `model(images)`, for timing."""
-        return Reader(backbone.model, self._resolved(backbone, setting)).model
+    def model(self, backbone: Backbone, setting: Setting) -> TokenModel:
+        """The model of a setting, as `model(images)`, for timing."""
+        return self.candidate(backbone, setting).module
 
     # Inside
 
@@ -327,7 +323,7 @@ class Lab:
         oracle: bool = False,
     ) -> list[tuple[dict[str, Tensor], dict[str, Tensor] | None]]:
         """Outcomes and votes of some settings, in one pass over the images."""
-        resolved = [self._resolved(backbone, setting) for setting in settings]
+        resolved = [self.candidate(backbone, setting) for setting in settings]
         banks = self._banks(backbone, [bank or setting for setting in settings]) if knn else []
         batches = loader(
             self.images(backbone, oracle=oracle),
@@ -340,7 +336,7 @@ class Lab:
             backbone.model,
             batches,
             resolved,
-            saliency=self.saliency(backbone) if any(each.label in SALIENT_PRIORS for each in settings) else None,
+            saliency=self.saliency(backbone) if any(needs_map(each) for each in settings) else None,
             features=knn,
             shown=self.main,
             title=f"{backbone.name}, {len(settings)} placement{'s' if len(settings) > 1 else ''}",
@@ -356,13 +352,10 @@ class Lab:
             results.append((outcome, vote))
         return results
 
-    def _resolved(self, backbone: Backbone, setting: Setting) -> Setting:
-        """The setting with a baseline's model in the place of its name."""
-        if not isinstance(setting.placement, str) or setting.placement not in BASELINES:
-            return setting
-        model = backbone.parent or backbone.model
-        budget = setting.tokens or len(model.grid())
-        return replace(setting, placement=BASELINES[setting.placement](model, budget), tokens=None, name=setting.label)
+    def candidate(self, backbone: Backbone, setting: Setting) -> Candidate:
+        """The setting with its model: a baseline is made of the plain ViT, where that is known."""
+        baseline = isinstance(setting.placement, str) and setting.placement in BASELINES
+        return setting.of((backbone.parent or backbone.model) if baseline else backbone.model)
 
     def _banks(self, backbone: Backbone, settings: Sequence[Setting]) -> list[Any]:
         """A kNN bank for each setting, kept in the cache folder."""
@@ -379,7 +372,7 @@ class Lab:
             made = build_banks(
                 (backbone.parent or backbone.model) if kind == "baseline" else backbone.model,
                 labelled,
-                [self._resolved(backbone, settings[each]) for each in chosen],
+                [self.candidate(backbone, settings[each]) for each in chosen],
                 folder,
                 batch_size=self.batch_size,
                 workers=self.workers,
@@ -398,7 +391,7 @@ class Lab:
         """Whether there is a bank for this placement."""
         if self.bank is None:
             return False
-        if setting.label not in SALIENT_PRIORS or not Path(self.saliency_source).is_dir():
+        if not needs_map(setting) or not Path(self.saliency_source).is_dir():
             return True
         first: str = self._bank_images(backbone).keys[0]  # type: ignore[union-attr]
         return map_path(self.saliency_source, first).is_file()
@@ -411,7 +404,7 @@ class Lab:
     def _about(self, backbone: Backbone, setting: Setting, *, oracle: bool = False) -> dict[str, Any]:
         """What determines an outcome: weights, images and how they are prepared, placement, budget, seed."""
         name = str(setting.placement)
-        if name not in PRIORS and name not in SALIENT_PRIORS and name not in BASELINES and name != "given":
+        if name not in PRIORS and name not in BASELINES and name != "given":
             raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
         baseline = name in BASELINES
         return {
@@ -422,7 +415,7 @@ class Lab:
             "placement": name,
             "tokens": setting.tokens,
             "seed": setting.seed,
-            "saliency": self.saliency_identity() if name in SALIENT_PRIORS else None,
+            "saliency": self.saliency_identity() if needs_map(setting) else None,
         }
 
     def _voted(self, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -450,4 +443,9 @@ def _reader_of(setting: Setting) -> str:
     """Who reads a setting and what it needs: a baseline's own model, or the backbone with or without maps."""
     if setting.label in BASELINES:
         return "baseline"
-    return "maps" if setting.label in SALIENT_PRIORS else "prior"
+    return "maps" if needs_map(setting) else "prior"
+
+
+def needs_map(setting: Setting) -> bool:
+    """Whether a setting's prior reads saliency maps."""
+    return setting.label in PRIORS and PRIORS[setting.label].needs_map

@@ -27,10 +27,15 @@ def run(lab: Lab) -> Result:
     """Every backbone at every budget."""
     rows: list[Row] = []
     for backbone in lab.backbones:
-        patches = timing.alone(lab, partial(embedding_share, lab.contestant(backbone, Setting("vit"))))
+        patches = timing.alone(lab, partial(embedding_share, lab.model(backbone, Setting("plain"))))
         for tokens in lab.tokens:
-            model: Any = lab.contestant(backbone, Setting("isotropic", tokens)).eval()
-            row: Row = {"backbone": backbone.name, "tokens": tokens, "window": model.patch_size, **counted(model)}
+            model: Any = lab.model(backbone, Setting("isotropic", tokens)).eval()
+            row: Row = {
+                "backbone": backbone.name,
+                "tokens": tokens,
+                "window": model.spot_vit.patch_size,
+                **counted(model),
+            }
             rows.append({**row, **timing.alone(lab, partial(measured, model)), "patches": patches})
     notes = [
         "FLOPs are of one image. Formula: T · K² · (7C + 8), the paper's. Counted: additions, multiplications and "
@@ -49,8 +54,8 @@ def counted(model: Any) -> Row:
     """FLOPs of one image: of the model, and of reading its windows by formula and as operators run."""
     image = pictures(1, image_shape(model), model)
     positions = model.place(image)
-    total, formula = flops(model), sampling_flops(model.tokens, model.patch_size, image.shape[1])
-    run = arithmetic(lambda: windows(image, positions, model.patch_size))
+    total, formula = flops(model), sampling_flops(model.tokens, model.spot_vit.patch_size, image.shape[1])
+    run = arithmetic(lambda: windows(image, positions, model.spot_vit.patch_size))
     shares = {"formula_share": 100 * formula / total, "counted_share": 100 * run / total}
     return {"FLOPs": total, "formula": formula, "counted": run, **shares}
 
@@ -60,7 +65,7 @@ def measured(model: Any, clock: Clock, batch: int) -> Row:
     """Shares of a prediction's time, in percent: reading windows, with its interval, and all tokenizing."""
     images = pictures(batch, image_shape(model), model)
     positions = model.place(images)
-    calls = {"model": model, "reading": lambda images: windows(images, positions, model.patch_size)}
+    calls = {"model": model, "reading": lambda images: windows(images, positions, model.spot_vit.patch_size)}
     for call in calls.values():
         call(images)
     seconds = interleaved(calls, images, timing.ROUNDS, clock)

@@ -37,7 +37,7 @@ def run(lab: Lab) -> Result:
     for backbone in lab.backbones:
         cells = len(backbone.model.grid())
         budgets = [tokens for tokens in lab.tokens if tokens <= cells]
-        dense = Setting("vit", cells)
+        dense = Setting("plain", cells)
         settings = [dense, *(Setting("patch-dropout", tokens) for tokens in budgets)]
         settings += [Setting(prior, tokens) for tokens in budgets for prior in PRIORS]
         readings = {
@@ -45,10 +45,10 @@ def run(lab: Lab) -> Result:
             for setting, reading in zip(settings, lab.accuracy(backbone, settings), strict=True)
         }
         best = {tokens: max(PRIORS, key=lambda prior: int(readings[prior, tokens].right.sum())) for tokens in budgets}
-        timed = {"dense": lab.contestant(backbone, dense)}
+        timed = {"dense": lab.model(backbone, dense)}
         for tokens in budgets:
-            timed[f"{VIT} {tokens}"] = lab.contestant(backbone, Setting("patch-dropout", tokens))
-            timed[f"{SPOT} {tokens}"] = lab.contestant(backbone, Setting(best[tokens], tokens))
+            timed[f"{VIT} {tokens}"] = lab.model(backbone, Setting("patch-dropout", tokens))
+            timed[f"{SPOT} {tokens}"] = lab.model(backbone, Setting(best[tokens], tokens))
         times = timing.timed(lab, timed)
         for tokens in budgets:
             about: Row = {"backbone": backbone.name, "tokens": tokens}

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
-from torch import nn
 
 from spot.evaluation.throughput import Clock, measure, threads
+from spot.models.protocol import TokenModel
 from spot.studies.lab import Lab
 
 ROUNDS = 11
@@ -19,7 +19,7 @@ BATCH = {"cpu": 32}  # images at a time; elsewhere a device is only busy with mo
 OTHERWISE = 256
 
 
-def timed(lab: Lab, models: Mapping[str, nn.Module], rounds: int = ROUNDS) -> dict[str, dict[str, Any]]:
+def timed(lab: Lab, models: Mapping[str, TokenModel], rounds: int = ROUNDS) -> dict[str, dict[str, Any]]:
     """`measure`'s row for each model by its name; ratios are to the first."""
 
     def call(clock: Clock, batch: int) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
     elif backbone.parent_fingerprint != backbone.fingerprint:
         holders[SAME] = itself
     # A line: method, what it was asked for, the budget it answers, and who reads it.
-    lines: list[tuple[str, str, Setting, Backbone]] = [(VIT, "dense", Setting("vit", cells), backbone)]
+    lines: list[tuple[str, str, Setting, Backbone]] = [(VIT, "dense", Setting("plain", cells), backbone)]
     lines.append((SPOT, "dense", Setting("isotropic", cells), backbone))
     lines += [(SPOT, f"{tokens} tokens", Setting("isotropic", tokens), backbone) for tokens in budgets]
     try:
@@ -92,16 +92,16 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
     reached, most = matched(backbone.parent or backbone.model, budgets)
     for method, holder in holders.items():
         asked = reached if method == MERGED else [middle] if middle in reached else []
-        lines += [(method, f"as {tokens} tokens", Setting("tome-matching", tokens), holder) for tokens in asked]
+        lines += [(method, f"as {tokens} tokens", Setting("tome-cost", tokens), holder) for tokens in asked]
     if most is not None:
-        lines.append((MERGED, MOST, Setting("tome-matching", most), backbone))
+        lines.append((MERGED, MOST, Setting("tome-cost", most), backbone))
     readings: dict[tuple[str, str], Reading] = {}
     for holder in (backbone, itself):  # one pass over the images each
         own = [(method, what, setting) for method, what, setting, reader in lines if reader is holder]
         found = lab.accuracy(holder, [setting for _, _, setting in own]) if own else []
         readings |= {(method, what): reading for (method, what, _), reading in zip(own, found, strict=True)}
     times = timing.timed(
-        lab, {f"{method} {what}": lab.contestant(holder, setting) for method, what, setting, holder in lines}
+        lab, {f"{method} {what}": lab.model(holder, setting) for method, what, setting, holder in lines}
     )
     rows = []
     for method, what, setting, _ in lines:

@@ -9,7 +9,8 @@ from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES
 from spot.draws import Draw, seeded
 from spot.errors import InputError
-from spot.models.spot_vit import SpotViT, create_timm
+from spot.models.spot_vit import SpotViT
+from spot.models.timm_vit import create_timm
 from spot.training.options import Options
 from spot.training.recipes import Recipe
 

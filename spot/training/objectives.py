@@ -97,7 +97,7 @@ class Distil(Objective):
 
     def forward(self, part: Part) -> Outcome:
         images, _ = mix(self.mixup, self.recipe, part)
-        grid = self.model.grid(images).expand(len(images), -1, -1)
+        grid = self.model.grid(images)
         with torch.no_grad():
             known = self.read(self._teacher[0].to(images.device), images, grid)
         loss = images.new_zeros(())
@@ -137,8 +137,8 @@ class Distil(Objective):
         group = recipe.budgets[number]
         tokens = group[int(torch.randint(len(group), (), generator=draw))]
         grid = self.model.grid(images)
-        if tokens >= len(grid):
-            return grid.expand(len(images), -1, -1)
+        if tokens >= grid.shape[1]:
+            return grid
         prior = recipe.priors[int(torch.randint(len(recipe.priors), (), generator=draw))]
         positions = place(self.model, recipe, prior, images, tokens, part, number)
         if prior not in ("isotropic", "center") or not recipe.jitter:
@@ -245,7 +245,7 @@ def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: in
     """Positions for a part's rows: drawn for the step's whole batch, so that parts of it agree."""
     batch = images[:1].expand(part.of, *images.shape[1:])
     draw = generator(recipe.seed, Draw.PLACE, part.step, *numbers)
-    positions = model.place(batch, draw, tokens, prior=prior)
+    positions = model.place(batch, tokens=tokens, prior=prior, generator=draw)
     return positions[part.first : part.first + len(images)]
 
 

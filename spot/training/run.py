@@ -166,7 +166,7 @@ def predict(model: SpotViT, images: Images, workers: int, *, shown: bool) -> Ten
     device = next(model.parameters()).device
     for batch in report.track(batches, "what the teacher sees", len(batches), shown=shown):
         pixels = batch.images.to(device)
-        found.append(model(pixels, model.grid().expand(len(pixels), -1, -1)).argmax(1).cpu())
+        found.append(model(pixels, model.grid(pixels)).argmax(1).cpu())
     if images.skipped:
         raise InputError(f"{images.skipped[0]} cannot be read; take it out of the training images")
     return torch.cat(found)

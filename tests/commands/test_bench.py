@@ -22,7 +22,7 @@ def test_it_times_every_method_at_every_budget_and_batch_size(folder, tmp_path, 
             "bench",
             *given,
             "--baseline",
-            "vit",
+            "plain",
             "patch-dropout",
             "tome",
             "elastic",
@@ -33,7 +33,7 @@ def test_it_times_every_method_at_every_budget_and_batch_size(folder, tmp_path, 
         ]
     )
     data = json.loads(out.read_text())
-    methods = ["vit", *2 * ["spot", "patch-dropout", "tome", "elastic"]]
+    methods = ["plain", *2 * ["spot", "patch-dropout", "tome", "elastic"]]
     assert [row["method"] for row in data["rows"]] == 2 * methods
     assert [row["budget"] for row in data["rows"]] == 2 * [16, *4 * [4], *4 * [9]]
     assert data["settings"]["threads"] == 1
@@ -48,7 +48,7 @@ def test_it_times_every_method_at_every_budget_and_batch_size(folder, tmp_path, 
 
 def test_budgets_are_by_default_parts_of_the_grid(folder, tmp_path):
     out = tmp_path / "bench.json"
-    main(["bench", str(folder), "--baseline", "vit", "--batch-size", "1", "--rounds", "1", "--json", str(out)])
+    main(["bench", str(folder), "--baseline", "plain", "--batch-size", "1", "--rounds", "1", "--json", str(out)])
     assert [row["budget"] for row in json.loads(out.read_text())["rows"]] == [16, 2, 4, 8, 16]
 
 

@@ -51,11 +51,11 @@ def refused(capsys, *arguments) -> str:
 def test_every_prior_budget_and_baseline_gets_a_row(model, images, tmp_path, capsys):
     out = tmp_path / "out.json"
     wanted = ["--prior", "isotropic", "uniform", "--tokens", "4", "9", "--seeds", "2"]
-    wanted += ["--baseline", "vit", "patch-dropout", "tome", "elastic"]
+    wanted += ["--baseline", "plain", "patch-dropout", "tome", "elastic"]
     main(["evaluate", model, "--data", str(images), *wanted, "--workers", "0", "--json", str(out)])
     rows = rows_of(out)
     assert [(row["placement"], row["tokens"], row["seeds"]) for row in rows] == [
-        ("vit", 16, 1),
+        ("plain", 16, 1),
         ("patch-dropout", 4, 2),
         ("patch-dropout", 9, 2),
         ("tome", 4, 1),  # on the grid nothing is drawn
@@ -84,12 +84,12 @@ def test_without_wishes_the_models_own_placement_is_measured(model, images, tmp_
 
 def test_predictions_are_written_image_by_image(nano, model, images, tmp_path):
     out = tmp_path / "out.csv"
-    main(["evaluate", model, "--data", str(images), "--baseline", "vit", "--workers", "0", "--predictions", str(out)])
+    main(["evaluate", model, "--data", str(images), "--baseline", "plain", "--workers", "0", "--predictions", str(out)])
     with out.open() as file:
         lines = list(csv.DictReader(file))
     assert [line["key"] for line in lines] == sorted(f"{index % 10}/{index:02d}.png" for index in range(20))
     assert all(line["label"] == line["key"][0] for line in lines)
-    assert {line["vit 16 seed 0"] for line in lines} <= {str(index) for index in range(10)}
+    assert {line["plain 16 seed 0"] for line in lines} <= {str(index) for index in range(10)}
 
 
 def test_a_picture_shows_accuracy_against_cost(model, images, tmp_path):

@@ -14,11 +14,14 @@ import torch
 import spot
 from spot.data.images import Batch, loader, open_data
 from spot.data.picture import evaluation_transform
+from spot.draws import generator_for
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate, judge, wilson
+from spot.evaluation.accuracy import Candidate, Setting, evaluate, judge, wilson
+from spot.models.baselines import BASELINES
 from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
+from spot.models.tome import ToMe
 from spot.placement.files import Placements
 from spot.placement.priors import PRIORS
 
@@ -93,7 +96,7 @@ def one_by_one(model, data, prior: str, tokens: int, seed: int) -> list[int]:
     """Predicted classes in the order of keys, an image at a time."""
     found = {}
     for image, _, key in data:
-        positions = PRIORS[prior](image[None], tokens(seed, key))
+        positions = PRIORS[prior](image[None], tokens, generator_for(seed, key))
         found[key] = int(model(image[None], positions).argmax())
     return [found[key] for key in sorted(found)]
 
@@ -103,7 +106,7 @@ def test_predictions_are_those_of_one_image_at_a_time(nano, data, batch_size):
     cases = [("isotropic", 4, 0), ("uniform", 4, 0), ("uniform", 4, 1), ("sobol", 9, 7)]
     found = evaluate(nano, loader(data, batch_size), [Setting(*case) for case in cases])
     assert found.keys == sorted(data.keys)
-    assert found.tokens == [4, 4, 4, 9]
+    assert [candidate.budget for candidate in found.candidates] == [4, 4, 4, 9]
     for predictions, case in zip(found.predictions, cases, strict=True):
         assert predictions.tolist() == one_by_one(nano, data, *case)
     assert found.predictions[1].tolist() != found.predictions[2].tolist()  # the seed does something
@@ -150,7 +153,7 @@ def test_every_image_is_decoded_once_for_all_settings(nano, folder):
 def test_without_a_setting_of_its_own_the_models_budget_counts(nano, data):
     nano.tokens = 7
     found = evaluate(nano, loader(data, 8), [Setting("center")])
-    assert found.tokens == [7]
+    assert found.candidates[0].budget == 7
     assert (nano.tokens, nano.prior) == (7, "isotropic")  # left as it was
 
 
@@ -162,7 +165,7 @@ def test_placements_are_found_by_key_and_not_by_order(nano, data):
     with torch.no_grad():
         expected = {key: int(nano(image[None], by_key[key][None]).argmax()) for image, _, key in data}
     assert found.predictions[0].tolist() == [expected[key] for key in found.keys]
-    assert found.tokens == [5]
+    assert found.candidates[0].budget == 5
 
 
 def test_an_image_without_a_placement_is_named(nano, data):
@@ -173,10 +176,10 @@ def test_an_image_without_a_placement_is_named(nano, data):
 
 def test_other_models_answer_the_same_call(nano, data):
     settings = [
-        Setting(PlainViT(nano), name="timm"),
+        Candidate(PlainViT(nano), name="timm"),
         Setting("isotropic", 16),
-        Setting(PatchDropout(nano, 16)),
-        Setting(PatchDropout(nano, 5), seed=1),
+        Candidate(PatchDropout(nano, 16)),
+        Candidate(PatchDropout(nano, 5), seed=1),
     ]
     found = evaluate(nano, loader(data, 8), settings)
     with torch.no_grad():
@@ -189,7 +192,7 @@ def test_other_models_answer_the_same_call(nano, data):
 
 @pytest.mark.parametrize("baseline", [PatchDropout, ElasticViT])
 def test_random_baselines_do_not_depend_on_the_batch_either(nano, data, baseline):
-    results = [evaluate(nano, loader(data, size), [Setting(baseline(nano, 5))]).predictions for size in (1, 4, 23)]
+    results = [evaluate(nano, loader(data, size), [Candidate(baseline(nano, 5))]).predictions for size in (1, 4, 23)]
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -208,16 +211,32 @@ def test_salient_placements_draw_from_maps_found_by_key(nano, data):
     assert [key for keys in calls for key in keys] == list(data.keys)  # once per batch, not per setting
 
 
-def test_salient_placements_without_maps_are_refused(nano, data):
-    with pytest.raises(InputError, match="salien"):
-        evaluate(nano, loader(data, 8), [Setting("salient", 4)])
+def test_salient_placements_without_maps_have_the_models_own(nano, data):
+    maps = evaluate(nano, loader(data, 8), [Setting("salient", 4)], saliency=nano.saliency_maps)
+    assert torch.equal(evaluate(nano, loader(data, 8), [Setting("salient", 4)]).losses, maps.losses)
+
+
+def test_baselines_go_by_their_names(nano, data):
+    """Setting("tome") and Setting("tome-cost") are two models; each is the one made by hand."""
+    names = {"plain": None, "patch-dropout": 5, "tome": 5, "tome-cost": 9, "elastic": 5}
+    found = evaluate(nano, loader(data, 8), [Setting(name, tokens) for name, tokens in names.items()])
+    by_hand = [
+        PlainViT(nano), PatchDropout(nano, 5), ToMe(nano, tokens=5), ToMe.matching(nano, 9), ElasticViT(nano, 5),
+    ]  # fmt: skip
+    expected = evaluate(nano, loader(data, 8), [Candidate(model) for model in by_hand])
+    assert torch.equal(found.losses, expected.losses)
+    assert [row["placement"] for row in found.rows()] == list(names)
+    assert [candidate.random for candidate in found.candidates] == [BASELINES[name].random for name in names]
+    assert [candidate.model.random for candidate in found.candidates] == [BASELINES[name].random for name in names]
+    with pytest.raises(InputError, match="plain has all 16 tokens of its grid, not 5"):
+        Setting("plain", 5).of(nano)
 
 
 def test_a_budget_that_contradicts_the_placements_is_refused(nano, data):
     with pytest.raises(InputError, match="have 5 tokens, not 6"):
         evaluate(nano, loader(data), [Setting(Placements(["a"], torch.rand(1, 5, 2)), 6)])
     with pytest.raises(InputError, match="has 5 tokens, not 6"):
-        evaluate(nano, loader(data), [Setting(PatchDropout(nano, 5), 6)])
+        evaluate(nano, loader(data), [Candidate(PatchDropout(nano, 5), tokens=6)])
     with pytest.raises(InputError, match="at least 1"):
         evaluate(nano, loader(data), [Setting("isotropic", 0)])
 
@@ -240,7 +259,7 @@ def test_features_are_what_the_classifier_reads(nano, data):
 def test_a_model_in_training_is_left_in_training(nano, data):
     nano.train()
     nano.vit.norm.eval()
-    evaluate(nano, loader(data), [Setting("isotropic", 4), Setting(PatchDropout(nano, 4))])
+    evaluate(nano, loader(data), [Setting("isotropic", 4), Candidate(PatchDropout(nano, 4))])
     assert nano.training
     assert nano.vit.blocks.training
     assert not nano.vit.norm.training

@@ -5,7 +5,6 @@ import timm
 import torch
 
 import spot
-from spot.errors import InputError
 from spot.evaluation.cost import arithmetic, budget, flops, macs, sampling_flops
 from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
@@ -73,9 +72,10 @@ def test_the_budget_of_a_constant_number_of_tokens():
     assert budget(PlainViT(model))[-1]["tokens"] == 16
 
 
-def test_a_model_that_does_not_say_its_image_size_needs_a_shape():
-    with pytest.raises(InputError, match="pass shape"):
-        macs(torch.nn.Linear(3, 3))
+def test_counting_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    macs(make_nano(), tokens=5)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_arithmetic_counts_operations_on_floats_and_nothing_else():

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from spot.data.images import loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.accuracy import Candidate, Setting, evaluate
 from spot.evaluation.knn import Bank, build_banks, classify, knn_rows
 from spot.models.patch_dropout import PatchDropout
 from spot.placement.files import Placements
@@ -211,7 +211,7 @@ def test_placements_of_other_images_make_no_bank(nano, tmp_path, write_images):
 
 def test_images_are_their_own_nearest_neighbours(nano, tmp_path, write_images):
     data = open_data(write_images(tmp_path / "images"), transform=evaluation_transform(nano.data_config))
-    settings = [Setting("uniform", 4, seed) for seed in (0, 1)] + [Setting(PatchDropout(nano, 4), name="dropout")]
+    settings = [Setting("uniform", 4, seed) for seed in (0, 1)] + [Candidate(PatchDropout(nano, 4), name="dropout")]
     found = evaluate(nano, loader(data, 8), settings, features=True)
     banks = build_banks(nano, data, settings, tmp_path / "cache")
     first, second = knn_rows(found, banks, k=1)

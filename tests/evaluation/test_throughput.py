@@ -55,7 +55,7 @@ def test_a_slow_spell_of_the_machine_does_not_change_the_ratio(monkeypatch):
 
         def __init__(self, model, seconds):
             super().__init__()
-            self.model, self.seconds = model, seconds
+            self.model, self.seconds, self.spot_vit, self.tokens = model, seconds, model.spot_vit, model.tokens
 
         def forward(self, images):
             clock.now += self.seconds * rate[len(calls) // 2 % 5]

@@ -26,10 +26,9 @@ def test_without_perturbation_it_is_the_plain_vit():
 def test_windows_begin_and_end_on_whole_pixels_inside_the_image():
     images = torch.zeros(200, 3, 32, 40)
     model = make_nano()
-    positions, scales = ElasticViT(model, 11, shift=5, scale=(0.5, 2.0)).place(images, seed())
-    assert positions.shape == (200, 11, 2)
-    assert scales.shape == (200, 11)
-    sides = scales * 8
+    windows = ElasticViT(model, 11, shift=5, scale=(0.5, 2.0)).place(images, generator=seed())
+    assert windows.shape == (200, 11, 3)
+    positions, sides = windows[..., :2], windows[..., 2] * 8
     for axis, length in enumerate((32, 40)):
         start = positions[..., axis] * length - sides / 2
         torch.testing.assert_close(start, start.round(), rtol=0, atol=1e-4)
@@ -41,9 +40,9 @@ def test_windows_begin_and_end_on_whole_pixels_inside_the_image():
 
 def test_windows_move_by_every_whole_pixel_up_to_the_shift():
     images, middle = torch.zeros(500, 3, 32, 32), torch.full((500, 1, 2), 0.5)
-    positions, scales = perturb(images, middle, seed(), size=8, shift=3)
-    assert set((positions * 32 - 16).flatten().tolist()) == {-3, -2, -1, 0, 1, 2, 3}
-    assert set(scales.flatten().tolist()) == {1.0}
+    windows = perturb(images, middle, seed(), size=8, shift=3)
+    assert set((windows[..., :2] * 32 - 16).flatten().tolist()) == {-3, -2, -1, 0, 1, 2, 3}
+    assert set(windows[..., 2].flatten().tolist()) == {1.0}
 
 
 def test_a_window_of_twice_the_side_is_the_patch_of_the_image_at_half_the_size():
@@ -51,18 +50,19 @@ def test_a_window_of_twice_the_side_is_the_patch_of_the_image_at_half_the_size()
     model = make_nano(img_size=16)
     ramp = torch.linspace(-1, 1, 16).expand(1, 3, 16, 16)  # linear, so no detail is lost or aliased
     large = ElasticViT(model, 1, shift=0, scale=(2.0, 2.0))
-    windows = large.place(ramp, seed())
-    torch.testing.assert_close(windows.positions, torch.full((1, 1, 2), 0.5))
+    windows = large.place(ramp, generator=seed())
+    positions, scales = windows[..., :2], windows[..., 2]
+    torch.testing.assert_close(positions, torch.full((1, 1, 2), 0.5))
     half = F.interpolate(ramp, (8, 8), mode="bilinear", align_corners=False)
-    tokens, _ = model.embed(ramp, windows.positions, windows.scales)
+    tokens, _ = model.embed(ramp, positions, scales)
     weight, bias = model.vit.patch_embed.proj.weight.flatten(1), model.vit.patch_embed.proj.bias
-    position = model.tokenizer.kernels(windows.positions) @ model.vit.pos_embed[0, 1:]
+    position = model.tokenizer.kernels(positions) @ model.vit.pos_embed[0, 1:]
     torch.testing.assert_close(tokens[:, 1], half.flatten(1) @ weight.T + bias + position[:, 0])
 
 
 def test_patches_are_dropped_without_replacement():
     model = make_nano()
-    positions, _ = ElasticViT(model, 9, shift=0, scale=(1.0, 1.0)).place(pictures(40), seed())
+    positions = ElasticViT(model, 9, shift=0, scale=(1.0, 1.0)).place(pictures(40), generator=seed())
     for placement in positions.tolist():
         assert len({tuple(position) for position in placement}) == 9
 
@@ -78,16 +78,15 @@ def test_it_perturbs_while_training_and_repeats_with_a_seed():
 
 def test_an_image_s_windows_do_not_depend_on_the_batch():
     model, images, generator = ElasticViT(make_nano(), 6), pictures(5), seed()
-    parts = [model.place(images[:2], generator), model.place(images[2:], generator)]
-    for together, apart in zip(model.place(images, seed()), zip(*parts, strict=True), strict=True):
-        assert torch.equal(together, torch.cat(apart))
+    parts = [model.place(images[:2], generator=generator), model.place(images[2:], generator=generator)]
+    assert torch.equal(model.place(images, generator=seed()), torch.cat(parts))
 
 
 def test_the_caller_may_give_windows_or_positions_of_scale_one():
     model, positions = make_nano(), torch.rand(3, 4, 2)
     elastic = ElasticViT(model)
     torch.testing.assert_close(elastic(pictures(), positions), model(pictures(), positions))
-    windows = elastic.place(pictures(), seed())
+    windows = elastic.place(pictures(), generator=seed())
     torch.testing.assert_close(elastic(pictures(), windows), elastic(pictures(), generator=seed()))
 
 

@@ -24,7 +24,7 @@ def test_it_is_timm_with_the_other_patches_taken_out():
     images, vit = pictures(), model.vit
     dropout = PatchDropout(model, 7)
     # Which cells were kept follows from where their centres are: 4 × 4 cells of 8 pixels.
-    cells = (dropout.place(images, seed()) * 4).floor().long()
+    cells = (dropout.place(images, generator=seed()) * 4).floor().long()
     kept = cells[..., 0] * 4 + cells[..., 1]
     tokens = vit._pos_embed(vit.patch_embed(images))
     patches = tokens[:, 3:].gather(1, kept[..., None].expand(-1, -1, 32))
@@ -51,7 +51,7 @@ def test_it_is_what_timm_s_own_patch_dropout_does_to_the_same_patches(monkeypatc
 @pytest.mark.parametrize("tokens", [1, 5, 15, 16])
 def test_exactly_so_many_different_patches_are_kept(tokens):
     model = make_nano()
-    positions = PatchDropout(model, tokens).place(pictures(50), seed())
+    positions = PatchDropout(model, tokens).place(pictures(50), generator=seed())
     assert positions.shape == (50, tokens, 2)
     grid = {tuple(position) for position in model.grid().tolist()}
     for placement in positions.tolist():
@@ -64,7 +64,7 @@ def test_25_of_196_patches_are_25():
 
 
 def test_every_patch_is_equally_likely():
-    positions = PatchDropout(make_nano(), 4).place(torch.zeros(4000, 3, 32, 32), seed())
+    positions = PatchDropout(make_nano(), 4).place(torch.zeros(4000, 3, 32, 32), generator=seed())
     cells = (positions * 4).floor().long()
     counts = torch.bincount((cells[..., 0] * 4 + cells[..., 1]).flatten(), minlength=16)
     # Each is kept in a quarter of 4000 images: 1000 ± 27, here within five standard deviations.
@@ -81,8 +81,8 @@ def test_all_patches_are_the_plain_vit():
 def test_an_image_s_patches_do_not_depend_on_the_batch():
     dropout, images = PatchDropout(make_nano(), 5), pictures(6)
     generator = seed()
-    parts = [dropout.place(images[:2], generator), dropout.place(images[2:], generator)]
-    assert torch.equal(torch.cat(parts), dropout.place(images, seed()))
+    parts = [dropout.place(images[:2], generator=generator), dropout.place(images[2:], generator=generator)]
+    assert torch.equal(torch.cat(parts), dropout.place(images, generator=seed()))
 
 
 def test_the_budget_can_be_set_and_the_caller_may_place():
@@ -106,5 +106,11 @@ def test_an_image_with_fewer_patches_than_the_budget_is_refused():
 
 
 def test_a_plain_vit_cannot_be_told_where_to_look():
+    plain = PlainViT(make_nano())
     with pytest.raises(InputError, match="own grid"):
-        PlainViT(make_nano())(pictures(), torch.rand(3, 4, 2))
+        plain(pictures(), torch.rand(3, 4, 2))
+    with pytest.raises(InputError, match="all 16 tokens of its grid, not 4"):
+        plain(pictures(), tokens=4)
+    with pytest.raises(InputError, match="a prior goes with its SpotViT"):
+        plain(pictures(), prior="uniform")
+    torch.testing.assert_close(plain(pictures(), plain.place(pictures())), plain(pictures()))

@@ -7,6 +7,8 @@ import torch
 import spot
 from spot.errors import InputError
 from spot.models.spot_vit import adapt
+from spot.placement.priors import focus
+from spot.placement.saliency import spectral_residual
 
 MODELS = [
     "vit_tiny_patch16_224",
@@ -88,7 +90,7 @@ def test_a_translated_image_with_translated_tokens_has_the_same_windows(nano):
 def test_other_image_sizes_and_aspects_are_read(nano):
     images = torch.randn(2, 3, 40, 61)
     assert nano(images).shape == (2, 10)
-    assert nano.grid(images).shape == (5 * 7, 2)
+    assert nano.grid(images).shape == (2, 5 * 7, 2)
 
 
 def test_gradients_reach_positions_and_agree_with_finite_differences(nano):
@@ -111,11 +113,42 @@ def test_gradients_reach_positions_and_agree_with_finite_differences(nano):
 def test_prior_and_tokens_can_be_changed_at_any_time(nano):
     images = torch.randn(2, 3, 32, 32)
     nano.tokens, nano.prior = 5, "uniform"
-    first = nano.place(images, torch.Generator().manual_seed(0))
+    first = nano.place(images, generator=torch.Generator().manual_seed(0))
     assert first.shape == (2, 5, 2)
     torch.testing.assert_close(nano(images, generator=torch.Generator().manual_seed(0)), nano(images, first))
     nano.prior = lambda images, tokens, generator: torch.full((len(images), tokens, 2), 0.5)
     assert nano.place(images).unique().tolist() == [0.5]
+
+
+def test_a_call_may_have_its_own_budget_and_prior(nano):
+    images = torch.randn(2, 3, 32, 32)
+    assert nano.forward_features(images, tokens=5).shape == (2, 1 + 5, 32)
+    expected = nano(images, nano.place(images, tokens=5, prior="center"))
+    torch.testing.assert_close(nano(images, tokens=5, prior="center"), expected)
+    assert (nano.tokens, nano.prior) == (16, "isotropic")
+    assert nano.forward_intermediates(images, tokens=3)[-1].positions.shape == (2, 3, 2)
+    with pytest.raises(InputError, match="positions are given, so tokens would change nothing"):
+        nano(images, torch.rand(2, 4, 2), tokens=5)
+    with pytest.raises(TypeError):
+        nano(images, tokns=5)
+
+
+def test_a_prior_that_needs_a_map_works_by_itself(nano):
+    """The maps are of the picture's own colours, so the model takes the normalisation back."""
+    pictures = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(nano.data_config[key])[:, None, None] for key in ("mean", "std"))
+    images = (pictures - mean) / std
+    expected = focus(images, 5, maps=spectral_residual(pictures))
+    nano.prior = "focus"
+    torch.testing.assert_close(nano.place(images, tokens=5), expected, atol=1e-5, rtol=0)
+    nano.saliency = lambda seen: torch.ones_like(seen[:, 0])
+    torch.testing.assert_close(nano.place(images, tokens=5), nano.place(images, tokens=5, prior="isotropic"))
+    nano.saliency = torch.zeros(2, 32, 32)
+    nano.saliency[:, :8, :8] = 1
+    assert (nano.place(images, tokens=5, prior="salient") <= 0.25).all()
+    nano.saliency = "spectra"
+    with pytest.raises(InputError, match="did you mean 'spectral'"):
+        nano(images)
 
 
 def test_center_knows_the_models_own_grid(nano):

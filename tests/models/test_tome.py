@@ -223,7 +223,7 @@ def test_placing_then_merging_has_one_budget():
     assert (tome.starting_tokens, tome.tokens, sum(tome.schedule())) == (20, 8, 12)
     seed = torch.Generator().manual_seed(3)
     merged = tome.merge(pictures(model), generator=seed)
-    placed = model.place(pictures(model), torch.Generator().manual_seed(3))
+    placed = model.place(pictures(model), generator=torch.Generator().manual_seed(3))
     assert merged.sources.shape == (2, 20)
     assert merged.sizes.sum(1).tolist() == [20, 20]
     centroid = (merged.positions * merged.sizes[..., None]).sum(1) / 20

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spot.errors import InputError
-from spot.placement.dataset_search import obfuscated, place, search_dataset
+from spot.placement.dataset_search import obfuscated, search_dataset
 from spot.placement.files import Placements
 from spot.placement.oracle import entropy, search
 from spot.placement.priors import uniform
@@ -44,7 +44,7 @@ def test_every_image_is_searched_as_if_alone(tmp_path):
     assert list(done.placements.keys) == data.keys
     for index, key in enumerate(data.keys):
         image, label, _ = data[index]
-        start = place(model, image[None], [key], seed=4)
+        start = model.place(image[None], keys=[key], seed=4)
         alone = search(model, image[None], torch.tensor([label]), start, steps=2)
         kept = done.placements.select([key])
         torch.testing.assert_close(kept.trajectory, alone.trajectory, atol=1e-5, rtol=0)
@@ -172,8 +172,8 @@ def test_salient_starts_are_drawn_from_the_maps_of_each_image(tmp_path):
     )
     assert (done.placements.positions < 0.5 + 1e-4).all()
     assert done.placements.metadata["prior"] == "salient"
-    with pytest.raises(InputError, match="with a saliency"):
-        search_dataset(nano(), Pictures(3), tmp_path / "q.safetensors", prior="salient", steps=1)
+    own = search_dataset(nano(), Pictures(3), tmp_path / "q.safetensors", prior="salient", steps=1).placements
+    assert own.metadata["saliency"] == "spectral"  # the model's own
 
 
 def test_reader_processes_change_nothing_and_their_errors_stay_one_sentence(tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.quasirandom import SobolEngine
 
+from spot.draws import generator_for
 from spot.errors import InputError
 from spot.placement.priors import (
     BOUNDARY_DEPTH,
@@ -33,12 +34,19 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def maps_of(images, name):
+    """A ramp, for priors that need a map."""
+    height, width = images.shape[-2:]
+    ramp = torch.linspace(0.1, 0.9, height * width).view(height, width).expand(len(images), -1, -1)
+    return ramp if PRIORS[name].needs_map else None
+
+
 @pytest.mark.parametrize("name", PRIORS)
 @settings(max_examples=15, deadline=None)
 @given(tokens=st.integers(1, 260), height=st.integers(1, 400), width=st.integers(1, 400))
 def test_every_prior_places_each_token_inside_the_image(name, tokens, height, width):
     images = torch.zeros(2, 1, 1, 1).expand(2, 1, height, width)
-    positions = PRIORS[name](images, tokens, seeded())
+    positions = PRIORS[name](images, tokens, seeded(), maps=maps_of(images, name))
     assert positions.shape == (2, tokens, 2) and positions.dtype == torch.float32
     pixels = positions.double() * torch.tensor([height, width]) - 0.5  # in pixel-centre coordinates
     assert pixels.min() > -1e-3
@@ -48,15 +56,39 @@ def test_every_prior_places_each_token_inside_the_image(name, tokens, height, wi
 @pytest.mark.parametrize("name", PRIORS)
 def test_one_seed_is_one_placement_and_leaves_the_global_generator_alone(name):
     before = torch.get_rng_state()
-    first, second = (PRIORS[name](SQUARE, 25, seeded(3)) for _ in range(2))
+    first, second = (PRIORS[name](SQUARE, 25, seeded(3), maps=maps_of(SQUARE, name)) for _ in range(2))
     assert torch.equal(first, second) and torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("name", ["uniform", "gaussian", "sobol", "boundary"])
-def test_random_priors_differ_between_images_and_seeds(name):
-    positions = PRIORS[name](SQUARE, 25, seeded(0))
-    assert not torch.equal(positions[0], positions[1])
-    assert not torch.equal(positions, PRIORS[name](SQUARE, 25, seeded(1)))
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_prior_knows_whether_images_and_seeds_make_a_difference(name):
+    first, second = (PRIORS[name](SQUARE, 25, seeded(seed), maps=maps_of(SQUARE, name)) for seed in (0, 1))
+    assert torch.equal(first[0], first[1]) != PRIORS[name].random  # the images are the same
+    assert torch.equal(first, second) != PRIORS[name].random
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_with_keys_an_image_has_its_own_tokens_in_every_batch(name):
+    images, keys = torch.rand(4, 3, 40, 30), ["a", "b", "c", "d"]
+    maps = torch.rand(4, 40, 30) if PRIORS[name].needs_map else None
+    together = PRIORS[name](images, 9, keys=keys, seed=3, maps=maps)
+    for row in (2, 0):
+        own = None if maps is None else maps[row : row + 1]
+        alone = PRIORS[name](images[row : row + 1], 9, generator_for(3, keys[row]), maps=own)
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=0)
+    assert torch.equal(together, PRIORS[name](images, 9, keys=keys, seed=4, maps=maps)) != PRIORS[name].random
+
+
+def test_a_function_is_a_prior_and_one_of_two_arguments_gets_a_sentence():
+    def corner(images, tokens, generator):
+        return torch.zeros(len(images), tokens, 2)
+
+    assert resolve_prior(corner).name == "corner"
+    assert resolve_prior(corner)(SQUARE, 3).shape == (2, 3, 2)
+    with pytest.raises(InputError, match=r"function of \(images, tokens, generator\), but <lambda> is not"):
+        resolve_prior(lambda images, tokens: None)
+    with pytest.raises(InputError, match=r"must give positions \(2, 4, 2\), got \(2, 3, 2\)"):
+        resolve_prior(lambda images, tokens, generator: torch.zeros(2, 3, 2))(SQUARE, 4)
 
 
 def test_isotropic_with_196_tokens_is_the_vit_b16_grid():
@@ -147,7 +179,7 @@ def test_boundary_stays_on_the_frame_and_visits_all_four_sides():
 def test_salient_follows_the_density_of_the_map_within_its_pixels():
     maps = torch.zeros(1, 4, 6)
     maps[0, 1, 2], maps[0, 3, 5] = 0.75, 0.25
-    positions = salient(maps)(torch.zeros(1, 3, 4, 6), 4000, seeded())[0].double()
+    positions = salient(torch.zeros(1, 3, 4, 6), 4000, seeded(), maps=maps)[0].double()
     pixel = (positions * torch.tensor([4, 6])).floor()
     first = (pixel == torch.tensor([1, 2])).all(1)
     second = (pixel == torch.tensor([3, 5])).all(1)
@@ -159,7 +191,7 @@ def test_salient_follows_the_density_of_the_map_within_its_pixels():
 
 def test_focus_on_nothing_is_isotropic():
     images = torch.zeros(2, 3, 48, 80)
-    torch.testing.assert_close(focus(torch.full((2, 48, 80), 0.3))(images, 39, None), isotropic(images, 39))
+    torch.testing.assert_close(focus(images, 39, None, maps=torch.full((2, 48, 80), 0.3)), isotropic(images, 39))
 
 
 def test_focus_gives_each_token_an_equal_share(monkeypatch):
@@ -168,7 +200,7 @@ def test_focus_gives_each_token_an_equal_share(monkeypatch):
     monkeypatch.setattr("spot.placement.priors.FOCUS_BLUR", 0.0)
     maps = torch.ones(1, 64, 64)
     maps[0, :, :32] = 3.0
-    positions = focus(maps / 3)(torch.zeros(1, 3, 64, 64), 16, None)[0].unflatten(0, (4, 4))
+    positions = focus(torch.zeros(1, 3, 64, 64), 16, None, maps=maps / 3)[0].unflatten(0, (4, 4))
     columns = torch.tensor([1 / 8, 3 / 8, 5 / 8]) / (5 / 8) / 2
     columns = torch.cat([columns, torch.tensor([1 / 2 + (7 / 8 - 5 / 8) / (3 / 8) / 2])])
     torch.testing.assert_close(positions[..., 1], columns.expand(4, 4))
@@ -181,7 +213,7 @@ def test_focus_puts_as_many_tokens_into_a_region_as_its_share(seed, low, high):
     draw = torch.Generator().manual_seed(seed)
     coarse = torch.rand(1, 1, 8, 8, generator=draw) ** 3
     maps = torch.nn.functional.interpolate(coarse, (96, 96), mode="bilinear", align_corners=False)[:, 0]
-    positions = focus(maps)(torch.zeros(1, 3, 96, 96), 2500, None)[0]
+    positions = focus(torch.zeros(1, 3, 96, 96), 2500, None, maps=maps)[0]
     inside = ((positions >= low / 8) & (positions < high / 8)).all(1).double().mean()
     width = 2 * (round(96 / 7) // 2) + 1  # a slow blur: a mean over the neighbours that exist
     reach = width // 2
@@ -199,10 +231,10 @@ def test_focus_keeps_tokens_apart_where_salient_lets_them_fall_together():
     images = SQUARE[:1]
     nearest = [
         (torch.cdist(places[0], places[0]) + torch.eye(25)).amin(1).median() * 224
-        for places in (focus(maps)(images, 25, None), salient(maps)(images, 25, seeded()))
+        for places in (focus(images, 25, None, maps=maps), salient(images, 25, seeded(), maps=maps))
     ]
     assert nearest[0] > 16 > nearest[1]  # a window's width
-    ours = focus(maps)(images, 25, None)[0] * 224
+    ours = focus(images, 25, None, maps=maps)[0] * 224
     on_it = ((ours > torch.tensor([80.0, 60.0])) & (ours < torch.tensor([140.0, 150.0]))).all(1)
     assert 8 <= int(on_it.sum()) <= 17  # half of 25, and the object's own area
 
@@ -210,15 +242,8 @@ def test_focus_keeps_tokens_apart_where_salient_lets_them_fall_together():
 def test_background_is_where_the_map_is_low():
     maps = torch.ones(1, 8, 8)
     maps[0, :, :2] = 0.0
-    positions = background(maps)(torch.zeros(1, 3, 8, 8), 500, seeded())[0]
+    positions = background(torch.zeros(1, 3, 8, 8), 500, seeded(), maps=maps)[0]
     assert positions[:, 1].max() <= 2 / 8
-
-
-def test_saliency_can_be_a_function_of_the_images():
-    images = torch.zeros(2, 3, 8, 8)
-    images[0, 0, 0, 0] = images[1, 0, 7, 7] = 1.0
-    positions = salient(lambda x: x[:, 0])(images, 5, seeded())
-    assert positions[0].max() <= 1 / 8 and positions[1].min() >= 7 / 8
 
 
 def test_omega_is_from_the_first_to_the_last_pixel_centre():
@@ -231,19 +256,21 @@ def test_omega_is_from_the_first_to_the_last_pixel_centre():
 @pytest.mark.parametrize("tokens", [0, -3, 2.5, True])
 def test_a_budget_must_be_a_whole_number_of_at_least_one(name, tokens):
     with pytest.raises(InputError, match="at least 1"):
-        PRIORS[name](SQUARE, tokens, seeded())
+        PRIORS[name](SQUARE, tokens, seeded(), maps=maps_of(SQUARE, name))
 
 
 def test_bad_input_is_named():
     with pytest.raises(InputError, match="did you mean 'isotropic'"):
         resolve_prior("isotrpic")
-    with pytest.raises(InputError, match="saliency map"):
-        resolve_prior("salient")
+    with pytest.raises(InputError, match="salient prior needs saliency maps"):
+        PRIORS["salient"](SQUARE, 4, seeded())
+    with pytest.raises(InputError, match="2 keys for 1 images"):
+        PRIORS["uniform"](SQUARE[:1], 4, keys=["a", "b"])
     with pytest.raises(InputError, match="images' size"):
-        salient(torch.ones(2, 5, 5))(SQUARE, 4, seeded())
+        PRIORS["salient"](SQUARE, 4, seeded(), maps=torch.ones(2, 5, 5))
     with pytest.raises(InputError, match="image 1 leaves no pixel"):
-        salient(torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))(SQUARE, 4, seeded())
+        salient(SQUARE, 4, seeded(), maps=torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))
     with pytest.raises(InputError, match="image 1 leaves no pixel"):
-        focus(torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))(SQUARE, 4, seeded())
+        focus(SQUARE, 4, seeded(), maps=torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))
     with pytest.raises(InputError, match="leaves no pixel"):
-        background(torch.ones(2, 224, 224))(SQUARE, 4, seeded())
+        background(SQUARE, 4, seeded(), maps=torch.ones(2, 224, 224))

@@ -14,13 +14,11 @@ from spot.placement.saliency import (
     MapFolder,
     OnnxSaliency,
     checked_maps,
-    ground_truth,
     open_saliency,
     resolve_saliency,
     rgb,
     spectral_residual,
     stretched,
-    unnormalised,
 )
 
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "input_size": (3, 32, 32)}
@@ -155,7 +153,8 @@ def test_a_known_mask_is_a_saliency():
     mask = torch.zeros(2, 8, 8)
     mask[:, 2:4, 5:7] = 1
     images = torch.zeros(2, 3, 8, 8)
-    positions = salient(ground_truth(mask))(images, 50, torch.Generator().manual_seed(0))
+    maps = resolve_saliency(mask, HALF, evaluation_transform(HALF))(images)
+    positions = salient(images, 50, torch.Generator().manual_seed(0), maps=maps)
     inside = (positions >= torch.tensor([2, 5]) / 8) & (positions <= torch.tensor([4, 7]) / 8)
     assert inside.all()
 
@@ -204,13 +203,13 @@ def test_a_bad_map_on_disk_is_named(tmp_path, trouble, message):
 # What models see
 
 
-def test_unnormalised_shows_a_saliency_the_original_colours():
+def test_a_saliency_is_shown_the_original_colours():
     config = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     original = torch.rand(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
     normalised = (original - mean) / std
     torch.testing.assert_close(rgb(normalised, config), original)
-    red = unnormalised(lambda images: images[:, 0], config)
+    red = resolve_saliency(lambda images: images[:, 0], config, None)
     torch.testing.assert_close(red(normalised), original[:, 0])
 
 
@@ -240,13 +239,13 @@ def test_stretching_uses_each_maps_own_range():
 )
 def test_bad_maps_are_refused(maps, message):
     with pytest.raises(InputError, match=message):
-        ground_truth(maps)(torch.zeros(1, 3, 8, 8))
+        resolve_saliency(maps, HALF, None)(torch.zeros(1, 3, 8, 8))
 
 
 def test_bad_images_and_names_are_refused(tmp_path):
     with pytest.raises(InputError, match="RGB images"):
         spectral_residual(torch.zeros(1, 1, 8, 8))
-    with pytest.raises(InputError, match="use unnormalised"):
+    with pytest.raises(InputError, match="use resolve_saliency"):
         spectral_residual(torch.full((1, 3, 8, 8), -1.0))
     with pytest.raises(InputError, match="did you mean 'spectral'"):
         open_saliency("spectra")

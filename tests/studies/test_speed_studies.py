@@ -10,7 +10,7 @@ import torch
 
 from spot.data.images import data_for, loader
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.accuracy import Candidate, evaluate
 from spot.evaluation.cost import macs
 from spot.models.checkpoints import load
 from spot.models.elastic import ElasticViT
@@ -82,7 +82,7 @@ def test_elastic_windows_are_read_by_the_retrofitted_weights(lab, small):
     row = next(row for row in elastic.run(lab).rows if row["placement"] == elastic.ELASTIC)
     model = backbone.model
     batches = loader(data_for(model, str(small / "images"), split="val"), 7)
-    found = evaluate(model, batches, [Setting(ElasticViT(model, row["tokens"]))], shown=False)
+    found = evaluate(model, batches, [Candidate(ElasticViT(model, row["tokens"]))], shown=False)
     assert row["tokens"] == 3  # a fifth of 16
     assert row["top1"] == pytest.approx(100 * (found.ranks[0] == 0).double().mean().item())
 
@@ -98,7 +98,7 @@ def test_every_row_of_tome_is_of_the_model_it_names(tmp_path, monkeypatch):
     }
     for name, model in wanted.items():
         row = next(row for row in rows if name in (row["setting"], row["method"] * (row["setting"] == "as 36 tokens")))
-        alone = evaluate(load("scenes-b"), loader(images), [Setting(model, name="alone")], shown=False).rows()[0]
+        alone = evaluate(load("scenes-b"), loader(images), [Candidate(model, name="alone")], shown=False).rows()[0]
         assert row["top1"] == pytest.approx(alone["top1"]), name
 
 

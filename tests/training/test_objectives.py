@@ -88,7 +88,7 @@ def test_the_draws_of_a_step_do_not_follow_those_of_another_draw():
     model, tokens = make_nano(), 5
     objective = Supervised(model, small_recipe("cls-in1k", prior="uniform", tokens=tokens, **PLAIN))
     for name in Draw:
-        theirs = model.place(IMAGES, generator(0, name, Draw.PLACE), tokens, prior="uniform")
+        theirs = model.place(IMAGES, tokens=tokens, prior="uniform", generator=generator(0, name, Draw.PLACE))
         ours = positions_of(objective, WHOLE._replace(step=int(name)))
         assert torch.equal(ours, theirs) == (name is Draw.PLACE)
 

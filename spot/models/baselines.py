@@ -1,0 +1,86 @@
+"""What one would use instead of placing tokens, by name: the one table that commands and studies read.
+
+    BASELINES["tome"].build(model, 25)     # a model that answers as a SpotViT does, with its weights
+
+To add a baseline, write a Wrapper (spot.models.protocol) and list it here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spot.errors import InputError, unknown
+from spot.models.elastic import ElasticViT
+from spot.models.patch_dropout import PatchDropout
+from spot.models.plain import PlainViT
+from spot.models.protocol import TokenModel
+from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A model to compare with, made of a SpotViT's weights and a budget."""
+
+    name: str
+    make: Callable[[SpotViT, int], TokenModel]
+    about: str  # what it does
+    budget: str  # what N tokens mean for it
+    needs: str = "a timm ViT"
+    random: bool = False  # another seed gives another result
+    dense: bool = False  # always has all tokens of the grid
+
+    def build(self, model: SpotViT, tokens: int | None = None) -> TokenModel:
+        """The model for a budget, by default all of the grid; it refuses a budget that it cannot have."""
+        cells = len(model.grid())
+        if self.dense and tokens not in (None, cells):
+            raise InputError(f"{self.name} has all {cells} tokens of its grid, not {tokens}")
+        return self.make(model, cells if tokens is None else tokens)
+
+
+BASELINES: dict[str, Baseline] = {
+    baseline.name: baseline
+    for baseline in (
+        Baseline(
+            "plain",
+            lambda model, tokens: PlainViT(model),
+            "the timm ViT itself",
+            "it has all tokens of its grid",
+            dense=True,
+        ),
+        Baseline(
+            "patch-dropout",
+            PatchDropout,
+            "a random part of the ViT's own patches",
+            "N patches are kept",
+            random=True,
+        ),
+        Baseline(
+            "tome",
+            lambda model, tokens: ToMe(model, tokens=tokens),
+            "all patches, similar ones merged a few in every block",
+            "N tokens are left after the last block",
+            needs="a timm ViT whose attention shows its keys",
+        ),
+        Baseline(
+            "tome-cost",
+            ToMe.matching,
+            "all patches, similar ones merged until the blocks cost as much",
+            "its blocks cost what N tokens cost throughout, where merging can reach that",
+            needs="a timm ViT whose attention shows its keys",
+        ),
+        Baseline(
+            "elastic",
+            ElasticViT,
+            "patches shifted, rescaled and dropped at random, on whole pixels",
+            "N patches are kept",
+            random=True,
+        ),
+    )
+}
+
+
+def baseline(name: str) -> Baseline:
+    """The baseline of a name; refuses others."""
+    if name not in BASELINES:
+        raise unknown("baseline", name, BASELINES)
+    return BASELINES[name]

@@ -1,0 +1,146 @@
+"""What a SpotViT and everything it is compared with have in common: they place tokens and predict from them.
+
+`TokenModel` says it in types. `Wrapper` is a model around a SpotViT whose parameters it shares, which
+all baselines are; it has the calls they answer alike.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Generator, Tensor, nn
+
+from spot.errors import InputError
+from spot.placement.priors import AnyPrior, check_tokens, drawn, resolve_prior
+
+if TYPE_CHECKING:
+    from spot.models.spot_vit import SpotViT
+
+
+class TokenModel(Protocol):
+    """A module that places tokens on images and predicts from them: a SpotViT or a baseline."""
+
+    training: bool
+    __call__: Callable[..., Any]  # (images, positions=None, *, generator=None) → logits (B, classes)
+
+    @property
+    def tokens(self) -> int:
+        """The budget: how many tokens, without class and register tokens."""
+
+    @property
+    def random(self) -> bool:
+        """Whether another seed places tokens elsewhere."""
+
+    @property
+    def spot_vit(self) -> "SpotViT":
+        """The SpotViT whose weights are used."""
+
+    def place(
+        self,
+        images: Tensor,
+        *,
+        tokens: int | None = None,
+        prior: AnyPrior | None = None,
+        generator: Generator | None = None,
+        keys: Sequence[str] | None = None,
+        seed: int = 0,
+        maps: Tensor | None = None,
+    ) -> Tensor:
+        """Positions (B, N, 2), or (B, N, 3) with each window's scale; see SpotViT.place."""
+
+    def forward_features(self, images: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The normalised output of the last block (B, P + N, D)."""
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits, or with pre_logits the pooled features (B, D)."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def eval(self) -> Any: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+
+
+class Wrapper(nn.Module):
+    """A model around a SpotViT: parameters are shared, not copied."""
+
+    random = False
+
+    def __init__(self, model: "SpotViT", tokens: int | None = None) -> None:
+        super().__init__()
+        self.model = model
+        if tokens is not None:
+            self.tokens = tokens
+
+    @property
+    def spot_vit(self) -> "SpotViT":
+        return self.model
+
+    @property
+    def tokens(self) -> int:
+        """How many patches of the grid are kept; class and register tokens are kept besides."""
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, tokens: int) -> None:
+        self.check_tokens(tokens, len(self.model.grid()))
+        self._tokens = tokens
+
+    def check_tokens(self, tokens: int, cells: int) -> None:
+        """Refuse a budget that a grid of so many cells does not have."""
+        check_tokens(tokens)
+        if tokens > cells:
+            raise InputError(f"{type(self).__name__} keeps at most the {cells} patches of the grid, got {tokens}")
+
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+        """Positions of so many tokens; by default the grid."""
+        return self.model.grid(images)
+
+    def place(
+        self,
+        images: Tensor,
+        *,
+        tokens: int | None = None,
+        prior: AnyPrior | None = None,
+        generator: Generator | None = None,
+        keys: Sequence[str] | None = None,
+        seed: int = 0,
+        maps: Tensor | None = None,
+    ) -> Tensor:
+        """Positions (B, N, 2), drawn from the generator or, with keys, each image's from (seed, key) alone."""
+        if prior is not None:
+            raise InputError(f"{type(self).__name__} places tokens in its own way; a prior goes with its SpotViT")
+        count = self.tokens if tokens is None else tokens
+        keys = keys if self.random else None
+        return drawn(lambda rows, draw: self.draw(images[rows], count, draw), len(images), generator, keys, seed)
+
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        """Features (B, P + N, D) at the positions given, or where the model places them."""
+        positions = self.place(images, **placing) if positions is None else positions
+        return self.model.forward_features(images, positions)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.model.forward_head(features, pre_logits)
+
+    def forward(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        """Logits (B, classes). placing: tokens and generator, as `place` takes them."""
+        return self.forward_head(self.forward_features(images, positions, **placing))
+
+
+class Placed(Wrapper):
+    """A SpotViT with another budget or prior than its own, as a model of its own: for timing and counting."""
+
+    def __init__(self, model: "SpotViT", tokens: int | None = None, prior: AnyPrior | None = None) -> None:
+        super().__init__(model, model.tokens if tokens is None else tokens)
+        self.prior = model.prior if prior is None else prior
+
+    def check_tokens(self, tokens: int, cells: int) -> None:
+        check_tokens(tokens)
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        return resolve_prior(self.prior).random
+
+    def place(self, images: Tensor, *, tokens: int | None = None, prior: AnyPrior | None = None, **how: Any) -> Tensor:
+        return self.model.place(images, tokens=tokens or self.tokens, prior=prior or self.prior, **how)

@@ -1,0 +1,161 @@
+"""timm's ViTs as SPoT holds them: built by name, asked as timm asks, refused where tokens cannot be placed freely."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import timm
+from timm.data import create_transform, resolve_data_config
+from timm.layers import PatchEmbed
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from spot.data.images import class_names
+from spot.data.picture import evaluation_transform
+from spot.errors import InputError, unknown
+from spot.tokens.position_embedding import ROTARY
+
+TimmViT = Any  # a timm VisionTransformer or Eva; timm's modules are not typed
+
+
+class AnswersAsTimm:
+    """What timm's functions and its users ask a model, answered by the ViT that `vit` holds.
+
+    Parameters have the prefix `vit.` here, so names and patterns of parameters get it too.
+    """
+
+    vit: TimmViT
+
+    @property
+    def embed_dim(self) -> int:
+        return self.vit.embed_dim
+
+    @property
+    def num_features(self) -> int:
+        return self.vit.num_features
+
+    @property
+    def head_hidden_size(self) -> int:
+        return self.vit.head_hidden_size
+
+    @property
+    def num_classes(self) -> int:
+        return self.vit.num_classes
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return self.vit.num_prefix_tokens
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(H, W) of the images the ViT was built for. Others work: positions are fractions."""
+        return tuple(self.vit.patch_embed.img_size)
+
+    @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        """timm's description of the weights, with the ViT's own image size and number of classes."""
+        config = dict(getattr(self.vit, "pretrained_cfg", None) or {})
+        channels = self.vit.patch_embed.proj.in_channels
+        return {**config, "input_size": (channels, *self.img_size), "num_classes": self.num_classes}
+
+    default_cfg = pretrained_cfg
+
+    @property
+    def data_config(self) -> dict[str, Any]:
+        """How the ViT wants its images: timm's mean, std, interpolation, crop_pct and input_size."""
+        return resolve_data_config(pretrained_cfg=self.pretrained_cfg)
+
+    def transform(self, training: bool = False) -> Any:
+        """From a PIL image to the model's input: the paper's evaluation transform, or timm's for training."""
+        if training:
+            return create_transform(**self.data_config, is_training=True)
+        return evaluation_transform(self.data_config)
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """What a person calls the classes, in order; None where that is not known."""
+        return class_names(self)
+
+    @class_names.setter
+    def class_names(self, names: Sequence[str] | None) -> None:
+        if names is not None and len(names) != self.num_classes:
+            raise InputError(f"each of the {self.num_classes} classes needs a name, got {len(names)}")
+        kept = {key: value for key, value in (self.vit.pretrained_cfg or {}).items() if not key.startswith("label_")}
+        self.vit.pretrained_cfg = kept if names is None else {**kept, "label_names": list(names)}
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        return [{**each, "module": f"vit.{each['module']}"} for each in self.vit.feature_info]
+
+    def get_classifier(self) -> nn.Module:
+        return self.vit.get_classifier()
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new, untrained classifier, or with 0 classes none: the model then returns pooled features."""
+        names = self.class_names if num_classes == self.num_classes else None
+        self.vit.reset_classifier(num_classes, global_pool)
+        self.class_names = names
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.vit.set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"vit.{name}" for name in self.vit.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return {group: _prefixed(patterns) for group, patterns in self.vit.group_matcher(coarse=coarse).items()}
+
+
+def _prefixed(patterns: Any) -> Any:
+    """timm's patterns of parameter names, which begin with ^ where they mean the beginning."""
+    if isinstance(patterns, str):
+        return patterns.replace("^", r"^vit\.")
+    if isinstance(patterns, (list, tuple)):
+        return type(patterns)(_prefixed(each) for each in patterns)
+    return patterns
+
+
+def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmViT:
+    """timm.create_model, with a sentence where the name or an option is not timm's."""
+    architecture = name.split("/")[-1].split(".")[0] if ":" not in name else ""
+    if architecture and not timm.is_model(architecture):
+        raise unknown("timm model", name, timm.list_models())
+    try:
+        vit = timm.create_model(name, pretrained=pretrained, **kwargs)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise InputError(f"timm cannot build {name!r} with {kwargs or 'no options'}: {error}") from error
+    if not pretrained and architecture == name:  # timm fills in its default tag, whose weights these are not
+        vit.pretrained_cfg = {**vit.pretrained_cfg, "tag": ""}
+    return vit
+
+
+def refuse_unfit(vit: TimmViT) -> None:
+    """Refuse a model whose tokens cannot be placed freely, naming the reason."""
+    stem, blocks = getattr(vit, "patch_embed", None), getattr(vit, "blocks", None) or []
+    attention = [getattr(block, "attn", None) for block in blocks]
+    if getattr(vit, "rel_pos_bias", None) is not None or any(_has(part, *RELATIVE) for part in attention):
+        reason = "its relative position bias is a table of grid offsets, which off-grid tokens do not have"
+    elif any(getattr(block, "window_size", 0) for block in blocks) or "Swin" in type(vit).__name__:
+        reason = "its attention runs in windows of the grid, which off-grid tokens do not form"
+    elif not isinstance(vit, (VisionTransformer, Eva)):
+        reason = "it is neither a timm VisionTransformer nor an Eva, whose blocks take any set of tokens"
+    elif not isinstance(stem, PatchEmbed) or type(stem.proj) is not nn.Conv2d:
+        reason = f"its convolutional stem ({type(stem).__name__}) looks beyond the window of a token"
+    elif stem.patch_size[0] != stem.patch_size[1]:
+        reason = f"its patches are not square ({stem.patch_size})"
+    elif stem.grid_size is None:
+        reason = "it was built without an image size; pass img_size"
+    elif type(getattr(vit, "rope", None)).__name__ not in (*ROTARY, "NoneType"):
+        reason = f"its rotary embedding ({type(vit.rope).__name__}) has no continuous form here"
+    elif not isinstance(getattr(vit, "patch_drop", None), (nn.Identity, type(None))):
+        reason = "it drops patches at random while training; build it with patch_drop_rate=0"
+    else:
+        return
+    raise InputError(f"{type(vit).__name__} cannot read off-grid tokens: {reason}")
+
+
+RELATIVE = ("rel_pos", "relative_position_bias_table", "rel_pos_h")  # timm's names for it
+
+
+def _has(part: nn.Module | None, *names: str) -> bool:
+    return any(getattr(part, name, None) is not None for name in names)
