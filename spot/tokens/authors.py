@@ -39,8 +39,8 @@ class AuthorsTokenizer(nn.Module):
         scale: float | Tensor | None = None,
     ) -> Tensor:
         """Images (B, C, H, W) and positions (B, N, 2) → tokens (B, N, D)."""
-        if scale is not None:
-            raise InputError("the authors' geometry has windows of one size; use a standard model for scale")
+        if scale is not None or positions.shape[-1] == 3:
+            raise InputError("the authors' checkpoints read windows of one size; give positions (B, N, 2)")
         check(images, positions, self.patch_size)
         pixels = self.windows(images, positions).flatten(2)
         projection = patch_embed.proj

@@ -61,7 +61,10 @@ class GaussianKernels(nn.Module):
         return torch.exp(-0.5 * distance.square())
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Positions (..., 2), (y, x) fractions → weights (..., rows × columns), cells in row order."""
+        """Positions (..., 2), (y, x) fractions (a scale in a third column is ignored) → weights (..., rows × columns).
+
+        Cells are in row order.
+        """
         weights = []
         for axis, cells in enumerate(self.grid_size):
             centres = (self.centres_y, self.centres_x)[axis]
@@ -127,7 +130,7 @@ def rotary_embedding(rope: Any, positions: Tensor, cells: Sequence[float]) -> Te
     if kind not in ROTARY:
         raise InputError(f"rotary embedding {kind} has no continuous form here; use one of {', '.join(ROTARY)}")
     size = torch.tensor(cells, dtype=positions.dtype, device=positions.device)
-    coordinates = positions * size - 0.5
+    coordinates = positions[..., :2] * size - 0.5
     if kind == "RotaryEmbeddingDinoV3":
         # timm counts from the cell's edge and normalises to [-1, 1]; always (y, x).
         whole = {"max": size.max(), "min": size.min(), "separate": size}[rope.normalize_coords]

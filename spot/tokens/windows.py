@@ -9,40 +9,100 @@ All samples of a window share one fractional offset. A window is therefore an in
 grid sampler and exact where the offset is zero: on the ViT's own grid windows are its patches.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from spot.errors import InputError
+from spot.tokens.pyramid import Pyramid, check_scale, level_crops, only, plain, pyramid, scaled_windows
 
 
-def windows(images: Tensor, positions: Tensor, size: int, scale: float | Tensor | None = None) -> Tensor:
-    """Read a K × K window of every image (B, C, H, W) at every position (B, N, 2) → (B, N, C, K, K).
+def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float | Tensor | None = None) -> Tensor:
+    """Read a K × K window of every image (B, C, H, W) at every position (B, N, 2 or 3) → (B, N, C, K, K).
 
     Differentiable in images, positions and scale. The result has the images' dtype.
 
     Args:
-        images: floating point (B, C, H, W).
-        positions: float32 (or float64) (B, N, 2), (y, x) as a fraction of height and width.
-        size: K, the number of samples along each side; on the image one sample is one pixel.
-        scale: samples stand this many pixels apart, so that the window spans `scale * size`
-            pixels. One number, or a tensor that broadcasts to (B, N). Samples are bilinear and
-            not low-passed: above 2 or so, fine detail aliases.
+        images: floating point (B, C, H, W), or their Pyramid, so that it is built once for many calls.
+        positions: float32 (or float64) (B, N, 2), (y, x) as a fraction of height and width; or (B, N, 3)
+            with each window's scale as the third number.
+        size: K, the number of samples along each side.
+        scale: samples stand this many pixels apart, so that the window spans `scale * size` pixels: one
+            number, or a tensor that broadcasts to (B, N), instead of a third column. Above 1 samples
+            come from the image's pyramid, without aliasing (spot/tokens/pyramid.py).
     """
-    check(images, positions, size)
-    height, width = images.shape[-2:]
+    levels = images if isinstance(images, Pyramid) else None
+    pixels = images.images if isinstance(images, Pyramid) else images
+    check(pixels, positions, size)
     positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    if scale is not None:
-        return _scaled_windows(images, positions, size, scale)
-    top, fraction_y = _split(positions[..., 0] * height - size / 2, height, size)
-    left, fraction_x = _split(positions[..., 1] * width - size / 2, width, size)
-    if _plain(images) and width > size:
+    scales = _scales(positions, scale)
+    positions = positions[..., :2]
+    if scales is None:
+        return _at_level(only(pixels), 0, positions, size)
+    check_scale(scales, pixels, size)
+    level = _one_level(scales)
+    if levels is None:
+        levels = (
+            pyramid(pixels, size, None if not plain(scales.detach()) else _largest(scales))
+            if level != 0
+            else only(pixels)
+        )
+    if level is not None:
+        return _at_level(levels, level, positions, size)
+    fixed = not (torch.is_grad_enabled() and (positions.requires_grad or scales.requires_grad))
+    read = _scaled_in_chunks if fixed and plain(pixels) else scaled_windows
+    return read(levels, positions, scales, size).to(pixels.dtype)
+
+
+def _at_level(levels: Pyramid, level: int, positions: Tensor, size: int) -> Tensor:
+    """Windows whose samples are one pixel of a level apart: integer crops and two interpolations."""
+    images, (height, width) = levels.images, levels.sizes[level]
+    # Positions are fractions of the image; a level may have an odd pixel more than half of the one before.
+    full_height, full_width = (length / 2**level for length in images.shape[-2:])
+    top, fraction_y = _split(positions[..., 0] * full_height - size / 2, height, size)
+    left, fraction_x = _split(positions[..., 1] * full_width - size / 2, width, size)
+    if plain(images) and width > size:
         if not (torch.is_grad_enabled() and positions.requires_grad):
-            return _in_chunks(images, top, left, fraction_y, fraction_x, size)
-        crops = _crop_runs(images, top, left, size + 1)
+            return _in_chunks(levels, level, top, left, fraction_y, fraction_x, size).to(images.dtype)
+        crops = level_crops(levels, level, top, left, size + 1)
     else:
         steps = torch.arange(size + 1, device=images.device)
-        crops = _crop(images, top[..., None] + steps, left[..., None] + steps)
+        crops = _crop(levels.level(level), top[..., None] + steps, left[..., None] + steps)
     return _Lerp.apply(crops, fraction_y, fraction_x)
+
+
+def _largest(scales: Tensor) -> float:
+    return float(scales.detach().max()) if scales.numel() else 1.0
+
+
+def _scales(positions: Tensor, scale: float | Tensor | None) -> Tensor | None:
+    """The scale of each window (B, N) from the third column or the argument, or None where all are 1."""
+    if positions.shape[-1] == 3:
+        if scale is not None:
+            raise InputError(
+                "positions have a scale as their third column; give scale there or as an argument, not both"
+            )
+        return positions[..., 2]
+    if scale is None:
+        return None
+    if not isinstance(scale, Tensor):
+        scale = torch.tensor(scale, dtype=positions.dtype, device=positions.device)
+    if scale.ndim > 2:
+        raise InputError(
+            f"scale must be a number or broadcast to (B, N) = {tuple(positions.shape[:2])}, "
+            f"got shape {tuple(scale.shape)}"
+        )
+    return scale.to(positions.dtype).expand(positions.shape[:2])
+
+
+def _one_level(scales: Tensor) -> int | None:
+    """The level that all windows are exactly on, if there is one and it can be seen without waiting for a device."""
+    if not plain(scales) or not scales.numel():
+        return None
+    first = float(scales.flatten()[0])
+    level = math.log2(first)
+    return int(level) if level >= 0 and level == int(level) and bool((scales == first).all()) else None
 
 
 def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
@@ -55,10 +115,10 @@ def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
         raise InputError(f"images must have at least one pixel, got shape {tuple(images.shape)}")
     if not images.is_floating_point():
         raise InputError(f"images must be floating point, got {images.dtype}; normalise them as the model expects")
-    if positions.ndim != 3 or positions.shape[-1] != 2:
+    if positions.ndim != 3 or positions.shape[-1] not in (2, 3):
         advice = "; for the authors' placements use positions[:, :, 0, 0]" if positions.ndim == 5 else ""
         advice = "; add a batch dimension with positions.expand(B, -1, -1)" if positions.ndim == 2 else advice
-        raise InputError(f"positions must have shape (B, N, 2), got {tuple(positions.shape)}{advice}")
+        raise InputError(f"positions must have shape (B, N, 2) or (B, N, 3), got {tuple(positions.shape)}{advice}")
     if positions.shape[0] != images.shape[0]:  # not len(): it would fix the batch when traced
         raise InputError(f"positions are for {len(positions)} images, but there are {len(images)}; pass one each")
     if positions.dtype not in (torch.float32, torch.float64):
@@ -90,48 +150,31 @@ def _crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return images.flatten(2)[:, None].expand(-1, count, -1, -1).gather(3, index).unflatten(3, shape)
 
 
-def _plain(images: Tensor) -> bool:
-    """Whether these are pixels in CPU memory and nothing else: no gradient, no tracing, no transform."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return images.device.type == "cpu" and not images.requires_grad and not traced
-
-
-def _crop_runs(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
-    """What _crop gives for side × side pixels from (top, left), (B, N) each, at a third of its time on a CPU.
-
-    A row of a crop is a run of memory, so whole runs are copied. Only those that would leave the
-    image at the left or right are mended pixel by pixel.
-    """
-    batch, channels, height, width = images.shape
-    memory = images.contiguous().view(-1)
-    runs = memory.as_strided((max(0, len(memory) - side + 1), side), (1, 1))  # the run that begins at each pixel
-    start = left.clamp(0, width - side)
-    rows = (top[..., None] + torch.arange(side)).clamp(0, height - 1)[:, :, None]
-    planes = torch.arange(batch * channels).view(batch, 1, channels, 1)
-    index = (planes * height + rows) * width + start[..., None, None]  # (B, N, C, side)
-    crops = runs.index_select(0, index.flatten()).view(*index.shape, side)
-    image, token = (left != start).nonzero(as_tuple=True)
-    if len(image):
-        columns = (left[image, token, None] + torch.arange(side)).clamp(0, width - 1) - start[image, token, None]
-        mended = crops[image, token]
-        crops[image, token] = mended.gather(-1, columns[:, None, None].expand_as(mended))
-    return crops
-
-
 CHUNK = 4 * 2**20  # bytes of crops at a time: larger ones are slower to get from the system than to fill
 
 
-def _in_chunks(images: Tensor, top: Tensor, left: Tensor, fraction_y: Tensor, fraction_x: Tensor, size: int) -> Tensor:
-    """Windows without gradients, a few images at a time into memory that is used again."""
+def _in_chunks(
+    levels: Pyramid, level: int, top: Tensor, left: Tensor, fraction_y: Tensor, fraction_x: Tensor, size: int
+) -> Tensor:
+    """Windows of one level without gradients, a few images at a time into memory that is used again."""
     batch, tokens = top.shape
-    channels, dtype = images.shape[1], fraction_y.dtype
+    channels, dtype = levels.images.shape[1], fraction_y.dtype
     result = torch.empty(batch, tokens, channels, size, size, dtype=dtype)
     step = max(1, CHUNK // max(1, tokens * channels * (size + 1) ** 2 * dtype.itemsize))
     for begin in range(0, batch, step):
         part = slice(begin, begin + step)
-        crops = _crop_runs(images[part], top[part], left[part], size + 1)
+        crops = level_crops(levels.part(part), level, top[part], left[part], size + 1)
         _shifted(crops.to(dtype), fraction_y[part], fraction_x[part], out=result[part])
-    return result.to(images.dtype)
+    return result
+
+
+def _scaled_in_chunks(levels: Pyramid, positions: Tensor, scales: Tensor, size: int) -> Tensor:
+    """Windows of any scale without gradients, a few images at a time."""
+    step = max(1, CHUNK // max(1, positions.shape[1] * levels.images.shape[1] * (2 * size) ** 2 * 4))
+    if step >= len(positions):
+        return scaled_windows(levels, positions, scales, size)
+    parts = [slice(begin, begin + step) for begin in range(0, len(positions), step)]
+    return torch.cat([scaled_windows(levels.part(part), positions[part], scales[part], size) for part in parts])
 
 
 def _shifted(crops: Tensor, fraction_y: Tensor, fraction_x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -181,26 +224,3 @@ class _Lerp(torch.autograd.Function):
             rows = pad(gradient * (1 - y), (0, 0, 0, 1)) + pad(gradient * y, (0, 0, 1, 0))
             for_crops = (pad(rows * (1 - x), (0, 1)) + pad(rows * x, (1, 0))).to(crops.dtype)
         return for_crops, for_y, for_x
-
-
-def _scaled_windows(images: Tensor, positions: Tensor, size: int, scale: float | Tensor) -> Tensor:
-    """Windows whose samples stand `scale` pixels apart: each sample has an offset of its own."""
-    if not isinstance(scale, Tensor):
-        scale = torch.tensor(scale, dtype=positions.dtype, device=positions.device)
-    if scale.ndim > 2:
-        raise InputError(
-            f"scale must be a number or broadcast to (B, N) = {tuple(positions.shape[:2])}, "
-            f"got shape {tuple(scale.shape)}"
-        )
-    scale = scale.expand(positions.shape[:2])
-    offsets = torch.arange(size, device=positions.device, dtype=positions.dtype) - (size - 1) / 2
-    pixels, fractions = [], []
-    for axis, length in enumerate(images.shape[-2:]):
-        start = positions[..., axis, None] * length - 0.5 + offsets * scale[..., None]
-        whole, fraction = _split(start, length, size)
-        pixels.append(torch.cat([whole, whole + 1], -1))
-        fractions.append(fraction)
-    corners = _crop(images, *pixels).to(positions.dtype)
-    y, x = fractions[0][..., None, :, None], fractions[1][..., None, None, :]
-    rows = torch.lerp(corners[..., :size], corners[..., size:], x)
-    return torch.lerp(rows[..., :size, :], rows[..., size:, :], y).to(images.dtype)

@@ -1,0 +1,233 @@
+"""Windows of any scale: samples from a pyramid of the image."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spot
+from spot.errors import InputError
+from spot.tokens.pyramid import halve, pyramid
+from spot.tokens.windows import windows
+from tests.tokens.test_windows import slow_windows
+
+
+def slow_scaled(images, positions, size, scale):
+    """From the definition: two levels by explicit means of 2 × 2 pixels, each read sample by sample, and mixed."""
+    full, level = images.shape[-2:], 0
+    while scale >= 2 ** (level + 1):
+        images, level = slow_half(images), level + 1
+    share = max(0.0, math.log2(scale) - level) ** 2
+    lower = slow_windows(images, positions, size, scale, level, full)
+    return lower + share * (slow_windows(slow_half(images), positions, size, scale, level + 1, full) - lower)
+
+
+def slow_half(images):
+    height, width = images.shape[-2:]
+    result = images.new_zeros(*images.shape[:2], math.ceil(height / 2), math.ceil(width / 2))
+    for y in range(result.shape[-2]):
+        for x in range(result.shape[-1]):
+            four = [
+                images[..., min(2 * y + i, height - 1), min(2 * x + j, width - 1)] for i in range(2) for j in range(2)
+            ]
+            result[..., y, x] = sum(four) / 4
+    return result
+
+
+def with_scale(positions, scale):
+    return torch.cat([positions, torch.as_tensor(scale, dtype=positions.dtype).expand(*positions.shape[:2], 1)], -1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.integers(1, 5),
+    height=st.integers(1, 14),
+    width=st.integers(1, 14),
+    share=st.floats(0.0, 1.0),
+    wide=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_windows_of_any_scale_match_the_definition_in_and_around_any_image(size, height, width, share, wide, seed):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(2, 2, height, width, generator=generator, dtype=torch.float64)
+    positions = torch.rand(2, 3, 2, generator=generator, dtype=torch.float64) * 2 - 0.5
+    scale = max(1.0, max(height, width) / size) ** share
+    expected = slow_scaled(images, positions, size, scale)
+    leaf = images.clone().requires_grad_(wide)  # images with gradients are read by another path
+    torch.testing.assert_close(windows(leaf, with_scale(positions, scale), size), expected, atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(windows(leaf, positions, size, scale), expected, atol=1e-9, rtol=1e-7)
+
+
+def photograph(side, channels=3, seed=0):
+    """Noise with the spectrum of natural images: amplitude falls as 1 / frequency. Mean 0, deviation 1."""
+    noise = torch.randn(1, channels, side, side, generator=torch.Generator().manual_seed(seed))
+    frequency = torch.fft.fftfreq(side)
+    radius = (frequency[:, None] ** 2 + frequency[None] ** 2).sqrt().clamp(min=1 / side)
+    image = torch.fft.ifft2(torch.fft.fft2(noise) / radius).real
+    return (image - image.mean()) / image.std()
+
+
+def resampled_by_itself(image, y, x, scale, size):
+    """One window, with care: its area sampled eight times as densely as asked, then shrunk with antialiasing.
+
+    Also what is got without that care: every eighth of those samples.
+    """
+    side, margin = image.shape[-1], 4
+    steps = (torch.arange(8 * (size + 2 * margin)) + 0.5) / 8 - size / 2 - margin
+    rows, columns = ((centre + steps * scale / side) * 2 - 1 for centre in (y, x))
+    points = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flip(-1)[None]
+    dense = F.grid_sample(image, points, mode="bicubic", padding_mode="border", align_corners=False)
+    careful = F.interpolate(dense, scale_factor=1 / 8, mode="bicubic", antialias=True)
+    return careful[0, :, margin:-margin, margin:-margin], dense[0, :, 8 * margin + 3 :: 8, 8 * margin + 3 :: 8][
+        :, :size, :size
+    ]
+
+
+@pytest.mark.parametrize("scale", [1.1, 1.4, 1.75, 2.0, 2.4, 2.8, 4.0, 5.5])
+def test_windows_are_near_the_antialiased_resampling_of_each_window_by_itself(scale):
+    size, image = 16, photograph(224)
+    for y, x in ((0.5, 0.5), (0.43, 0.61), (0.57, 0.4)):
+        window = windows(image, torch.tensor([[[y, x, scale]]]), size)[0, 0]
+        careful, careless = resampled_by_itself(image, y, x, scale, size)
+        error, aliased = ((each - careful).square().mean().sqrt() for each in (window, careless))
+        assert error < 0.17  # of the image's standard deviation
+        assert error < (0.8 if scale < 1.9 else 0.6) * aliased
+
+
+def test_fine_detail_does_not_alias():
+    stripes = torch.tensor([1.0, -1.0]).repeat(32).expand(1, 1, 64, 64)  # every other column
+    assert windows(stripes, torch.tensor([[[0.5, 0.5, 2.0]]]), 8).abs().max() < 1e-6
+    assert windows(stripes, torch.tensor([[[0.5, 0.5, 2.0]]]), 8)[..., 0].shape == (1, 1, 1, 8)
+
+
+@pytest.mark.parametrize("height, width, size", [(224, 224, 16), (96, 64, 8), (33, 47, 4)])
+def test_scale_one_is_bit_for_bit_the_window_without_a_scale(height, width, size):
+    images, positions = torch.randn(2, 3, height, width), torch.rand(2, 9, 2) * 1.2 - 0.1
+    expected = windows(images, positions, size)
+    assert torch.equal(windows(images, with_scale(positions, 1.0), size), expected)
+    assert torch.equal(windows(images, positions, size, 1), expected)
+    assert torch.equal(windows(pyramid(images, size), positions, size), expected)
+
+
+def test_windows_of_scale_two_tiling_an_image_are_the_patches_of_the_image_at_half_size():
+    images = torch.randn(2, 3, 224, 224)
+    cells = (torch.arange(7) + 0.5) / 7
+    positions = torch.stack(torch.meshgrid(cells, cells, indexing="ij"), -1).view(1, -1, 2).expand(2, -1, -1)
+    small = F.avg_pool2d(images, 2)
+    patches = F.unfold(small, 16, stride=16).transpose(1, 2).unflatten(2, (3, 16, 16))
+    torch.testing.assert_close(windows(images, with_scale(positions, 2.0), 16), patches, atol=1e-6, rtol=1e-6)
+
+
+def test_each_token_has_its_own_scale_wherever_it_stands_in_the_batch():
+    images, positions = torch.randn(2, 3, 64, 64), torch.rand(2, 5, 2)
+    scale = torch.tensor([[1.0, 1.3, 2.0, 3.9, 8.0], [0.5, 7.9, 4.0, 1.0, 2.6]])
+    together = windows(images, torch.cat([positions, scale[..., None]], -1), 8)
+    for b in range(2):
+        for n in range(5):
+            alone = windows(images[b : b + 1], positions[b : b + 1, n : n + 1], 8, float(scale[b, n]))
+            torch.testing.assert_close(together[b, n], alone[0, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_windows_are_continuous_in_scale_also_where_the_level_changes():
+    image = torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    for scale in (1.0, 2.0, 4.0, 1.5):
+        pair = [windows(image, torch.tensor([[[0.4, 0.6, s]]], dtype=torch.float64), 8) for s in (scale, scale + 1e-9)]
+        torch.testing.assert_close(*pair, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_gradients_with_respect_to_images_positions_and_scale(size):
+    images = torch.randn(2, 2, 9, 11, dtype=torch.float64, requires_grad=True)
+    positions = torch.rand(2, 4, 2, dtype=torch.float64) * 1.4 - 0.2
+    scale = torch.tensor([[0.6, 1.2, 1.9, 2.3], [2.6, 1.1, 0.8, 1.5]], dtype=torch.float64)[..., None]
+    sized = torch.cat([positions, scale], -1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda i, p: windows(i, p, size), (images, sized))
+    assert torch.autograd.gradcheck(lambda p: windows(images.detach(), p, size), (sized,))
+
+
+def test_the_gradient_to_scale_begins_at_scale_one():
+    ramp = torch.arange(32.0).expand(1, 1, 32, 32)
+    sized = torch.tensor([[[0.5, 0.5, 1.0]]], requires_grad=True)
+    windows(ramp, sized, 4)[0, 0, 0, 0].backward(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    # The last sample stands 1.5 spacings right of the centre, so it moves 1.5 pixels per unit of scale.
+    assert sized.grad[0, 0, 2].item() == pytest.approx(1.5, abs=1e-4)
+    assert sized.grad[0, 0, 1].item() == pytest.approx(32, abs=1e-3)
+
+
+def test_a_pyramid_built_once_gives_the_same_windows():
+    images = torch.randn(2, 3, 50, 70)
+    levels = pyramid(images, 8)
+    assert levels.sizes == tuple((math.ceil(50 / 2**n), math.ceil(70 / 2**n)) for n in range(5))
+    assert all(levels.level(n).shape == (2, 3, *size) for n, size in enumerate(levels.sizes))
+    assert torch.equal(levels.level(2), halve(halve(images)))
+    for scale in (1.0, 1.7, 2.0, 4.0, 8.0):
+        sized = with_scale(torch.rand(2, 5, 2), scale)
+        torch.testing.assert_close(windows(levels, sized, 8), windows(images, sized, 8), atol=1e-6, rtol=1e-6)
+
+
+def test_it_compiles_without_a_graph_break_and_exports():
+    torch._dynamo.reset()
+    images = torch.randn(2, 3, 20, 20, dtype=torch.float64)
+    sized = with_scale(torch.rand(2, 4, 2, dtype=torch.float64), 1.7)
+    compiled = torch.compile(lambda i, p: windows(i, p, 4), fullgraph=True, backend="aot_eager")
+    leaf, reference = sized.clone().requires_grad_(), sized.clone().requires_grad_()
+    compiled(images, leaf).square().sum().backward()
+    windows(images, reference, 4).square().sum().backward()
+    torch.testing.assert_close(leaf.grad, reference.grad)
+
+    class Reader(torch.nn.Module):
+        def forward(self, images, positions):
+            return windows(images, positions, 4)
+
+    program = torch.export.export(Reader(), (images, sized))
+    torch.testing.assert_close(program.module()(images, sized), windows(images, sized, 4))
+
+
+def test_function_transforms_work_through_it():
+    images = torch.randn(5, 3, 20, 20, dtype=torch.float64)
+    sized = with_scale(torch.rand(5, 4, 2, dtype=torch.float64), 1.7)
+
+    def energy(image, position):
+        return windows(image[None], position[None], 4).square().sum()
+
+    per_image = torch.func.vmap(torch.func.grad(energy, argnums=1))(images, sized)
+    leaf = sized.clone().requires_grad_()
+    windows(images, leaf, 4).square().sum().backward()
+    torch.testing.assert_close(per_image, leaf.grad)
+
+
+def test_bfloat16_images_keep_their_type():
+    images, sized = torch.rand(1, 3, 64, 64).bfloat16(), with_scale(torch.rand(1, 5, 2), 1.7)
+    half = windows(images, sized, 8)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), windows(images.float(), sized, 8), atol=4e-3, rtol=1e-2)
+
+
+def test_no_images_and_no_tokens_give_no_windows():
+    assert windows(torch.empty(0, 3, 8, 8), torch.empty(0, 5, 3), 4).shape == (0, 5, 3, 4, 4)
+    assert windows(torch.zeros(2, 3, 8, 8), torch.empty(2, 0, 3), 4).shape == (2, 0, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "scale, sentence",
+    [
+        (0.0, "above 0, got 0"),
+        (-1.0, "above 0, got -1"),
+        (math.nan, "above 0, got nan"),
+        (math.inf, "above 0, got inf"),
+        (2.1, "2.1 is 16.8 pixels wide, more than the image of 16 × 12; use a scale of at most 2"),
+    ],
+)
+def test_a_scale_that_is_no_size_is_named(scale, sentence):
+    with pytest.raises(InputError, match=sentence):
+        windows(torch.zeros(1, 3, 16, 12), torch.tensor([[[0.5, 0.5, 1.0], [0.5, 0.5, scale]]]), 8)
+    with pytest.raises(InputError, match=r"above 0|pixels wide"):
+        spot.windows(torch.zeros(1, 3, 16, 12), torch.full((1, 2, 2), 0.5), 8, scale)
+
+
+def test_two_scales_for_one_window_are_refused():
+    with pytest.raises(InputError, match="not both"):
+        windows(torch.zeros(1, 3, 8, 8), torch.full((1, 2, 3), 0.5), 4, 1.0)
