@@ -1,53 +1,107 @@
-"""The README keeps its word: the tree is whole, its links lead somewhere, its commands exist."""
+"""The README and the guides keep their word: code runs, tables are what studies wrote, links lead somewhere."""
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+import torch
+
+import spot
 from spot.cli import VERBS
-from tools.fill_results import filled
+from tests.conftest import DEIT_TINY, make_nano
+from tests.test_imports import FLOORS
+from tools.fill_results import PAGES, filled
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "images" / "photos" / "README.md"]
 
 
-def test_the_tree_names_every_module():
-    tree = README[README.index("## The tree") :]
-    missing = [
-        path.relative_to(ROOT)
-        for path in sorted((ROOT / "spot").rglob("*.py"))
-        if path.stem not in ("__init__", "__main__") and path.stem not in tree
-    ]
-    assert not missing
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_links_and_pictures_exist(guide):
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", guide.read_text()) if "://" not in link]
+    assert not [link for link in links if link and not (guide.parent / link).exists()]
 
 
-def test_links_and_pictures_exist():
-    local = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    assert local
-    assert not [link for link in local if not (ROOT / link).exists()]
-
-
-def test_commands_are_verbs():
-    verbs = set(re.findall(r"^spot (\w+)", README, flags=re.MULTILINE)) | set(re.findall(r"`spot (\w+)", README))
-    assert verbs
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_commands_are_verbs(guide):
+    text = guide.read_text()
+    verbs = set(re.findall(r"^spot ([a-z]+)", text, flags=re.MULTILINE)) | set(re.findall(r"`spot ([a-z]+)", text))
     assert verbs <= set(VERBS)
 
 
-def test_the_ten_lines_run(nano):
-    """The README's example, on a small model."""
-    import torch
+def test_the_readme_comes_to_the_point():
+    marks = (
+        "photograph.png",
+        "A Vision Transformer",
+        "make demo",
+        "```python",
+        "| placement |",
+        "## Where to go next",
+        "## Licence",
+    )
+    places = [README.index(mark) for mark in marks]
+    assert places == sorted(places)
+    assert len(README.splitlines()) < 110
 
-    import spot
 
-    code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)[1]
-    code = re.sub(r"model = spot\.load\(.*\n", "\n", code)
-    images, labels = torch.randn(2, 3, 32, 32), torch.tensor([1, 2])
-    names = {"model": nano, "images": images, "labels": labels, "spot": spot, "torch": torch}
+def run_ten_lines(monkeypatch, load):
+    """The README's code as it is printed; only where weights come from is ours."""
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(spot, "load", load)
+    names = {}
     exec(code, names)
-    assert names["found"].positions.shape == (2, 25, 2)
-    assert names["logits"].shape == (2, 10)
+    assert len([line for line in code.splitlines() if line]) == 10
+    assert names["positions"].shape == names["result"].positions.shape == (1, 25, 2)
+    assert names["logits"].shape == (1, 1000)
+    return names
 
 
-def test_the_tables_of_the_results_are_those_the_studies_wrote():
-    page = (ROOT / "docs" / "RESULTS.md").read_text()
-    assert page.count("<!-- results/") == page.count("<!-- end -->") > 3
-    assert filled(page) == page
+def test_the_ten_lines_run_as_printed(monkeypatch, capsys, shared_data):
+    original, weights = spot.load, shared_data / "weights" / f"{DEIT_TINY}.safetensors"
+    names = run_ten_lines(monkeypatch, lambda name: original(name, weights=weights))
+    said = re.search(r"print\(.*\)  # (.*)", README)[1]
+    assert capsys.readouterr().out.strip().split(",")[0] == said == "espresso"
+    assert len(names["model"].grid()) == 196
+
+
+def test_the_ten_lines_run_without_any_download(monkeypatch, capsys):
+    """The same on a random ViT of 16 tokens, anywhere."""
+    model = make_nano(num_classes=1000)
+    run_ten_lines(monkeypatch, lambda name: model)
+    assert capsys.readouterr().out.strip() in model.class_names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_tables_are_those_that_studies_wrote(page):
+    text = page.read_text()
+    assert len(re.findall(r"<!-- (accuracy: )?results/", text)) == text.count("<!-- end -->") > 0
+    assert filled(text) == text
+
+
+def test_what_the_readme_says_of_its_table_is_so():
+    rows = json.loads((ROOT / "docs/results/imagenet/classification.json").read_text())["rows"]
+    shown = [row for row in rows if row["placement"] in ("ViT, patch dropout", "isotropic", "center", "focus")]
+    assert "the same 2,000 ImageNet validation images" in README
+    assert {row["images"] for row in shown} == {2000}
+    widest = max(row["high"] - row["low"] for row in shown) / 2
+    assert "Half of a 95 % interval is 2.2 points at most" in README and 2.1 < widest <= 2.2
+    torch.testing.assert_close(  # with all 196 patches nothing is dropped: the ViT itself
+        [row["top1"] for row in shown if row["placement"] == "ViT, patch dropout" and row["tokens"] == 196],
+        [float(cell) for cell in re.findall(r"not retrofitted .*\| ([\d.]+) \|\n", README)],
+    )
+
+
+def test_the_architecture_names_every_folder_and_its_place():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawn = page[page.index("## How imports point") :]
+    rooms = [path for path in (ROOT / "spot").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+    names = {path.stem for path in rooms} - {"__init__", "__main__"}
+    order = [
+        {room.split(" ")[0] for room in line.split(", ")} for line in drawn.split("```")[1].splitlines() if line.strip()
+    ]
+    assert set().union(*order) - {"spot"} == names - {"assets"}
+    assert order == [floor & (names | {"spot"}) - {"assets"} for floor in FLOORS if floor & (names | {"spot"})]
+    assert not [path.name for path in rooms if path.is_dir() and f"`spot/{path.name}/`" not in page]

@@ -1,14 +1,28 @@
-"""Copy the studies' tables into docs/RESULTS.md: `python -m tools.fill_results`.
+"""Put the results of studies into README.md and docs/RESULTS.md: `python -m tools.fill_results`.
 
-In that page, what stands between `<!-- results/scenes/off-grid.md -->` and `<!-- end -->` is the table of that file,
-which `spot study off-grid --out docs/results/scenes` wrote. Run this after a study; nothing there is typed by hand.
+What stands between `<!-- results/scenes/off-grid.md -->` and `<!-- end -->` is the table of that file, which
+`spot study off-grid --out docs/results/scenes` wrote; between `<!-- accuracy: results/….json -->` and `<!-- end -->`
+stands accuracy by placement and budget, of rows measured on the same images. Run this after a study; nothing there
+is typed by hand.
 """
 
+import json
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
-BLOCK = re.compile(r"(<!-- (results/\S+\.md) -->\n).*?(<!-- end -->)", re.DOTALL)
+from spot import report
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", DOCS / "RESULTS.md")
+BLOCK = re.compile(r"(<!-- (?:accuracy: )?(results/\S+\.(?:md|json)) -->\n).*?(<!-- end -->)", re.DOTALL)
+# The README's rows: a placement as studies call it, and as the README does.
+SHOWN = {
+    "ViT, patch dropout": "random patches, not retrofitted",
+    "isotropic": "`isotropic`",
+    "center": "`center`",
+    "focus": "`focus`",
+}
 
 
 def table(page: str) -> str:
@@ -19,11 +33,28 @@ def table(page: str) -> str:
     return "\n".join(lines[first : min(rest, default=len(lines))])
 
 
+def accuracy(result: str) -> str:
+    """Top-1 by placement and budget from a study's JSON; all of it must be of the same images."""
+    rows = [row for row in json.loads(result)["rows"] if row["placement"] in SHOWN]
+    assert len({row["images"] for row in rows}) == 1, "numbers side by side are from the same images"
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        name = row["backbone"].split("_")[0]
+        line = lines.setdefault((name, row["placement"]), {"model": f"{name}-ti", "placement": SHOWN[row["placement"]]})
+        line[f"{row['tokens']} tokens"] = f"{row['top1']:.1f}"
+    return report.markdown(list(lines.values())).rstrip()
+
+
 def filled(page: str, docs: Path = DOCS) -> str:
     """The page with every block filled from its file under docs."""
-    return BLOCK.sub(lambda block: f"{block[1]}\n{table((docs / block[2]).read_text())}\n\n{block[3]}", page)
+
+    def fill(block: re.Match[str]) -> str:
+        text = (docs / block[2]).read_text()
+        return f"{block[1]}\n{accuracy(text) if block[2].endswith('.json') else table(text)}\n\n{block[3]}"
+
+    return BLOCK.sub(fill, page)
 
 
 if __name__ == "__main__":
-    results = DOCS / "RESULTS.md"
-    results.write_text(filled(results.read_text()))
+    for path in PAGES:
+        path.write_text(filled(path.read_text()))

@@ -28,6 +28,7 @@ def accuracy(
     label: str = "",
     title: str = "",
     log: bool = True,
+    numbers: tuple[str, str] | None = None,
 ) -> Figure:
     """A line per placement over budgets, in the legend from the best with few tokens to the worst.
 
@@ -39,6 +40,7 @@ def accuracy(
         value: by default top1, or knn where there is no top1; low and high are the ends of its interval.
         panel: a column whose values get a panel each.
         log: whether the horizontal axis is logarithmic.
+        numbers: a line and a column, whose values stand beside that line's points.
     """
     value = value or next((name for name in SCORES if all(name in row for row in rows)), None)
     if not rows or value is None:
@@ -62,6 +64,11 @@ def accuracy(
             )[0]  # fmt: skip
             for row in points:
                 interval(axes, row[cost], row, value, low if value != "knn" else None, high, colours[each])
+                if numbers and each == numbers[0]:
+                    place = (row[cost], row[value])
+                    axes.annotate(
+                        f"{row[numbers[1]]}", place, (-5, -4), textcoords="offset points", ha="right", va="top"
+                    )
             if len(points) == 1 and across is None:  # one budget only: its level as far as the others go
                 axes.axhline(points[0][value], color=colours[each], linestyle=":", linewidth=1)
         if log:

@@ -15,7 +15,7 @@ ROWS = [
 def test_a_batch_size_has_a_panel_with_a_line_per_method_and_the_diagonal():
     one, many = throughput(ROWS, "bench").axes
     assert (one.get_title(), many.get_title()) == ("batch 1", "batch 16")
-    diagonal, vit, spot = (line.get_xydata().tolist() for line in many.lines)
+    vit, spot, diagonal = (line.get_xydata().tolist() for line in many.lines)
     assert diagonal == [[1, 1], [8, 8]] and vit == [[1, 1]]
     assert spot == [[4, 3.84], [8, 7.84]]
     assert [text.get_text() for text in many.texts] == ["49", "25"]

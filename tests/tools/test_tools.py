@@ -6,14 +6,13 @@ import re
 import numpy as np
 import pytest
 import timm
-import torch
 from PIL import Image
 from safetensors.torch import save_file
 
 import spot
 from spot.evaluation.accuracy import Setting
 from spot.models.deltas import is_delta
-from tools import draw_idea, fill_results, make_assets, make_retrofits
+from tools import fill_results, make_assets, make_retrofits
 
 NANO = "vit_tiny_patch16_224 --fresh img_size=64 patch_size=16 embed_dim=32 depth=1 num_heads=2 num_classes=32"
 SHORT = "--limit 16 --val-limit 8 --set batch_size=8 epochs=1"
@@ -77,21 +76,6 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(tmp_path):
 def test_a_verb_that_fails_stops_the_program(capfd):
     with pytest.raises(SystemExit, match="spot retrofit stopped with code 2"):
         make_assets.call("retrofit", "no-such-model", "--data", "scenes", "--out", "unused")
-
-
-def test_chosen_windows_cover_the_blobs_of_a_mask():
-    mask = torch.zeros(64, 64)
-    mask[8:16, 8:16] = mask[40:48, 24:32] = 1  # two grid patches
-    grid = (torch.cartesian_prod(torch.arange(8), torch.arange(8)) + 0.5) / 8
-    chosen = {tuple((position * 64).tolist()) for position in draw_idea.cover(mask, grid)}
-    assert {(12.0, 12.0), (44.0, 28.0)} <= chosen
-    assert draw_idea.share(mask, torch.tensor([[12.0, 12.0]]) / 64) == pytest.approx(0.5)
-
-
-def test_the_picture_of_the_idea_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(draw_idea, "SCENES", 2)
-    draw_idea.main(tmp_path / "idea.png")
-    assert Image.open(tmp_path / "idea.png").size[0] > 1000
 
 
 def test_a_block_of_the_results_page_is_filled_from_its_file(tmp_path):

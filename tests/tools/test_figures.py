@@ -1,0 +1,43 @@
+"""The figures of the README and the guides, in small."""
+
+import pytest
+from matplotlib.collections import LineCollection, PatchCollection
+
+from tests.conftest import make_nano
+from tools import figures
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_nano(num_classes=1000)
+
+
+def test_the_photographs_are_small_and_their_licences_are_told():
+    told = (figures.IMAGES / "photos" / "README.md").read_text()
+    files = sorted((figures.IMAGES / "photos").glob("*.jpg"))
+    assert len(files) == 3
+    for file in files:
+        assert file.stat().st_size < 150_000
+        assert f"`{file.name}`" in told
+
+
+def test_a_photograph_has_the_grid_the_windows_what_they_cover_and_three_answers(model):
+    figure = figures.photograph(model, model, figures.IMAGES / "photos" / "coffee.jpg")
+    dense, free, visible, answers = figure.axes
+    windows = [[each for each in axes.collections if isinstance(each, PatchCollection)] for axes in (dense, free)]
+    assert [len(each[-1].get_paths()) for each in windows] == [16, 25]  # a grid of 4 × 4; the budget
+    assert visible.get_title().startswith("all that they cover")
+    bold = [text.get_text() for text in answers.texts if text.get_fontweight() == "bold"]
+    assert bold == ["the ViT, 16 patches", "the ViT, the 25 windows", "retrofitted, the 25 windows"]
+    assert len(answers.patches) == 6  # two classes each
+
+
+def test_the_gallery_shows_every_prior_and_the_ways_of_tokens(model, monkeypatch):
+    monkeypatch.setattr(figures, "STEPS", 2)
+    places, ways = figures.gallery(model, [figures.IMAGES / "photos" / "cat.jpg"]).subfigs
+    assert [axes.get_title().split(":")[0] for axes in places.axes] == list(figures.PRIORS)
+    assert [axes.get_title().split(":")[0] for axes in ways.axes] == [
+        f"from {prior}" for prior in ("isotropic", "center", "salient", "focus")
+    ]
+    moved = [axes for axes in ways.axes if any(isinstance(each, LineCollection) for each in axes.collections)]
+    assert moved

@@ -1,0 +1,120 @@
+"""Draw the photographs of the README and the guides: python -m tools.figures WEIGHTS.
+
+WEIGHTS is the folder with timm's deit_tiny_patch16_224.fb_in1k.safetensors. Writes docs/images/photograph.png, one
+photograph as a ViT sees it and as its retrofit does with an eighth of the tokens, and docs/images/gallery.jpg, where
+every prior places tokens and where a search moves them. The photographs are in docs/images/photos, with their licences.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import spot
+from spot import report
+from spot.data.images import class_names
+from spot.data.picture import open_image
+from spot.placement.saliency import rgb
+from spot.plots import save
+from spot.plots.layout import PlainFigure
+from spot.plots.placements import TOWARDS, Gallery, draw_image, draw_windows, galleries, seen
+
+NAME = "deit_tiny_patch16_224.fb_in1k"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+TOKENS = 25
+PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
+STEPS, LR = 30, 1e-2  # longer than the paper's searches, so that the way of a token is seen
+
+
+def main(weights: Path, out: Path = IMAGES) -> None:
+    """Draw both figures."""
+    files = sorted((IMAGES / "photos").glob("*.jpg"))
+    vit, model = (spot.load(name, weights=weights / f"{NAME}.safetensors") for name in (NAME, f"{NAME}+spot"))
+    save(photograph(vit, model, IMAGES / "photos" / "coffee.jpg"), out / "photograph.png")
+    save(gallery(model, files), out / "gallery.jpg")
+    report.console.print(f"The figures are in {out}.", soft_wrap=True)
+
+
+def opened(model: spot.SpotViT, file: Path) -> tuple[Tensor, Tensor]:
+    """A photograph as the model takes it (1, 3, H, W), and as a person sees it (3, H, W)."""
+    images = model.transform()(open_image(file))[None]
+    return images, rgb(images, model.data_config)[0]
+
+
+@torch.no_grad()
+def best(model: spot.SpotViT, images: Tensor, positions: Tensor, count: int = 1) -> list[tuple[str, float]]:
+    """The most probable classes, in percent."""
+    names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
+    values, indices = model(images, positions)[0].softmax(0).topk(count)
+    return [(names[i].split(",")[0], 100 * p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
+
+
+def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
+    """The grid, the placed tokens, what they cover, and the answers of the ViT and of its retrofit."""
+    images, picture = opened(model, file)
+    grid, positions = vit.grid(images), model.place(images, tokens=TOKENS, prior="focus", keys=[file.name])
+    figure = PlainFigure(13, 3.6, dpi=130)
+    dense, free, visible, answers = figure.subplots(1, 4, width_ratios=[1, 1, 1, 0.95])
+    draw_image(dense, picture)
+    draw_windows(dense, picture, grid[0], vit.patch_size, (1.0, 1.0, 1.0), linewidth=0.5)
+    dense.set_title(f"ViT: {len(grid[0])} patches on a grid", fontsize=11)
+    draw_image(free, picture)
+    draw_windows(free, picture, positions[0], model.patch_size, TOWARDS(1.0), linewidth=1.2)
+    free.set_title(f"SPoT: {TOKENS} windows, placed anywhere", fontsize=11)
+    covered = seen(picture, positions[0], model.patch_size)
+    draw_image(visible, picture * covered)
+    visible.set_title(f"all that they cover: {covered.mean():.0%} of the pixels", fontsize=11)
+    told = {
+        f"the ViT, {len(grid[0])} patches": (best(vit, images, grid, 2), "0.55"),
+        f"the ViT, the {TOKENS} windows": (best(vit, images, positions, 2), "0.75"),
+        f"retrofitted, the {TOKENS} windows": (best(model, images, positions, 2), TOWARDS(0.55)),
+    }
+    height = 0.0
+    for title, (classes, colour) in told.items():
+        answers.text(0, height, title, fontsize=10, fontweight="bold", va="center")
+        for name, percent in classes:
+            height += 1
+            answers.barh(height, percent, color=colour, height=0.75)
+            answers.text(2, height, f"{name} {percent:.0f} %", fontsize=10, va="center")
+        height += 1.4
+    answers.set(xlim=(0, 100), ylim=(height - 0.6, -0.7))
+    answers.axis("off")
+    return figure
+
+
+def gallery(model: spot.SpotViT, files: Sequence[Path]) -> Figure:
+    """Where every prior places tokens, with what the model then answers; then where a search moves them."""
+    pictures, windows, answers = [], [], []
+    moved, paths, changes = [], [], []
+    for file in files:
+        images, picture = opened(model, file)
+        grid = model.grid(images)
+        (goal, dense), *_ = best(model, images, grid)
+        for prior in PRIORS:
+            positions = model.place(images, tokens=TOKENS, prior=prior, keys=[file.name])
+            pictures.append(picture)
+            windows.append(positions)
+            answers.append("{}: {} {:.0f} %".format(prior, *best(model, images, positions)[0]))
+        for prior in ("isotropic", "center", "salient", "focus"):
+            start = model.place(images, tokens=TOKENS, prior=prior, keys=[file.name])
+            result = spot.search(model, images, None, start, objective="agree", steps=STEPS, lr=LR)
+            step = int(result.best_step)
+            target = int(model(images, grid).argmax())
+            chance = 100 * result.logits[0].softmax(-1)[:, target]
+            moved.append(picture)
+            paths.append(result.trajectory[0, : step + 1])
+            changes.append(f"from {prior}: {goal} {chance[0]:.0f} → {chance[step]:.0f} % (all: {dense:.0f} %)")
+    title = f"Where priors place {TOKENS} tokens, and the retrofitted ViT's answer"
+    places = Gallery(pictures, windows, captions=answers, window=model.patch_size, columns=len(PRIORS), title=title)
+    title = f"Moved by gradient towards what all {len(model.grid())} tokens say, without a label"
+    ways = Gallery(moved, paths, captions=changes, columns=4, title=title)
+    return galleries([places, ways], width=15)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
