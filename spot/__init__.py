@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from spot.models.spot_vit import adapt as adapt
     from spot.placement.files import Placements as Placements
     from spot.placement.oracle import SearchResult as SearchResult
+    from spot.placement.oracle import SearchSettings as SearchSettings
     from spot.placement.oracle import search as search
     from spot.placement.priors import PRIORS as PRIORS
     from spot.tokens.position_embedding import KernelPositionEmbedding as KernelPositionEmbedding
@@ -27,6 +28,7 @@ _HOMES = {
     "PRIORS": "spot.placement.priors",
     "Placements": "spot.placement.files",
     "SearchResult": "spot.placement.oracle",
+    "SearchSettings": "spot.placement.oracle",
     "SpotViT": "spot.models.spot_vit",
     "adapt": "spot.models.spot_vit",
     "evaluate": "spot.evaluation.accuracy",

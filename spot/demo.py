@@ -143,7 +143,7 @@ def on_photo(
     for budget in report.track(budgets, "searching"):
         for prior in ("isotropic", "center", "sobol"):
             start = model.place(images, tokens=budget, prior=prior, keys=[file], seed=seed)
-            result = spot.search(model, images, None, start, objective="agree", dense=dense, **PRESETS["agree"])
+            result = spot.search(model, images, None, start, PRESETS["agree"], dense=dense)
             best = int(result.best_step)  # where tokens agree from the start, more steps only lead away
             chance = result.logits[0].softmax(-1)
             said = {"says": names[int(chance[0].argmax())], "p %": 100 * chance[0, goal].item()}

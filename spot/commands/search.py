@@ -68,7 +68,8 @@ def search(
     """
     import spot
     from spot.errors import InputError
-    from spot.evaluation.searches import on_data, on_photos, search_settings
+    from spot.evaluation.searches import on_data, on_photos
+    from spot.placement.oracle import PRESETS
     from spot.processes import this_process
 
     if bool(images) == (data is not None):
@@ -77,23 +78,21 @@ def search(
         raise InputError("--label and --fit go with images; a data set brings its own labels, and is cropped")
     objective = objective or ("descent" if label or data is not None else "agree")
     loaded = spot.load(model, weights=weights, tokens=tokens).to(this_process().device)
-    settings = search_settings(
-        preset or ("agree" if objective == "agree" else "paper"), steps=steps, lr=lr, optimizer=optimizer,
-        project=project, grid=loaded.grid_size if grid else None, snap=snap, mixed_precision=mixed_precision,
+    settings = PRESETS[preset or ("agree" if objective == "agree" else "paper")].changed(
+        objective=objective, steps=steps, lr=lr, optimizer=optimizer, project=project, snap=snap,
+        grid=loaded.grid_size if grid else None, mixed_precision=mixed_precision,
     )  # fmt: skip
     common: dict[str, Any] = {
-        "objective": objective,
+        "settings": settings,
         "prior": prior,
         "saliency": saliency,
         "seed": seed,
         "batch_size": batch_size,
     }
     if data is None:
-        on_photos(
-            loaded, images, label, out or Path("search"), json, fit=fit, skip=skip_unreadable, **common, **settings
-        )
+        on_photos(loaded, images, label, out or Path("search"), json, fit=fit, skip=skip_unreadable, **common)
     else:
         on_data(
             loaded, data, out or Path("placements.safetensors"), json, split=split, root=data_root, limit=limit,
-            unreadable="skip" if skip_unreadable else "stop", workers=workers, keep=keep, **common, **settings,
+            unreadable="skip" if skip_unreadable else "stop", workers=workers, keep=keep, **common,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from spot.data.images import Transform, class_folders, class_names, image_files,
 from spot.data.picture import Fit, open_image, photo_transform
 from spot.errors import InputError, unknown
 from spot.placement.dataset_search import obfuscated
-from spot.placement.oracle import SearchResult, search
+from spot.placement.oracle import PRESETS, SearchResult, SearchSettings, search
 from spot.placement.saliency import maps_for, rgb
 from spot.plots.placements import placement_figure
 from spot.plots.prediction import prediction
@@ -151,22 +151,21 @@ def search_photos(
     model: Any,
     paths: Sequence[Path],
     labels: Sequence[str] = (),
+    settings: SearchSettings = PRESETS["agree"],
     *,
-    objective: str = "agree",
     prior: str | None = None,
     saliency: str | None = None,
     seed: int = 0,
     batch_size: int = 32,
     fit: Fit = "crop",
     skip: bool = False,
-    **settings: Any,
 ) -> Iterator[PhotoSearch]:
     """Move tokens on photographs; `settings` are those of `spot.search`, `labels` as for `class_numbers`.
 
     The last step counts, but for "agree" the one that agreed best: where few tokens say what all say
     from the start, more steps only lead away.
     """
-    names = names_of(model)
+    names, objective = names_of(model), settings.objective
     transform = photo_transform(model.data_config, fit)
     maps = maps_for([prior or model.prior], saliency, model.data_config, transform)
     device = next(model.parameters()).device
@@ -182,7 +181,7 @@ def search_photos(
         goal = "descent" if objective == "obfuscate" else objective
         seen = None if maps is None else maps(images, keys)
         start = model.place(images, prior=prior, keys=keys, seed=seed, maps=seen)
-        result = search(model, images, classes, start, objective=goal, **settings)
+        result = search(model, images, classes, start, settings.changed(objective=goal))
         last = result.best_step if objective == "agree" else torch.full_like(result.best_step, -1)
         for index, (path, _) in enumerate(some):
             image = rgb(images[index], model.data_config).cpu()

@@ -13,15 +13,10 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.photos import photo_files, picture_files, search_figure, search_photos
 from spot.placement.dataset_search import Searched, search_dataset
-from spot.placement.oracle import PRESETS
+from spot.placement.oracle import PRESETS, SearchSettings
 from spot.placement.saliency import maps_for
 from spot.plots import save
 from spot.processes import this_process
-
-
-def search_settings(preset: str, **changes: Any) -> dict[str, Any]:
-    """A preset's settings, with those that are not None instead."""
-    return {**PRESETS[preset], **{name: value for name, value in changes.items() if value is not None}}
 
 
 def on_photos(
@@ -30,6 +25,7 @@ def on_photos(
     labels: Sequence[str],
     out: Path,
     json: Path | None = None,
+    settings: SearchSettings = PRESETS["agree"],
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Search photographs, draw each into the folder `out`, show and return what changed.
@@ -41,22 +37,21 @@ def on_photos(
     files = dict(zip(paths, picture_files(paths, out), strict=True))
     rows: list[dict[str, Any]] = []
     reached = 0
-    for made in search_photos(model, paths, labels, **options):
-        save(search_figure(made, model.patch_size, adversarial=options["objective"] == "ascent"), files[made.path])
+    for made in search_photos(model, paths, labels, settings, **options):
+        save(search_figure(made, model.patch_size, adversarial=settings.objective == "ascent"), files[made.path])
         row: dict[str, Any] = {"image": made.path.name, "class": made.name, "before": made.before, "after": made.after}
         row |= {"prediction": " → ".join(made.predictions), "steps": len(made.trajectory) - 1}
         rows.append(row | {"path": str(made.path), "picture": str(files[made.path])})
         reached += made.reached
-    caption = (
-        f"{model.tokens} tokens, {options['steps']} steps at {options['lr']:g}, objective {options['objective']}. "
-    )
-    if options["objective"] == "agree":
+    caption = f"{model.tokens} tokens, {settings.steps} steps at {settings.lr:g}, objective {settings.objective}. "
+    if settings.objective == "agree":
         caption += f"With {reached} of {len(rows)} the few tokens now say what all tokens say. "
     caption += f"Pictures: {', '.join(sorted({str(Path(row['picture']).parent) for row in rows}))}"
     report.show([without(row, "path", "picture") for row in rows], model.name, digits=3, caption=caption)
     if json is not None:
-        kept = ("objective", "seed", "prior", "saliency", "fit", "steps", "lr", "optimizer", "project", "grid", "snap")
-        about = {"model": model.name, "tokens": model.tokens, **{name: options.get(name) for name in kept}}
+        kept = {name: options.get(name) for name in ("seed", "prior", "saliency", "fit")}
+        about = {"model": model.name, "tokens": model.tokens, "objective": settings.objective, **kept}
+        about |= settings.as_json()
         report.save_json(json, rows, {"command": command(), **about})
     return rows
 

@@ -8,8 +8,6 @@ defaults are ours, since published ranges belong to ElasticViT's own training.
 While training, calling the model is the perturbation; in evaluation it is a placement.
 """
 
-from typing import Any
-
 import torch
 from torch import Generator, Tensor
 
@@ -92,10 +90,3 @@ class ElasticViT(Wrapper):
         """Random windows (B, N, 3): y, x and scale."""
         options = {"size": self.model.patch_size, "tokens": tokens, "shift": self.shift}
         return perturb(images, self.model.grid(images), generator, **options, scale=self.scale)
-
-    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """Features (B, P + N, D) of random windows, or of given ones: (B, N, 3), or (B, N, 2) of scale 1."""
-        windows = self.place(images, **placing) if positions is None else positions
-        if windows.shape[-1] == 2:
-            return self.model.forward_features(images, windows)
-        return self.model.encode(*self.model.embed(images, windows[..., :2], windows[..., 2]))

@@ -19,7 +19,7 @@ from spot import report
 from spot.draws import generator_for
 from spot.errors import InputError
 from spot.placement.files import Placements, PlacementWriter
-from spot.placement.oracle import LABELLED, search, wrong_labels
+from spot.placement.oracle import SearchSettings, search, wrong_labels
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.placement.saliency import resolve_saliency
 from spot.store import as_json, hash_json, hash_model, locked
@@ -60,7 +60,8 @@ def search_dataset(
     state: Any = None,
     shown: bool = True,
     remake: bool = False,
-    **settings: Any,
+    settings: SearchSettings | None = None,
+    **changes: Any,
 ) -> Searched:
     """Search every image of a data set that the placements file does not have yet.
 
@@ -77,25 +78,25 @@ def search_dataset(
         state: an `accelerate.PartialState`, to share the work among its processes.
         shown: a progress bar on a terminal.
         remake: replace what is damaged or of another version of this program, instead of refusing it.
-        settings: of `search`.
+        settings, changes: of `search`.
     """
     if keep not in ("trajectories", "positions"):
         raise InputError(f"keep is 'trajectories' or 'positions', got {keep!r}")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
-    objective = settings.pop("objective", "descent")
+    settings = (settings or SearchSettings()).changed(**changes)
     prior, tokens = model.prior if prior is None else prior, model.tokens if tokens is None else tokens
     if not resolve_prior(prior).needs_map:
         saliency = None
     elif saliency is None:
         saliency = resolve_saliency(model.saliency, model.data_config, model.transform())
-    about = _about(model, prior, tokens, saliency, seed, objective, keep, settings)
+    about = _about(model, prior, tokens, saliency, seed, keep, settings)
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
 
     def search_chunk(images: Tensor, labels: Tensor, names: list[str]) -> Placements:
         return _search_batch(
             model, images, labels, names, about,
-            prior=prior, tokens=tokens, saliency=saliency, seed=seed, keep=keep, objective=objective, **settings,
+            prior=prior, tokens=tokens, saliency=saliency, seed=seed, keep=keep, settings=settings,
         )  # fmt: skip
 
     with locked(path) if process == 0 else nullcontext():  # the first process holds it for those started with it
@@ -147,20 +148,20 @@ def _search_batch(
     saliency: Maps | None,
     seed: int,
     keep: str,
-    objective: Any,
-    **settings: Any,
+    settings: SearchSettings,
 ) -> Placements:
     maps = None if saliency is None else saliency(images, keys)
     start = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=maps)
     targets: Tensor | None = labels
-    if objective in LABELLED and bool((labels < 0).any()):
+    objective = settings.objective
+    if settings.labelled and bool((labels < 0).any()):
         missing = keys[int((labels < 0).nonzero()[0])]
         raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
     if objective == "obfuscate":  # what is left to do, once wrong labels are drawn, is a descent
-        targets, objective = obfuscated(labels, keys, model.num_classes, seed), "descent"
-    elif not callable(objective) and objective not in LABELLED:
+        targets, settings = obfuscated(labels, keys, model.num_classes, seed), settings.changed(objective="descent")
+    elif not callable(objective) and not settings.labelled:
         targets = None
-    result = search(model, images, targets, start, objective=objective, **settings)
+    result = search(model, images, targets, start, settings)
     chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
     known = (labels >= 0) & (labels < chances.shape[2])
     probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
@@ -182,18 +183,12 @@ def _about(
     tokens: int,
     saliency: Maps | None,
     seed: int,
-    objective: Any,
     keep: str,
-    settings: dict[str, Any],
+    settings: SearchSettings,
 ) -> dict[str, Any]:
     """What determines the placements, as JSON."""
     from spot import __version__
 
-    defaults = {
-        name: default
-        for name, default in (search.__kwdefaults__ or {}).items()
-        if name not in ("objective", "dense", "generator", "max_batch")
-    }
     about = {
         "spot": __version__,
         "model": _name(model),
@@ -202,9 +197,9 @@ def _about(
         "prior": resolve_prior(prior).name,
         "saliency": None if saliency is None else _name(saliency),
         "seed": seed,
-        "objective": _name(objective),
+        "objective": _name(settings.objective),
         "keep": keep,
-        "settings": {name: settings.get(name, default) for name, default in defaults.items()},
+        "settings": settings.as_json(),
     }
     return as_json(about)
 

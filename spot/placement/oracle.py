@@ -12,8 +12,7 @@ To add one, pass a function of that signature, or list it in OBJECTIVES.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -64,13 +63,70 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
 }
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"steps": 5, "lr": 3e-3},
-    "paper-long": {"steps": 10, "lr": 1e-2},
-    "agree": {"steps": 20, "lr": 1e-2},  # until few tokens say what all say: on 9 of 10 photographs with 25 tokens
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How to search. PRESETS has those of the paper."""
+
+    steps: int = 5  # at least 1; the model is called once more
+    lr: float = 3e-3  # in fractions of the image: with Adam a coordinate moves by at most about this much a step
+    # A name in OBJECTIVES, or a function of logits (B, classes) and labels that returns one value per image, to be
+    # lowered. "obfuscate" descends on random wrong labels; "entropy" and "agree" need no labels.
+    objective: str | Objective = "descent"
+    optimizer: str = "adam"  # a name in OPTIMIZERS
+    weight_decay: float = 0.0  # pulls to the upper left corner, (0, 0)
+    project: bool = True  # keep positions in the paper's Ω, between the centres of the outermost pixels
+    grid: int | tuple[int, int] | None = None  # rows and columns (or one number) of a grid the result must lie on
+    # With a grid, "end" searches freely and moves the final positions to the nearest cells (the paper's grid rows).
+    # "every-step" lets the model see nothing but cells: the gradient there moves a free position, of which the model
+    # sees the nearest cell. (Putting the free position back into the cell would undo every step shorter than half one.)
+    snap: Literal["end", "every-step"] = "end"
+    mixed_precision: bool = False  # run the model under bfloat16 autocast; positions stay float32
+
+    def __post_init__(self) -> None:
+        if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
+            raise unknown("objective", self.objective, OBJECTIVES)
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if self.snap not in ("end", "every-step"):
+            raise unknown("snap", self.snap, ("end", "every-step"))
+        if self.steps < 1:
+            raise InputError(f"a search takes at least 1 step, got {self.steps}")
+        if not 0 < self.lr < math.inf:
+            raise InputError(f"lr must be a positive number, in fractions of the image per step, got {self.lr}")
+        if self.cells is not None and min(self.cells) < 1:
+            raise InputError(f"a grid has at least 1 row and 1 column, got {self.cells[0]} × {self.cells[1]}")
+
+    @property
+    def cells(self) -> tuple[int, int] | None:
+        """Rows and columns of the grid."""
+        return (self.grid, self.grid) if isinstance(self.grid, int) else self.grid
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the objective needs labels."""
+        return self.objective in LABELLED
+
+    def changed(self, **changes: Any) -> "SearchSettings":
+        """The same settings with some others; None changes nothing."""
+        for name in changes:
+            if name not in self.__dataclass_fields__:
+                raise unknown("setting of a search", name, self.__dataclass_fields__)
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def as_json(self) -> dict[str, Any]:
+        """All settings but the objective, as a file keeps them."""
+        return {name: value for name, value in asdict(self).items() if name != "objective"}
+
+
+PRESETS: dict[str, SearchSettings] = {
+    "paper": SearchSettings(),
+    "paper-long": SearchSettings(steps=10, lr=1e-2),
+    # Until few tokens say what all say: on 9 of 10 photographs with 25 tokens.
+    "agree": SearchSettings(steps=20, lr=1e-2, objective="agree"),
     # What the published code does: weight decay pulls towards the upper left corner, nothing holds
     # tokens in the image.
-    "authors": {"steps": 5, "lr": 3e-3, "optimizer": "adamw", "weight_decay": 1e-2, "project": False},
+    "authors": SearchSettings(optimizer="adamw", weight_decay=1e-2, project=False),
 }
 
 
@@ -105,63 +161,42 @@ def search(
     images: Tensor,
     labels: Tensor | None,
     positions: Tensor,
+    settings: SearchSettings | None = None,
     *,
-    steps: int = 5,
-    lr: float = 3e-3,
-    objective: str | Objective = "descent",
-    optimizer: str = "adam",
-    weight_decay: float = 0.0,
-    project: bool = True,
-    grid: int | tuple[int, int] | None = None,
-    snap: Literal["end", "every-step"] = "end",
     dense: Tensor | None = None,
     generator: Generator | None = None,
     max_batch: int | None = None,
-    mixed_precision: bool = False,
+    **changes: Any,
 ) -> SearchResult:
     """Move positions (B, N, 2) along the gradient of an objective through a frozen model.
 
     The model is called `steps + 1` times; a module is in evaluation mode and without parameter
-    gradients meanwhile, and as before afterwards. The settings of the paper are in PRESETS:
-    `search(model, images, labels, positions, **PRESETS["paper-long"])`.
+    gradients meanwhile, and as before afterwards.
+
+        search(model, images, labels, positions)
+        search(model, images, labels, positions, PRESETS["paper-long"], objective="ascent")
 
     Args:
         model: any callable of images (B, C, H, W) and positions; returns logits (B, classes).
         images: as the model takes them.
         labels: class indices (B,), or None for an objective that needs none.
         positions: where to start; (y, x) as a fraction of height and width.
-        steps: at least 1.
-        lr: in fractions of the image: with Adam a coordinate moves by at most about this much a step.
-        objective: a name in OBJECTIVES, or a function of logits (B, classes) and labels that returns
-            one value per image, to be lowered. "obfuscate" descends on random wrong labels; "entropy"
-            and "agree" need no labels.
-        optimizer: a name in OPTIMIZERS.
-        weight_decay: of the optimizer. Pulls to the upper left corner, (0, 0); none by default.
-        project: keep positions in the paper's Ω, between the centres of the outermost pixels.
-        grid: rows and columns (or one number for both) of a grid that the result must lie on.
-        snap: with a grid, "end" searches freely and moves the final positions to the nearest cells
-            (the paper's grid rows); "every-step" lets the model read nothing but cells: the gradient
-            there moves a free position, of which the model reads the nearest cell. (Putting the free
-            position itself back into the cell would undo every step shorter than half a cell.)
+        settings, changes: see SearchSettings; what is named here replaces what the settings say.
         dense: logits (B, classes) to agree with; by default those of a SpotViT on its own grid.
         generator: draws the wrong labels of "obfuscate".
         max_batch: search at most so many images at a time; memory grows with this instead of B.
-        mixed_precision: run the model under bfloat16 autocast; positions stay float32.
     """
-    _check_settings(objective, optimizer, snap, steps, lr, max_batch)
+    settings = (settings or SearchSettings()).changed(**changes)
+    if max_batch is not None and max_batch < 1:
+        raise InputError(f"max_batch must be at least 1 image, got {max_batch}")
     positions = _checked_positions(images, positions)
-    labels = _checked_labels(images, labels, objective)
-    dense = _checked_dense(model, images, dense, objective)
-    part: Callable[..., SearchResult] = partial(
-        _search_part, model, steps=steps, lr=lr, objective=objective, optimizer=optimizer,
-        weight_decay=weight_decay, project=project, cells=_checked_grid(grid), snap=snap,
-        generator=generator, mixed_precision=mixed_precision,
-    )  # fmt: skip
+    labels = _checked_labels(images, labels, settings)
+    dense = _checked_dense(model, images, dense, settings)
     size = max_batch or len(images)
     with frozen(model), torch.inference_mode(False), torch.enable_grad():
         columns = [_ordinary(column) for column in (images, labels, positions, dense)]
         parts = [
-            part(*(None if column is None else column[begin : begin + size] for column in columns))
+            _search_part(model, settings, generator, *(_rows(each, begin, size) for each in columns))  # type: ignore[arg-type]
             for begin in range(0, len(images), size)
         ]
     return parts[0] if len(parts) == 1 else _joined(parts)
@@ -169,26 +204,18 @@ def search(
 
 def _search_part(
     model: Model,
+    settings: SearchSettings,
+    generator: Generator | None,
     images: Tensor,
     labels: Tensor | None,
     positions: Tensor,
     dense: Tensor | None,
-    *,
-    steps: int,
-    lr: float,
-    objective: str | Objective,
-    optimizer: str,
-    weight_decay: float,
-    project: bool,
-    cells: tuple[int, int] | None,
-    snap: str,
-    generator: Generator | None,
-    mixed_precision: bool,
 ) -> SearchResult:
     """search() for images that are in memory together, of a frozen model, with checked arguments."""
+    objective, steps, cells = settings.objective, settings.steps, settings.cells
 
     def read(positions: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=mixed_precision):
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=settings.mixed_precision):
             logits = model(images, positions)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -201,16 +228,16 @@ def _search_part(
         with torch.no_grad():
             target = read(model.grid(images)) if dense is None else dense  # type: ignore[attr-defined]
     low, high = omega(images)
-    place = positions.clamp(low, high) if project else positions.clone()
-    stepper = OPTIMIZERS[optimizer]([place], lr=lr, weight_decay=weight_decay)
+    place = positions.clamp(low, high) if settings.project else positions.clone()
+    stepper = OPTIMIZERS[settings.optimizer]([place], lr=settings.lr, weight_decay=settings.weight_decay)
     trajectory, losses, outputs = [], [], []
     for step in range(steps + 1):
         last = step == steps
-        on_grid = cells is not None and (last or snap == "every-step")
+        on_grid = cells is not None and (last or settings.snap == "every-step")
         here = snapped(place, cells) if on_grid else place.clone()  # type: ignore[arg-type]
         with torch.set_grad_enabled(not last):
             logits = read(here.requires_grad_(not last))
-            if step == 0 and labels is not None and objective in LABELLED:
+            if step == 0 and labels is not None and settings.labelled:
                 check_labels(labels, logits.shape[1])
                 if objective == "obfuscate":
                     target = wrong_labels(labels, logits.shape[1], generator)
@@ -222,9 +249,9 @@ def _search_part(
         if not last:
             place.grad = _gradient(loss, here)
             stepper.step()
-            if project:
+            if settings.project:
                 place.clamp_(low, high)
-    first = 0 if cells is None or snap == "every-step" else steps  # the first step that honours the grid
+    first = 0 if cells is None or settings.snap == "every-step" else steps  # the first step that honours the grid
     best_step = torch.stack(losses[first:], 1).argmin(1) + first
     return SearchResult(torch.stack(trajectory, 1), torch.stack(losses, 1), torch.stack(outputs, 1), best_step, target)
 
@@ -298,32 +325,13 @@ def _ordinary(tensor: Tensor | None) -> Tensor | None:
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
+def _rows(column: Tensor | None, begin: int, size: int) -> Tensor | None:
+    return None if column is None else column[begin : begin + size]
+
+
 def _joined(parts: list[SearchResult]) -> SearchResult:
-    targets = [part.target for part in parts if part.target is not None]
-    return SearchResult(
-        trajectory=torch.cat([part.trajectory for part in parts]),
-        losses=torch.cat([part.losses for part in parts]),
-        logits=torch.cat([part.logits for part in parts]),
-        best_step=torch.cat([part.best_step for part in parts]),
-        target=torch.cat(targets) if targets else None,
-    )
-
-
-def _check_settings(
-    objective: str | Objective, optimizer: str, snap: str, steps: int, lr: float, max_batch: int | None
-) -> None:
-    if isinstance(objective, str) and objective not in OBJECTIVES:
-        raise unknown("objective", objective, OBJECTIVES)
-    if optimizer not in OPTIMIZERS:
-        raise unknown("optimizer", optimizer, OPTIMIZERS)
-    if snap not in ("end", "every-step"):
-        raise unknown("snap", snap, ("end", "every-step"))
-    if steps < 1:
-        raise InputError(f"a search takes at least 1 step, got {steps}")
-    if not 0 < lr < math.inf:
-        raise InputError(f"lr must be a positive number, in fractions of the image per step, got {lr}")
-    if max_batch is not None and max_batch < 1:
-        raise InputError(f"max_batch must be at least 1 image, got {max_batch}")
+    columns = zip(*([getattr(part, each.name) for each in fields(part)] for part in parts), strict=True)
+    return SearchResult(*(None if column[0] is None else torch.cat(column) for column in columns))  # type: ignore[arg-type]
 
 
 def _checked_positions(images: Tensor, positions: Tensor) -> Tensor:
@@ -336,10 +344,10 @@ def _checked_positions(images: Tensor, positions: Tensor) -> Tensor:
     return positions.detach().to(images.device, torch.float32)
 
 
-def _checked_labels(images: Tensor, labels: Tensor | None, objective: str | Objective) -> Tensor | None:
+def _checked_labels(images: Tensor, labels: Tensor | None, settings: SearchSettings) -> Tensor | None:
     if labels is None:
-        if objective in LABELLED:
-            raise InputError(f"objective {objective!r} needs labels; without them use 'agree' or 'entropy'")
+        if settings.labelled:
+            raise InputError(f"objective {settings.objective!r} needs labels; without them use 'agree' or 'entropy'")
         return None
     if labels.ndim != 1 or len(labels) != len(images):
         raise InputError(f"labels must have shape ({len(images)},), one per image, got {tuple(labels.shape)}")
@@ -348,8 +356,8 @@ def _checked_labels(images: Tensor, labels: Tensor | None, objective: str | Obje
     return labels.to(images.device, torch.int64)
 
 
-def _checked_dense(model: Model, images: Tensor, dense: Tensor | None, objective: str | Objective) -> Tensor | None:
-    if objective != "agree":
+def _checked_dense(model: Model, images: Tensor, dense: Tensor | None, settings: SearchSettings) -> Tensor | None:
+    if settings.objective != "agree":
         return None
     if dense is None:
         if not hasattr(model, "grid"):
@@ -358,15 +366,6 @@ def _checked_dense(model: Model, images: Tensor, dense: Tensor | None, objective
     if dense.ndim != 2 or len(dense) != len(images):
         raise InputError(f"dense must be logits of shape ({len(images)}, classes), got {tuple(dense.shape)}")
     return dense.to(images.device, torch.float32)
-
-
-def _checked_grid(grid: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if grid is None:
-        return None
-    rows, columns = (grid, grid) if isinstance(grid, int) else grid
-    if rows < 1 or columns < 1:
-        raise InputError(f"a grid has at least 1 row and 1 column, got {rows} × {columns}")
-    return rows, columns
 
 
 def _check_loss(loss: Tensor, count: int, step: int) -> None:

@@ -79,7 +79,7 @@ class Session:
             "priors": [{"name": name, "map": prior.needs_map} for name, prior in PRIORS.items()],
             "objectives": list(OBJECTIVES),
             "labelled": list(LABELLED),
-            "presets": {name: preset["steps"] for name, preset in PRESETS.items()},
+            "presets": {name: preset.steps for name, preset in PRESETS.items()},
             "saliency": Path(self.saliency).name,
             "limit": MAX_TOKENS,
         }
@@ -209,8 +209,7 @@ def searched(session: Session, request: Request, job: Job) -> None:
         raise unknown("objective", objective, OBJECTIVES)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    settings = dict(PRESETS[preset])
-    settings["steps"] = request.optional("steps", 1, 200) or settings["steps"]
+    settings = PRESETS[preset].changed(steps=request.optional("steps", 1, 200))
     label, labels = request.optional("label", 0, view.model.num_classes - 1), None
     if objective in LABELLED:
         if label is None:
@@ -230,8 +229,8 @@ def searched(session: Session, request: Request, job: Job) -> None:
         first = logits.detach()[0].float()
         index = int(first.argmax() if shown is None else shown[0])
         told = {
-            "part": step / settings["steps"],
-            "steps": settings["steps"],
+            "part": step / settings.steps,
+            "steps": settings.steps,
             "positions": positions.detach()[0].tolist(),
         }
         told |= {"p": first.softmax(-1)[index].item(), "class": index, "name": short(session.names(name)[index])}
@@ -242,7 +241,7 @@ def searched(session: Session, request: Request, job: Job) -> None:
 
     cells = view.model.grid_size if request.flag("snap") else None
     search(
-        watched, view.images, labels, positions, objective=objective, grid=cells, dense=dense[None].clone(), **settings
+        watched, view.images, labels, positions, settings, objective=objective, grid=cells, dense=dense[None].clone()
     )
     job.send({"part": 1, "done": True})
 

@@ -57,9 +57,9 @@ def run(lab: Lab) -> Result:
     searched = {}
     for prior in PRIORS:
         start = model.place(images, tokens=lab.sparse, prior=prior, keys=keys, maps=maps)
-        searched[prior] = search(model, images, labels, start, **PRESETS[PRESET])
+        searched[prior] = search(model, images, labels, start, PRESETS[PRESET])
     start = model.place(images, tokens=lab.sparse, prior="isotropic")
-    away = search(model, images, labels, start, objective="ascent", **PRESETS[PRESET])
+    away = search(model, images, labels, start, PRESETS[PRESET], objective="ascent")
     few, fewer = spaced(range(len(keys)), OVER_MASKS), spaced(range(len(keys)), SIDE_BY_SIDE)
     panels: list[Row] = []
     for part, shown, sources in (
@@ -86,7 +86,7 @@ def run(lab: Lab) -> Result:
     held = ((ends <= low) | (ends >= high)).any(-1).double().mean().item()
     given = PRESETS[PRESET]
     notes = [
-        f"{backbone.name}, {lab.sparse} tokens, {given['steps']} steps at {given['lr']:g}; {len(keys)} of "
+        f"{backbone.name}, {lab.sparse} tokens, {given.steps} steps at {given.lr:g}; {len(keys)} of "
         f"{len(data):,} images, evenly spaced, not picked. Paths run from dark purple to bright yellow, adversarial "
         "ones to red.",
         f"Over masks, what is salient is bright, by {lab.settings()['saliency']}.",

@@ -161,7 +161,7 @@ class Lab:
             "saliency": Path(self.saliency_source).name,
             "bank": None if self.bank is None else Path(self.bank).name,
             "bank_limit": self.bank_limit,
-            "oracle": PRESETS,
+            "oracle": {name: settings.as_json() for name, settings in PRESETS.items()},
             "processes": self.state.num_processes,
         }
 
@@ -259,8 +259,7 @@ class Lab:
             state=self.state,
             shown=self.main,
             remake=True,
-            objective=objective,
-            **PRESETS[preset],
+            settings=PRESETS[preset].changed(objective=objective),
         ).placements
 
     def read(

@@ -39,7 +39,13 @@ def run(lab: Lab) -> Result:
                 rows.append({**about, "placement": PRIOR, **share(outcome(found, 0).right)})
         for name, which in ((GRID, 1), (SUBPIXEL, 0)):
             for preset, pair in searched.items():
-                row = {**about, "placement": name, **PRESETS[preset], **share(pair[which].right)}
+                row = {
+                    **about,
+                    "placement": name,
+                    "steps": PRESETS[preset].steps,
+                    "lr": PRESETS[preset].lr,
+                    **share(pair[which].right),
+                }
                 if name == SUBPIXEL:
                     row |= difference(pair[1].on(pair[0].keys).right, pair[0].right)
                 rows.append(row)

@@ -10,6 +10,7 @@ from spot.placement.oracle import (
     OBJECTIVES,
     OPTIMIZERS,
     PRESETS,
+    SearchSettings,
     agreement,
     entropy,
     frozen,
@@ -85,8 +86,8 @@ def test_the_authors_settings_pull_to_the_upper_left_corner_and_ours_do_not():
     def indifferent(images, positions):  # no gradient to speak of, so only decay moves anything
         return positions.sum((1, 2))[:, None] * torch.zeros(2)
 
-    ours = search(indifferent, images, labels, positions, **PRESETS["paper"])
-    theirs = search(indifferent, images, labels, positions, **PRESETS["authors"])
+    ours = search(indifferent, images, labels, positions, PRESETS["paper"])
+    theirs = search(indifferent, images, labels, positions, PRESETS["authors"])
     torch.testing.assert_close(ours.positions, positions)
     torch.testing.assert_close(theirs.positions, positions * (1 - 3e-3 * 1e-2) ** 5)
 
@@ -357,9 +358,21 @@ def test_a_function_is_an_objective(nano):
 
 
 def test_the_papers_two_settings_are_named():
-    assert PRESETS["paper"] == {"steps": 5, "lr": 3e-3}
-    assert PRESETS["paper-long"] == {"steps": 10, "lr": 1e-2}
+    assert PRESETS["paper"] == SearchSettings(steps=5, lr=3e-3)
+    assert PRESETS["paper-long"] == SearchSettings(steps=10, lr=1e-2)
     assert spot.search is search
+
+
+def test_settings_can_be_changed_one_by_one(nano):
+    images, labels, positions = torch.rand(2, 3, 32, 32), torch.tensor([1, 2]), torch.rand(2, 4, 2)
+    long = search(nano, images, labels, positions, PRESETS["paper-long"], steps=3, objective="entropy")
+    same = search(nano, images, labels, positions, steps=3, lr=1e-2, objective="entropy")
+    assert torch.equal(long.trajectory, same.trajectory)
+    assert PRESETS["paper-long"].changed(lr=None) == PRESETS["paper-long"]
+    with pytest.raises(InputError, match="no setting of a search 'step'; did you mean 'steps'"):
+        search(nano, images, labels, positions, step=3)
+    with pytest.raises(InputError, match="no optimizer 'adm'"):
+        SearchSettings(optimizer="adm")
 
 
 # Bad input
