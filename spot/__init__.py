@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from spot.evaluation.accuracy import evaluate as evaluate
     from spot.models.baselines import BASELINES as BASELINES
     from spot.models.checkpoints import load as load
+    from spot.models.listing import list_models as list_models
     from spot.models.spot_vit import SpotViT as SpotViT
     from spot.models.spot_vit import adapt as adapt
     from spot.placement.files import Placements as Placements
@@ -32,6 +33,7 @@ _HOMES = {
     "SpotViT": "spot.models.spot_vit",
     "adapt": "spot.models.spot_vit",
     "evaluate": "spot.evaluation.accuracy",
+    "list_models": "spot.models.listing",
     "load": "spot.models.checkpoints",
     "search": "spot.placement.oracle",
     "windows": "spot.tokens.windows",

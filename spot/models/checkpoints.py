@@ -5,31 +5,42 @@ configuration as JSON; a folder has the same configuration beside it in config.j
 the hub shows. Pickles are only ever opened with weights_only=True.
 """
 
+import inspect
 import math
+import socket
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import timm
 import torch
-from huggingface_hub import hf_hub_download
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from spot.errors import InputError, unknown
 from spot.models.deltas import apply_delta, is_delta, read_about
 from spot.models.spot_vit import SpotViT, adapt
 from spot.models.timm_vit import create_timm, refuse_unfit
-from spot.placement.priors import AnyPrior
+from spot.placement.priors import AnyPrior, resolve_prior
 from spot.store import as_json, read_tensors, write_json, write_tensors
 from spot.store import read_state as read_pickle
 from spot.tokens.authors import AuthorsTokenizer
+from spot.tokens.tokenizer import Tokenizer
 
 ALIASES = {
     "vit-ti": "vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot",
     "deit-ti": "deit_tiny_patch16_224.fb_in1k+spot",
 }
+HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
 
@@ -49,7 +60,7 @@ def load(
             ViT, adapted), a retrofit on one (`timm name+spot`), or the authors' published .pth file.
         weights: a file with the timm model's weights, instead of downloading them.
         tokens, prior: where to place tokens, instead of as the model was saved.
-        options: for a timm name, what timm.create_model takes.
+        options: what timm.create_model takes, such as num_classes or img_size; for a hub id also its revision, token, …
     """
     model = _load(str(name), weights, options)
     if tokens is not None:
@@ -61,23 +72,45 @@ def load(
 
 def _load(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
     path = built_in().get(ALIASES.get(name, name), Path(name))
+    architecture = name.removeprefix("timm/").split(".")[0]
+    if path.exists() and weights is not None and not (path.is_file() and is_delta(path)):
+        raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
     if path.is_dir():
-        return load_folder(path)
+        return refitted(load_folder(path), options)
     if path.is_file() and is_delta(path):
-        return load_delta(path, weights)
+        return refitted(load_delta(path, weights), options)
     if path.is_file():
-        if weights is not None:
-            raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
-        return load_file(path) if path.suffix == ".safetensors" else load_authors(path)
+        return refitted(load_file(path) if path.suffix == ".safetensors" else load_authors(path), options)
     if path.suffix in (".safetensors", ".pth", ".pt", ".bin"):
         raise InputError(f"there is no file {path}")
-    architecture = name.removeprefix("timm/").split(".")[0]
     if (timm.is_model(architecture) and not name.endswith("+spot")) or ":" in name:
         return load_timm(name.removeprefix("timm/"), weights, options)
     if name.count("/") == 1:
-        return load_pretrained(name)
-    known = [*built_in(), *timm.list_models(module="vision_transformer"), *timm.list_models(module="eva")]
-    raise unknown("model", name, known)
+        ours = {key: options.pop(key) for key in HUB if key in options}
+        return refitted(load_pretrained(name, **ours), options)
+    timms = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="eva")]
+    begun = [known for known in built_in() if known.startswith(name.partition("+")[0])]  # deit_tiny+spot
+    raise unknown("model", name, begun or [*built_in(), *ALIASES, *timms], hint="spot.list_models() lists ours")
+
+
+def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
+    """The model under other options of timm's, its weights fitted as timm fits pretrained ones."""
+    if not options:
+        return model
+    if type(model.tokenizer) is not Tokenizer:
+        raise InputError(f"the authors' checkpoints are loaded as they are, got {', '.join(options)}")
+    given = {**model.options, **options}
+    with torch.device("meta"):
+        refuse_unfit(create_timm(model.name, **given))
+    overlay = {"state_dict": model.vit.state_dict(), "custom_load": False, "source": ""}
+    overlay |= {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
+    vit = create_timm(model.name, pretrained=True, pretrained_cfg_overlay=overlay, **given)
+    names = model.class_names if vit.num_classes == model.num_classes else None
+    vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
+    fitted = SpotViT(vit, prior=model.prior, saliency=model.saliency, sigma=model.sigma, options=given)
+    fitted.tokens = model.tokens if model.tokens != len(model.grid()) else fitted.tokens
+    fitted.class_names = names
+    return fitted
 
 
 def built_in() -> dict[str, Path]:
@@ -89,7 +122,10 @@ def built_in() -> dict[str, Path]:
 def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
     """A pretrained timm ViT, adapted; its weights from timm, or from a file."""
     with torch.device("meta"):
-        refuse_unfit(create_timm(name, **options))  # before anything is downloaded
+        vit = create_timm(name, **options)
+        refuse_unfit(vit)  # before anything is downloaded
+    if weights is None:
+        weights = downloaded(name, vit.pretrained_cfg)
     if weights is None:
         try:
             return adapt(name, pretrained=True, **options)
@@ -100,6 +136,47 @@ def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) ->
     overlay = {"file": str(weights), "custom_load": False}
     vit = create_timm(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
     return SpotViT(vit, options=options)
+
+
+def downloaded(name: str, config: Mapping[str, Any]) -> str | None:
+    """The file of a timm model's weights if it was downloaded before, else None if it can be now.
+
+    Without a network timm would try again and again for a minute; this is refused after two seconds.
+    """
+    hub, url = config.get("hf_hub_id"), config.get("url")
+    if not hub and not url:
+        return None  # timm says that there are none
+    for file in (config.get("hf_hub_filename"), "model.safetensors", "pytorch_model.bin"):
+        cached = try_to_load_from_cache(hub, file) if hub and file else None
+        if isinstance(cached, str) and config.get("source") != "hf-hub":
+            return cached
+    refuse_unreachable(
+        f"download {name}", constants.ENDPOINT if hub else str(url), "; pass weights=FILE if you have them"
+    )
+    return None
+
+
+def refuse_unreachable(what: str, address: str, advice: str = "") -> None:
+    """Refuse what needs a host that does not answer."""
+    host, port = urlsplit(address).hostname or "", urlsplit(address).port or 443
+    if constants.HF_HUB_OFFLINE or not reachable(host, port):
+        raise InputError(f"cannot {what}: {host} cannot be reached{advice}")
+
+
+def reachable(host: str, port: int, seconds: float = 2.0) -> bool:
+    """Whether a host answers in time; behind a proxy that is the proxy's business."""
+    if getproxies().get("https"):
+        return True
+    answers: list[bool] = []
+
+    def ask() -> None:
+        with suppress(OSError), socket.create_connection((host, port), timeout=seconds):
+            answers.append(True)
+
+    asking = threading.Thread(target=ask, daemon=True)  # looking up a name has no timeout of its own
+    asking.start()
+    asking.join(seconds)
+    return bool(answers)
 
 
 def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
@@ -147,7 +224,10 @@ def describe(model: SpotViT) -> dict[str, Any]:
     options |= {"img_size": list(model.img_size), "num_classes": model.num_classes}
     if vit.global_pool != "map":
         options["global_pool"] = vit.global_pool
-    data = {key: model.data_config[key] for key in ("mean", "std", "interpolation", "crop_pct", "input_size")}
+    if not isinstance(model.saliency, str) and resolve_prior(model.prior).needs_map:
+        raise InputError("maps of a function or a tensor cannot be saved; set model.saliency to a name first")
+    known = {**model.pretrained_cfg, **model.data_config}
+    data = {key: known[key] for key in DATA if known.get(key) is not None}
     config = {
         "format": FORMAT,
         "model": model.name,
@@ -155,6 +235,7 @@ def describe(model: SpotViT) -> dict[str, Any]:
         "data": data,
         "tokens": model.tokens,
         "prior": model.prior,
+        "saliency": model.saliency if isinstance(model.saliency, str) else "spectral",
         "sigma": model.sigma,
         "tokenizer": "authors" if isinstance(model.tokenizer, AuthorsTokenizer) else "standard",
     }
@@ -174,10 +255,12 @@ def build(config: Mapping[str, Any]) -> SpotViT:
     """A model with a saved configuration and fresh weights."""
     if config.get("format") != FORMAT:
         raise InputError(f"this model was saved in format {config.get('format')!r}; this version reads {FORMAT}")
-    options: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in config["options"].items()
-    }
-    overlay = {key: tuple(value) if isinstance(value, list) else value for key, value in config["data"].items()}
+    options: dict[str, Any]
+    options, overlay = (
+        {key: tuple(value) if isinstance(value, list) else value for key, value in config[part].items()}
+        for part in ("options", "data")
+    )
+    refuse_steering(config["model"], options, overlay)
     vit = create_timm(config["model"], pretrained_cfg_overlay=overlay, **options)
     tokenizer = None
     if config["tokenizer"] == "authors":
@@ -186,10 +269,19 @@ def build(config: Mapping[str, Any]) -> SpotViT:
         vit,
         tokens=config["tokens"],
         prior=config["prior"],
+        saliency=config.get("saliency", "spectral"),
         sigma=config["sigma"],
         options=options,
         tokenizer=tokenizer,
     )
+
+
+def refuse_steering(name: str, options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    """Refuse a file's configuration that would make timm open or fetch anything else than an architecture."""
+    allowed = {key for kind in (VisionTransformer, Eva) for key in inspect.signature(kind.__init__).parameters}
+    strange = sorted({*options} - allowed) + sorted({*data} - {*DATA})
+    if ":" in name or "/" in name or strange:
+        raise InputError(f"the configuration asks timm for {strange or name}, which no saved model needs; refused")
 
 
 def load_folder(folder: Path, **overrides: Any) -> SpotViT:
@@ -212,13 +304,15 @@ def load_file(path: Path, **overrides: Any) -> SpotViT:
     return model.eval()
 
 
-def load_pretrained(model_id: str, *, tokens: int | None = None, prior: str | None = None, **options: Any) -> SpotViT:
+def load_pretrained(model_id: str, *, tokens: int | None = None, prior: str | None = None, **hub: Any) -> SpotViT:
     """What SpotViT.from_pretrained does: a folder, or a model on the hub."""
     if Path(model_id).is_dir():
         return load_folder(Path(model_id), tokens=tokens, prior=prior)
-    hub = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+    hub = {key: value for key, value in hub.items() if key in HUB}  # PyTorchModelHubMixin has some of its own
+    if not isinstance(try_to_load_from_cache(model_id, WEIGHTS), str):
+        refuse_unreachable(f"get {model_id} from the hub", constants.ENDPOINT)
     try:
-        file = hf_hub_download(model_id, WEIGHTS, **{key: options[key] for key in hub if key in options})
+        file = hf_hub_download(model_id, WEIGHTS, **hub)
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise InputError(f"cannot get {model_id} from the hub: {error}") from error
     return load_file(Path(file), tokens=tokens, prior=prior)

@@ -27,6 +27,7 @@ from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unf
 from spot.placement.priors import AnyPrior, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
 from spot.tokens.position_embedding import grid_positions, rotary_embedding
+from spot.tokens.pyramid import traced
 from spot.tokens.tokenizer import Tokenizer
 
 
@@ -205,11 +206,10 @@ class SpotViT(
 
     # From images to predictions
 
-    def forward(
+    def forward(  # no keyword-only arguments: torch.onnx's old exporter passes all by position
         self,
         images: Tensor,
         positions: Tensor | None = None,
-        *,
         tokens: int | None = None,
         prior: AnyPrior | None = None,
         generator: Generator | None = None,
@@ -333,8 +333,7 @@ def check_positions(positions: Tensor) -> None:
     """
     if positions.ndim == 3 and positions.shape[1] == 0:
         raise InputError("positions must have at least one token, got (B, 0, 2)")
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-    if traced or positions.device.type != "cpu" or not positions.numel():
+    if traced() or positions.device.type != "cpu" or not positions.numel():
         return
     if not bool(positions.isfinite().all()):
         raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")

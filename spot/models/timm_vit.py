@@ -107,9 +107,9 @@ class AnswersAsTimm:
 
 
 def _prefixed(patterns: Any) -> Any:
-    """timm's patterns of parameter names, which begin with ^ where they mean the beginning."""
+    """timm's patterns of parameter names, which it matches from the beginning."""
     if isinstance(patterns, str):
-        return patterns.replace("^", r"^vit\.")
+        return rf"^vit\.(?:{patterns.replace('^', '')})"
     if isinstance(patterns, (list, tuple)):
         return type(patterns)(_prefixed(each) for each in patterns)
     return patterns

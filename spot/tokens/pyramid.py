@@ -92,7 +92,7 @@ def halve(images: Tensor) -> Tensor:
 
 def check_scale(scale: Tensor, images: Tensor, size: int) -> None:
     """Refuse scales that are no size of a window, where values can be looked at without waiting for a device."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or scale.device.type != "cpu":
+    if traced() or scale.device.type != "cpu":
         return
     if not scale.numel():
         return
@@ -150,8 +150,13 @@ def _level_windows(source: Pyramid, positions: Tensor, scale: Tensor, level: Ten
 
 def plain(images: Tensor) -> bool:
     """Whether these are pixels in CPU memory and nothing else: no gradient, no tracing, no transform."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return images.device.type == "cpu" and not images.requires_grad and not traced
+    return images.device.type == "cpu" and not images.requires_grad and not traced()
+
+
+def traced() -> bool:
+    """Whether operators are being written down or transformed, so that no value may decide what is run."""
+    compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()  # the latter for torch.onnx's old exporter too
+    return compiling or torch._C._are_functorch_transforms_active()
 
 
 def _from_runs(source: Pyramid, whole: list[Tensor], y: Tensor, x: Tensor, place: tuple[Tensor, ...]) -> Tensor:

@@ -1,12 +1,17 @@
 """SpotViT: a timm ViT that reads tokens anywhere, and is that ViT on its grid."""
 
+import warnings
+
 import pytest
 import timm
 import torch
+from PIL import Image
+from timm.models._manipulate import group_parameters
 
 import spot
 from spot.errors import InputError
-from spot.models.spot_vit import adapt
+from spot.models import spot_vit
+from spot.models.spot_vit import adapt, check_positions
 from spot.placement.priors import focus
 from spot.placement.saliency import spectral_residual
 
@@ -277,3 +282,100 @@ def test_bad_input_is_named(nano):
         nano.prior = "sobel"
     with pytest.raises(InputError, match="drops patches"):
         adapt("vit_tiny_patch16_224", patch_drop_rate=0.5, depth=1)
+
+
+def test_intermediates_under_gradient_checkpointing_are_computed_again(nano):
+    """With checkpointing on, a block runs once forward and once more backward, also for intermediate features."""
+    images, calls = torch.randn(2, 3, 32, 32), []
+    nano.train()
+    nano.vit.blocks[0].norm1.register_forward_hook(lambda *_: calls.append(1))
+    taken = {}
+    for enabled in (False, True):
+        nano.set_grad_checkpointing(enabled)
+        calls.clear()
+        nano.zero_grad()
+        nano.forward_intermediates(images, indices=1)[0].tokens.square().sum().backward()
+        taken[enabled] = len(calls), nano.vit.patch_embed.proj.weight.grad.clone()
+    assert (taken[False][0], taken[True][0]) == (1, 2)
+    torch.testing.assert_close(taken[True][1], taken[False][1])
+
+
+def test_no_tokens_and_no_numbers_are_refused(nano):
+    images = torch.randn(2, 3, 32, 32)
+    with pytest.raises(InputError, match="at least one token"):
+        nano(images, torch.empty(2, 0, 2))
+    with pytest.raises(InputError, match="must be finite"):
+        nano(images, torch.full((2, 3, 2), torch.nan))
+
+
+def test_positions_in_pixels_are_warned_of_once(nano):
+    images = torch.randn(2, 3, 32, 32)
+    spot_vit._warn_of_pixels.cache_clear()
+    with pytest.warns(UserWarning, match="pixels are to be divided by"):
+        nano(images, torch.rand(2, 5, 2) * 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nano(images, torch.rand(2, 5, 2) * 32)
+        spot_vit._warn_of_pixels.cache_clear()
+        nano(images, torch.rand(2, 5, 2) * 1.5 - 0.25)  # a third outside, as a search without projection leaves them
+
+
+def test_positions_on_another_device_are_not_read_back():
+    """On a device whose values are not at hand (here: none) the check does not ask for them."""
+    check_positions(torch.empty(2, 5, 2, device="meta"))
+
+
+# What timm asks
+
+
+def test_timm_resolves_the_vits_own_preprocessing(vit_tiny):
+    config = timm.data.resolve_model_data_config(vit_tiny)
+    assert (config["mean"], config["std"]) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert config == {**timm.data.resolve_model_data_config(vit_tiny.vit)}
+    assert "0.5000" in str(timm.data.create_transform(**config).transforms[-1])
+    assert vit_tiny.default_cfg["num_classes"] == vit_tiny.pretrained_cfg["num_classes"] == 1000
+
+
+def test_preprocessing_follows_the_size_the_model_was_built_for():
+    model = spot.adapt("vit_tiny_patch16_224.augreg_in21k_ft_in1k", img_size=96, depth=1)
+    config = timm.data.resolve_model_data_config(model)
+    assert (config["input_size"], config["mean"]) == ((3, 96, 96), (0.5, 0.5, 0.5))
+    picture = Image.new("RGB", (120, 100), "white")
+    for training in (False, True):
+        assert model.transform(training)(picture).shape == (3, 96, 96)
+    torch.testing.assert_close(model.transform()(picture), torch.ones(3, 96, 96))  # (1 − 0.5) / 0.5
+
+
+def test_timms_questions_have_the_vits_answers(nano):
+    vit = nano.vit
+    assert (nano.num_features, nano.head_hidden_size) == (vit.num_features, vit.head_hidden_size)
+    assert nano.get_classifier() is vit.get_classifier()
+    own = dict(nano.named_parameters())
+    assert {name.removeprefix("vit.") for name in nano.no_weight_decay()} == vit.no_weight_decay()
+    assert {"vit.pos_embed", "vit.cls_token"} <= nano.no_weight_decay() & own.keys()
+    for info, theirs in zip(nano.feature_info, vit.feature_info, strict=True):
+        assert info["num_chs"] == theirs["num_chs"]
+        assert nano.get_submodule(info["module"]) is vit.get_submodule(theirs["module"])
+    ours = {
+        name.removeprefix("vit."): group
+        for group, names in group_parameters(nano, nano.group_matcher()).items()
+        for name in names
+    }
+    theirs = group_parameters(vit, vit.group_matcher())
+    assert ours == {name: group for group, names in theirs.items() for name in names}
+    nano.reset_classifier(0)
+    assert nano.num_classes == 0
+    assert nano(torch.randn(2, 3, 32, 32)).shape == (2, 32)
+    nano.reset_classifier(7)
+    assert nano(torch.randn(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_class_names_stay_with_the_model(nano, tmp_path):
+    assert nano.class_names is None
+    nano.class_names = [f"kind {index}" for index in range(10)]
+    nano.save_pretrained(tmp_path)
+    assert spot.load(tmp_path).class_names == nano.class_names
+    with pytest.raises(InputError, match="each of the 10 classes needs a name, got 2"):
+        nano.class_names = ["a", "b"]
+    nano.reset_classifier(3)
+    assert nano.class_names is None
