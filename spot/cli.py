@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> None:
         sentence = as_options(str(error), options_of(arguments[0]))
         print(f"spot: {sentence.encode(errors='surrogateescape').decode(errors='replace')}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("spot: stopped; what was finished is kept", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"spot: {str(stop) or 'stopped; what was finished is kept'}", file=sys.stderr)
         sys.exit(130)
 
 

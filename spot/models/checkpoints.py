@@ -239,6 +239,8 @@ def describe(model: SpotViT) -> dict[str, Any]:
         "sigma": model.sigma,
         "tokenizer": "authors" if isinstance(model.tokenizer, AuthorsTokenizer) else "standard",
     }
+    if names := model.vit.pretrained_cfg.get("label_names"):  # its own; ImageNet's are timm's
+        config["class_names"] = list(names)
     config = as_json(config)
     with torch.device("meta"):
         again = build(config)
@@ -265,7 +267,7 @@ def build(config: Mapping[str, Any]) -> SpotViT:
     tokenizer = None
     if config["tokenizer"] == "authors":
         tokenizer = AuthorsTokenizer(vit.patch_embed.patch_size[0], vit.embed_dim)
-    return SpotViT(
+    model = SpotViT(
         vit,
         tokens=config["tokens"],
         prior=config["prior"],
@@ -274,6 +276,9 @@ def build(config: Mapping[str, Any]) -> SpotViT:
         options=options,
         tokenizer=tokenizer,
     )
+    if config.get("class_names"):
+        model.class_names = [str(name) for name in config["class_names"]]
+    return model
 
 
 def refuse_steering(name: str, options: Mapping[str, Any], data: Mapping[str, Any]) -> None:

@@ -108,7 +108,7 @@ def small_run(lab: Lab) -> tuple[str, list[Row]]:
     options = Options(
         data="scenes", out=folder, limit=SCENES, val="scenes", val_limit=VALIDATED, checkpoint_minutes=0.2
     )
-    before = Validation(parent, "scenes", VALIDATED, parent.num_classes, 0)(parent)
+    before = Validation(parent, "scenes", VALIDATED)(parent)
     if not (folder / "model").is_dir():
         train(copy.deepcopy(parent), recipe, options)
     log: list[Row] = [{"epoch": 0.0, **before}, *read_log(folder)]

@@ -1,10 +1,8 @@
 """A new head on a pretrained encoder, for fine-tuning."""
 
-from pathlib import Path
-
 from timm.models.vision_transformer import VisionTransformer
 
-from spot.data.images import Images, open_data
+from spot.data.images import Images, class_folders, open_data
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES
 from spot.draws import Draw, seeded
@@ -15,17 +13,17 @@ from spot.training.options import Options
 from spot.training.recipes import Recipe
 
 
-def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 0) -> SpotViT:
+def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 0, *, anew: bool = False) -> SpotViT:
     """The model's encoder with a head for so many classes, pooling the class token ("token") or the mean ("avg").
 
     As He et al. do, mean pooling comes with a norm of its own after it, which starts fresh like
-    the head. A model that already classifies so is returned as it is.
+    the head. A model that already classifies so is returned as it is, unless its head is to begin anew.
     """
     old = model.vit
     if not isinstance(old, VisionTransformer):
         raise InputError(f"fine-tuning with a new head is for timm's VisionTransformer, not {type(old).__name__}")
     pool = old.global_pool if pool is None else pool
-    if classes == old.num_classes and pool == old.global_pool:
+    if classes == old.num_classes and pool == old.global_pool and not anew:
         return model
     options = {**model.options, "img_size": model.img_size, "num_classes": classes, "global_pool": pool}
     overlay = {key: model.data_config[key] for key in ("mean", "std", "interpolation", "crop_pct")}
@@ -42,13 +40,22 @@ def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 
 
 
 def for_data(model: SpotViT, recipe: Recipe, options: Options, classes: int | None = None) -> SpotViT:
-    """The model with a head for the data's classes, or for a given number of them."""
-    if classes is None and options.data == "scenes" and not Path("scenes").is_dir():
-        classes = len(CLASSES)
-    if classes is None:
+    """The model with a head for the data's classes, which it then knows by name, or for a given number of them.
+
+    A model that was trained for these classes keeps its head.
+    """
+    names = list(CLASSES) if options.scenes else None
+    if names is None and classes is None:
         transform = evaluation_transform(model.data_config)
         data = open_data(options.data, transform=transform, split=options.split)
         if not isinstance(data, Images) or not data.classes:
             raise InputError(f"{options.data} has no classes to fine-tune for; one folder per class is needed")
-        classes = len(data.classes)
-    return with_classifier(model, classes, getattr(recipe, "global_pool", None), recipe.seed)
+        names = data.classes
+    if names is None or (classes is not None and classes != len(names)):
+        return with_classifier(model, classes or 0, getattr(recipe, "global_pool", None), recipe.seed)
+    known = class_folders(model)
+    other = isinstance(known, list) and known != names
+    new = with_classifier(model, len(names), getattr(recipe, "global_pool", None), recipe.seed, anew=other)
+    if known != names:
+        new.class_names = names
+    return new

@@ -21,8 +21,14 @@ def fresh(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
     timm starts position tables as small noise. Waves (as in MAE) are learned from sooner, and they
     are smooth between the grid's cells, where off-grid tokens will stand.
     """
-    with seeded(seed, Draw.WEIGHTS):
-        model = adapt(name, **options)
+    try:
+        with seeded(seed, Draw.WEIGHTS):
+            model = adapt(name, **options)
+    except (
+        ArithmeticError,
+        AssertionError,
+    ) as error:  # timm's, such as no heads, or heads that do not divide the width
+        raise InputError(f"timm cannot build {name} with {dict(options)}: {error}") from error
     table = model.vit.pos_embed
     if table is not None:
         prefix = 0 if model.vit.no_embed_class else model.num_prefix_tokens

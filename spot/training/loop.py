@@ -1,18 +1,20 @@
 """The training loop, one for every objective: accelerate carries it from one CPU to many nodes.
 
     objective = OBJECTIVES[recipe.objective](model, recipe)
-    train(objective, Plan(images, recipe, model.data_config), recipe, RunFolder(out, settings))
+    Trainer(objective, Plan(images, recipe, model.data_config), recipe, options, RunFolder(out, settings)).train()
 
 What is restored after an interruption is the weights, the optimiser, the averaged weights and the
-log. Everything random is a function of the seed and the step (spot.draws), so an
-interrupted run ends with the weights of an uninterrupted one, bit for bit on a CPU.
+log. Everything random is a function of the seed and the step (spot.draws), so an interrupted run
+ends with the weights of an uninterrupted one, bit for bit on a CPU.
 """
 
 import math
 import resource
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +30,10 @@ from spot.models.spot_vit import SpotViT
 from spot.plots import save as save_figure
 from spot.plots.training import training_logs
 from spot.processes import this_process
-from spot.training.images import Part, Plan, check_division, parts
+from spot.training.batches import Part, Plan, Share, parts
 from spot.training.objectives import Objective
 from spot.training.optim import build_optimizer, learning_rate, rate_scale, set_rate
+from spot.training.options import Options
 from spot.training.recipes import Recipe
 from spot.training.run_folder import RunFolder
 
@@ -51,125 +54,218 @@ class Progress:
     waited: float = 0.0
 
 
-def steps_in(recipe: Recipe, images: int) -> int:
-    """Optimiser steps of a whole run over so many images."""
-    return max(1, round(recipe.epochs * images / recipe.batch_size))
+def steps_in(recipe: Recipe, images: int) -> tuple[int, int]:
+    """Optimiser steps of a whole run over so many images, and how many of them warm up."""
+    if recipe.batch_size > images:
+        raise InputError(
+            f"recipe {recipe.name} takes {recipe.batch_size} images a step, but there are {images}; "
+            f"use --set batch_size={max(1, images // 2 - images // 2 % 2)} or another"
+        )
+    total = max(1, round(recipe.epochs * images / recipe.batch_size))
+    share = recipe.warmup_epochs / recipe.epochs if recipe.warmup_share is None else recipe.warmup_share
+    warmup = round(share * recipe.epochs * images / recipe.batch_size)
+    if warmup and warmup >= total:
+        raise InputError(
+            f"recipe {recipe.name} warms up for {warmup} steps, but the run has {total}, so it would never learn at "
+            "its full rate; use --set warmup_share=0.1"
+        )
+    return total, warmup
 
 
-def train(
-    objective: Objective,
-    plan: Plan,
-    recipe: Recipe,
-    folder: RunFolder,
-    *,
-    accumulate: int = 1,
-    workers: int = 0,
-    validate: Validate | None = None,
-    checkpoint_minutes: float = 5.0,
-    tracker: str | None = None,
-    stop_after: int | None = None,
-) -> SpotViT:
-    """Train to the recipe's end and return the model: averaged weights where the recipe has an average.
+class Trainer:
+    """An objective, what it is trained on, and where training stands."""
 
-    Args:
-        objective: what to train and for what; see spot.training.objectives.
-        accumulate: backward passes per optimiser step, to fit a large batch into little memory.
-        validate: the model → named percentages, after every epoch; they join the log.
-        checkpoint_minutes: how much work an interruption may cost.
-        tracker: an accelerate tracker's name, such as "tensorboard".
-        stop_after: leave off after so many steps, with a checkpoint (the run goes on when called again).
-    """
-    accelerator = accelerated(recipe, accumulate, tracker, folder)
-    check_division(recipe.batch_size, accumulate, accelerator.num_processes)
-    if accelerator.is_main_process:
-        folder.begin()
-    model = objective.trained()
-    prepare(objective, recipe)
-    total = steps_in(recipe, len(plan))
-    warmup = min(total, round(recipe.warmup_epochs * len(plan) / recipe.batch_size))
-    optimizer = build_optimizer(objective, recipe)
-    average = ModelEmaV3(model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
-    progress = restore(folder, objective, optimizer, average, accelerator)
-    wrapped, optimizer = accelerator.prepare(objective, optimizer)
-    if average is not None:
-        average.to(accelerator.device)
-    if tracker:
-        accelerator.init_trackers("spot", config={k: v for k, v in vars(recipe).items() if isinstance(v, (int, float))})
+    def __init__(self, objective: Objective, plan: Plan, recipe: Recipe, options: Options, folder: RunFolder) -> None:
+        self.objective, self.plan, self.recipe, self.options, self.folder = objective, plan, recipe, options, folder
+        self.total, self.warmup = steps_in(recipe, len(plan))
+        self.accelerator = accelerated(recipe, options)
+        self.main = self.accelerator.is_main_process
+        self.model = objective.trained()
+        self.progress = Progress()
+        self.stopping = Stopping(shown=self.main)
+        self.share(range(0))  # refuses a batch that does not divide
+        prepare(objective, recipe)
+        optimizer = build_optimizer(objective, recipe)
+        self.average = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
+        self.wrapped, self.optimizer = self.accelerator.prepare(objective, optimizer)
+        if self.average is not None:
+            self.average.to(self.accelerator.device)
 
-    def save() -> None:
-        if accelerator.is_main_process:
-            folder.save(state_of(objective, optimizer, average, progress, accelerator), progress.step)
+    def train(self, validate: Validate | None = None) -> SpotViT:
+        """Train to the recipe's end and return the model: averaged weights where the recipe has an average.
 
-    end = total if stop_after is None else min(total, stop_after)
-    stream = parts(
-        plan,
-        recipe.batch_size,
-        range(progress.step, end),
-        accumulate=accumulate,
-        process=accelerator.process_index,
-        processes=accelerator.num_processes,
-        workers=workers,
-    )
-    reporter = Reporter(total, progress.step, shown=accelerator.is_main_process)
-    objective.train()
-    saved = started = time.monotonic()
-    with reporter:
-        while progress.step < end:
-            rate = learning_rate(recipe, progress.step, total, warmup)
-            set_rate(optimizer, rate)
-            loss, correct, waited = one_step(accelerator, wrapped, optimizer, stream, recipe, accumulate)
-            if not math.isfinite(loss):
-                raise InputError(stopped(recipe, progress.step, total, len(plan), loss, rate, folder))
-            progress.step += 1
-            if average is not None:
-                average.update(model, step=progress.step)
-            now = time.monotonic()
-            progress.seconds += now - started
-            started = now
-            progress.waited += waited
-            progress.loss += loss
-            progress.correct += correct
-            progress.images += recipe.batch_size
-            progress.steps += 1
-            reporter.step(progress.step, loss, rate)
-            if tracker:
-                accelerator.log({"loss": loss, "lr": rate}, step=progress.step)
-            if ends_epoch(progress.step, recipe.batch_size, len(plan)) or progress.step == total:
-                row = close_epoch(progress, recipe, len(plan), rate)
-                if validate is not None:
-                    row |= validate(average.module if average is not None else model)
-                    objective.train()
-                progress.rows.append(row)
-                if accelerator.is_main_process:
-                    folder.log(progress.rows)
-                    save_figure(training_logs({recipe.name: progress.rows}), folder.path / "log.png")
-                if tracker:
-                    accelerator.log({k: v for k, v in row.items() if v is not None}, step=progress.step)
-                reporter.row(row)
-            if time.monotonic() - saved >= 60 * checkpoint_minutes:
-                save()
-                saved = time.monotonic()
-    save()
-    accelerator.wait_for_everyone()
-    if tracker:
-        accelerator.end_training()
-    finished: SpotViT = average.module if average is not None else model
-    if progress.step == total:
-        finished = objective.finish(finished)
-        if accelerator.is_main_process:
-            finished.eval().save_pretrained(folder.path / "model")
-    return finished.eval()
+        validate: the model → named percentages, after every epoch; they join the log. After Ctrl-C there is a
+        checkpoint, and KeyboardInterrupt says from which step the run goes on.
+        """
+        if self.main:
+            self.folder.begin()
+        self.restore()
+        if self.options.tracker:
+            numbers = {name: value for name, value in vars(self.recipe).items() if isinstance(value, (int, float))}
+            self.accelerator.init_trackers("spot", config=numbers)
+        progress = self.progress
+        stream = parts(self.plan, self.share(range(progress.step, self.total)), self.options.workers)
+        self.objective.train()
+        saved = time.monotonic()
+        with Reporter(self.total, progress.step, shown=self.main) as reporter, self.stopping:
+            while progress.step < self.total:
+                loss, rate = self.step(stream)
+                reporter.step(progress.step, loss, rate)
+                self.track({"loss": loss, "lr": rate})
+                if self.ends_epoch() or progress.step == self.total:
+                    reporter.row(self.close_epoch(rate, validate))
+                if self.stopping.agreed:
+                    break
+                if time.monotonic() - saved >= 60 * self.options.checkpoint_minutes:
+                    self.save()
+                    saved = time.monotonic()
+            self.save()
+        self.accelerator.wait_for_everyone()
+        if self.options.tracker:
+            self.accelerator.end_training()
+        if progress.step < self.total:
+            raise KeyboardInterrupt(f"stopped; the same command goes on from step {progress.step} of {self.total}")
+        trained = self.objective.finish(self.best()).eval()
+        if self.main:
+            trained.save_pretrained(self.folder.path / "model")
+        return trained
+
+    def best(self) -> SpotViT:
+        """The averaged weights, where the recipe has an average."""
+        return self.model if self.average is None else self.average.module
+
+    def share(self, steps: range) -> Share:
+        """This process's share of some steps."""
+        accelerator = self.accelerator
+        return Share(
+            self.recipe.batch_size,
+            steps,
+            self.options.accumulate,
+            accelerator.process_index,
+            accelerator.num_processes,
+        )
+
+    def step(self, stream: Iterator[Part]) -> tuple[float, float]:
+        """One optimiser step; the loss over all processes, and the rate."""
+        progress, recipe, began = self.progress, self.recipe, time.monotonic()
+        rate = learning_rate(recipe, progress.step, self.total, self.warmup)
+        set_rate(self.optimizer, rate)
+        outcomes, waited = zip(*(self.backward(stream) for _ in range(self.options.accumulate)), strict=True)
+        losses, correct = (torch.stack(each) for each in zip(*outcomes, strict=True))
+        asked = torch.full((), float(self.stopping.asked), device=losses.device)
+        sums: Tensor = self.accelerator.reduce(torch.stack([losses.mean(), correct.sum(), asked]), "sum")
+        loss, right, stop = sums.tolist()
+        loss /= self.accelerator.num_processes
+        self.stopping.agreed = stop > 0
+        if not math.isfinite(loss):
+            raise InputError(self.no_number(loss, rate))
+        progress.step += 1
+        progress.steps += 1
+        progress.loss += loss
+        progress.correct += right
+        progress.images += recipe.batch_size
+        progress.waited += sum(waited)
+        if self.average is not None:
+            self.average.update(self.model, step=progress.step)
+        progress.seconds += time.monotonic() - began
+        return loss, rate
+
+    def backward(self, stream: Iterator[Part]) -> tuple[tuple[Tensor, Tensor], float]:
+        """One backward pass (of `accumulate` to a step): loss and images right, and seconds waited for data."""
+        accelerator, asked = self.accelerator, time.monotonic()
+        part = next(stream)
+        waited = time.monotonic() - asked
+        images, labels = (each.to(accelerator.device, non_blocking=True) for each in (part.images, part.labels))
+        with accelerator.accumulate(self.wrapped):
+            with accelerator.autocast():
+                outcome = self.wrapped(part._replace(images=images, labels=labels))
+            accelerator.backward(outcome.loss)
+            if accelerator.sync_gradients and self.recipe.clip_grad is not None:
+                accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip_grad)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return (outcome.loss.detach(), outcome.correct.detach()), waited
+
+    def ends_epoch(self) -> bool:
+        """Whether the last step is the last that began in its epoch."""
+        step, size = self.progress.step, self.recipe.batch_size
+        return step * size // len(self.plan) > (step - 1) * size // len(self.plan)
+
+    def close_epoch(self, rate: float, validate: Validate | None) -> dict[str, Any]:
+        """The epoch's row of the log; the sums start again."""
+        progress = self.progress
+        row = {
+            "epoch": round(progress.step * self.recipe.batch_size / len(self.plan), 4),
+            "step": progress.step,
+            "loss": progress.loss / progress.steps,
+            "lr": rate,
+            "train_top1": None if math.isnan(progress.correct) else 100 * progress.correct / progress.images,
+            "seconds": round(progress.seconds, 1),
+            "waited_percent": round(100 * progress.waited / max(progress.seconds, 1e-9), 1),
+        }
+        progress.loss = progress.correct = progress.seconds = progress.waited = 0.0
+        progress.images = progress.steps = 0
+        if validate is not None:
+            row |= validate(self.best())
+            self.objective.train()
+        progress.rows.append(row)
+        if self.main:
+            self.folder.log(progress.rows)
+            save_figure(training_logs({self.recipe.name: progress.rows}), self.folder.path / "log.png")
+        self.track({name: value for name, value in row.items() if value is not None})
+        return row
+
+    def track(self, values: dict[str, Any]) -> None:
+        if self.options.tracker:
+            self.accelerator.log(values, step=self.progress.step)
+
+    def no_number(self, loss: float, rate: float) -> str:
+        """What to say when the loss is no longer a number."""
+        last, recipe, step = self.folder.checkpoints(), self.recipe, self.progress.step
+        kept = f"the last good checkpoint is {last[0]}" if last else "there is no checkpoint yet"
+        return (
+            f"the {recipe.objective} loss became {loss} at step {step + 1} of {self.total} "
+            f"(epoch {step * recipe.batch_size / len(self.plan):.2f}, rate {rate:.2g}, precision {recipe.precision}); "
+            f"{kept}; start anew with a lower lr or with clip_grad"
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint with everything that a resumed run needs."""
+        if not self.main:
+            return
+        scaler = self.accelerator.scaler  # float16's
+        state = {
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": None if self.average is None else self.average.module.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "progress": vars(self.progress),
+        }
+        self.folder.save(state, self.progress.step)
+
+    def restore(self) -> None:
+        """Go on from the folder's newest checkpoint, if it has one."""
+        state = self.folder.load()
+        if state is None:
+            return
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
 
 
-def accelerated(recipe: Recipe, accumulate: int, tracker: str | None, folder: RunFolder) -> Accelerator:
+def accelerated(recipe: Recipe, options: Options) -> Accelerator:
     """accelerate, set up for the recipe's precision and the tracker."""
     check_precision(recipe)  # which also tells accelerate, before it asks, whether there is only a CPU
     try:
         return Accelerator(
             mixed_precision=recipe.precision,
-            gradient_accumulation_steps=accumulate,
-            log_with=tracker,
-            project_dir=str(folder.path) if tracker else None,
+            gradient_accumulation_steps=options.accumulate,
+            log_with=options.tracker,
+            project_dir=str(options.out) if options.tracker else None,
         )
     except ValueError as error:
         raise InputError(f"accelerate cannot run so: {error}") from error
@@ -197,93 +293,29 @@ def prepare(objective: Objective, recipe: Recipe) -> None:
             parameter.requires_grad_(False)
 
 
-def one_step(
-    accelerator: Accelerator, objective: nn.Module, optimizer: Any, stream: Any, recipe: Recipe, accumulate: int
-) -> tuple[float, float, float]:
-    """One optimiser step: mean loss and images right over all processes, and seconds waited for data."""
-    losses, correct, waited = [], [], 0.0
-    for _ in range(accumulate):
-        asked = time.monotonic()
-        part: Part = next(stream)
-        waited += time.monotonic() - asked
-        part = part._replace(
-            images=part.images.to(accelerator.device, non_blocking=True),
-            labels=part.labels.to(accelerator.device, non_blocking=True),
-        )
-        with accelerator.accumulate(objective):
-            with accelerator.autocast():
-                outcome = objective(part)
-            accelerator.backward(outcome.loss)
-            losses.append(outcome.loss.detach())
-            correct.append(outcome.correct.detach())
-            if accelerator.sync_gradients and recipe.clip_grad is not None:
-                accelerator.clip_grad_norm_(objective.parameters(), recipe.clip_grad)
-            optimizer.step()
-            optimizer.zero_grad()
-    loss = accelerator.reduce(torch.stack(losses).mean(), "mean")
-    right: Tensor = accelerator.reduce(torch.stack(correct).sum(), "sum")
-    return loss.item(), right.item(), waited
+class Stopping:
+    """Within the block Ctrl-C asks training to stop after its step; a second one stops it at once."""
 
+    def __init__(self, *, shown: bool) -> None:
+        self.shown = shown
+        self.asked = False  # of this process
+        self.agreed = False  # by all, at the same step
 
-def ends_epoch(step: int, batch_size: int, images: int) -> bool:
-    """Whether optimiser step number `step` (from 1) is the last that begins in its epoch."""
-    return step * batch_size // images > (step - 1) * batch_size // images
+    def __enter__(self) -> "Stopping":
+        self.mine = threading.current_thread() is threading.main_thread()  # only there Python takes signals
+        self.before = signal.signal(signal.SIGINT, self.ask) if self.mine else None
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        if self.mine:
+            signal.signal(signal.SIGINT, self.before)
 
-def close_epoch(progress: Progress, recipe: Recipe, images: int, rate: float) -> dict[str, Any]:
-    """The epoch's row of the log; the sums start again."""
-    row = {
-        "epoch": round(progress.step * recipe.batch_size / images, 4),
-        "step": progress.step,
-        "loss": progress.loss / progress.steps,
-        "lr": rate,
-        "train_top1": None if math.isnan(progress.correct) else 100 * progress.correct / progress.images,
-        "seconds": round(progress.seconds, 1),
-        "waited_percent": round(100 * progress.waited / max(progress.seconds, 1e-9), 1),
-    }
-    progress.loss = progress.correct = progress.seconds = progress.waited = 0.0
-    progress.images = progress.steps = 0
-    return row
-
-
-def stopped(recipe: Recipe, step: int, total: int, images: int, loss: float, rate: float, folder: RunFolder) -> str:
-    """What to say when the loss is no longer a number."""
-    last = folder.checkpoints()
-    kept = f"the last good checkpoint is {last[0]}" if last else "there is no checkpoint yet"
-    return (
-        f"the {recipe.objective} loss became {loss} at step {step + 1} of {total} "
-        f"(epoch {step * recipe.batch_size / images:.2f}, rate {rate:.2g}, precision {recipe.precision}); "
-        f"{kept}; start anew with a lower lr or with clip_grad"
-    )
-
-
-def state_of(
-    objective: nn.Module, optimizer: Any, average: ModelEmaV3 | None, progress: Progress, accelerator: Accelerator
-) -> dict[str, Any]:
-    """Everything that a resumed run needs."""
-    return {
-        "objective": objective.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "average": None if average is None else average.module.state_dict(),
-        "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),  # float16's
-        "progress": vars(progress),
-    }
-
-
-def restore(
-    folder: RunFolder, objective: nn.Module, optimizer: Any, average: ModelEmaV3 | None, accelerator: Accelerator
-) -> Progress:
-    """Go on from the folder's newest checkpoint, if it has one."""
-    state = folder.load()
-    if state is None:
-        return Progress()
-    objective.load_state_dict(state["objective"])
-    optimizer.load_state_dict(state["optimizer"])
-    if average is not None:
-        average.module.load_state_dict(state["average"])
-    if accelerator.scaler is not None:
-        accelerator.scaler.load_state_dict(state["scaler"])
-    return Progress(**state["progress"])
+    def ask(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        if self.shown:
+            report.errors.print("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
 
 
 class Reporter:
@@ -307,16 +339,13 @@ class Reporter:
         now = time.monotonic()
         if self.shown and not report.errors.is_terminal and now - self.spoke >= 60:
             self.spoke = now
-            left = (now - self.began) / (step - self.first) * (self.total - step)
-            print(
-                f"step {step}/{self.total}  loss {loss:.4f}  lr {rate:.2e}  {left / 60:.0f} min left", file=sys.stderr
-            )
+            left = (now - self.began) / (step - self.first) * (self.total - step) / 60
+            print(f"step {step}/{self.total}  loss {loss:.4f}  lr {rate:.2e}  {left:.0f} min left", file=sys.stderr)
 
     def row(self, row: Mapping[str, Any]) -> None:
         if self.shown:
-            report.errors.print(
-                "  ".join(f"{name} {report.text(value, 3)}" for name, value in row.items()), soft_wrap=True
-            )
+            shown = {name: f"{value:.1e}" if name == "lr" else report.text(value, 3) for name, value in row.items()}
+            report.errors.print("  ".join(f"{name} {value}" for name, value in shown.items()), soft_wrap=True)
 
 
 def peak_memory() -> int:

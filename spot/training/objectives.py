@@ -7,25 +7,28 @@ comes from (seed, step, row), so a batch cut into parts or over processes is the
 
 import copy
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from timm.data import Mixup
+from timm.data.mixup import mixup_target
 from timm.loss import SoftTargetCrossEntropy
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError
 from spot.models.mae import MaskedAutoencoder
 from spot.models.spot_vit import Features, SpotViT
-from spot.placement.priors import omega
-from spot.training.images import Part
+from spot.placement.priors import omega, resolve_prior
+from spot.training.batches import Part
 from spot.training.recipes import Distil as DistilRecipe
 from spot.training.recipes import Masked as MaskedRecipe
 from spot.training.recipes import Recipe
 from spot.training.recipes import Supervised as SupervisedRecipe
+
+T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
@@ -56,17 +59,15 @@ class Supervised(Objective):
         super().__init__()
         self.model, self.recipe = model, recipe
         self.budgets = recipe.budgets or (recipe.tokens or len(model.grid()),)
-        self.priors = recipe.priors or (recipe.prior,)
-        self.mixup = mixing(recipe, num_classes=model.num_classes, label_smoothing=recipe.smoothing)
+        self.priors = trainable(recipe.priors or (recipe.prior,))
         self.cross_entropy = SoftTargetCrossEntropy()
 
     def forward(self, part: Part) -> Outcome:
         if bool((part.labels < 0).any()):
             raise InputError("supervised training needs labels: one folder per class; without, use --recipe distil")
-        images, targets = mix(self.mixup, self.recipe, part)
+        images, targets = mix(self.recipe, part, classes=self.model.num_classes, smoothing=self.recipe.smoothing)
         draw = generator(self.recipe.seed, Draw.BUDGET, part.step)
-        tokens = self.budgets[int(torch.randint(len(self.budgets), (), generator=draw))]
-        prior = self.priors[int(torch.randint(len(self.priors), (), generator=draw))]
+        tokens, prior = one_of(self.budgets, draw), one_of(self.priors, draw)
         positions = place(self.model, self.recipe, prior, images, tokens, part)
         with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
             logits = self.model(images, positions)
@@ -76,44 +77,43 @@ class Supervised(Objective):
 class Distil(Objective):
     """The frozen dense ViT teaches the same weights off the grid.
 
-    The teacher reads an image on its grid; the student reads it several times, at budgets and
-    priors drawn for the step. Three things are compared: the classes (KL divergence), the pooled
-    feature that the head sees (cosine), and, after a few blocks, every token with the teacher's
-    feature map at the place where the token stands. Images are crops and mixtures: the teacher
-    says what a mixture is, so no labels are needed.
+    The teacher sees an image on its grid; the student sees it in several forward passes, each with a
+    budget and a prior drawn for the step. Three things are compared: the classes (KL divergence), the
+    pooled feature that the head gets (cosine), and, after a few blocks, every token with the teacher's
+    feature map at the token's position. Images are crops and mixtures: the teacher says what a mixture
+    is, so no labels are needed.
     """
 
     def __init__(self, model: SpotViT, recipe: DistilRecipe, teacher: SpotViT | None = None) -> None:
         """teacher: another model of the same shape, to go on with an earlier retrofit; else the model as it is now."""
         super().__init__()
         self.model, self.recipe = model, recipe
+        trainable(recipe.priors)
         teacher = copy.deepcopy(model) if teacher is None else teacher
         if [tensor.shape for tensor in teacher.parameters()] != [tensor.shape for tensor in model.parameters()]:
             raise InputError(f"the teacher must be of the student's shape, but {teacher.name} is not {model.name}")
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list: not a part, so neither trained nor saved
         depth = len(model.vit.blocks)
         self.depths = sorted({max(0, min(depth, round(share * depth)) - 1) for share in recipe.depths})
-        self.mixup = mixing(recipe, mode="elem")
 
     def forward(self, part: Part) -> Outcome:
-        images, _ = mix(self.mixup, self.recipe, part)
+        recipe = self.recipe
+        images, _ = mix(recipe, part, mode="elem")
         grid = self.model.grid(images)
         with torch.no_grad():
-            known = self.read(self._teacher[0].to(images.device), images, grid)
+            target = self.predict(self._teacher[0].to(images.device), images, grid)
         loss = images.new_zeros(())
-        recipe = self.recipe
         for number, (share, weight) in enumerate(zip(recipe.shares, recipe.weights, strict=True)):
-            rows = self.rows(share, number, part)
-            if len(rows):
-                rows = rows.to(images.device)
-                positions = self.place(images, number, part)[rows]
-                with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
-                    seen = self.read(self.model, images[rows], positions)
-                # The mean over the rows the reading takes of the step's whole batch, however that is cut.
-                taken = max(1, round(share * part.of)) * len(images) / part.of
-                loss = (
-                    loss + weight / sum(recipe.weights) * self.difference(seen, known.of(rows), positions).sum() / taken
-                )
+            rows = self.rows(share, number, part).to(images.device)
+            if not len(rows):
+                continue
+            positions = self.place(images, number, part)[rows]
+            with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
+                predicted = self.predict(self.model, images[rows], positions)
+            # The mean over the rows that this pass takes of the step's whole batch, however that is cut.
+            taken = max(1, round(share * part.of)) * len(images) / part.of
+            mean = self.difference(predicted, target.of(rows), positions).sum() / taken
+            loss = loss + weight / sum(recipe.weights) * mean
         return Outcome(loss, torch.full((), math.nan, device=images.device))
 
     @torch.no_grad()
@@ -124,7 +124,7 @@ class Distil(Objective):
         return model
 
     def rows(self, share: float, number: int, part: Part) -> Tensor:
-        """Which of the part's rows a reading takes: a share of the step's batch, drawn for the step."""
+        """Which of the part's rows a forward pass takes: a share of the step's batch, drawn for the step."""
         if share >= 1:
             return torch.arange(len(part.images))
         order = torch.randperm(part.of, generator=generator(self.recipe.seed, Draw.SHARE, part.step, number))
@@ -132,14 +132,13 @@ class Distil(Objective):
         return taken[(taken >= 0) & (taken < len(part.images))].sort().values
 
     def place(self, images: Tensor, number: int, part: Part) -> Tensor:
-        """Positions of one reading for all rows: budget and prior drawn for the step, tokens for each row."""
+        """Positions of one forward pass for all rows: budget and prior drawn for the step, tokens for each row."""
         recipe, draw = self.recipe, generator(self.recipe.seed, Draw.BUDGET, part.step, number)
-        group = recipe.budgets[number]
-        tokens = group[int(torch.randint(len(group), (), generator=draw))]
+        tokens = one_of(recipe.budgets[number], draw)
         grid = self.model.grid(images)
         if tokens >= grid.shape[1]:
             return grid
-        prior = recipe.priors[int(torch.randint(len(recipe.priors), (), generator=draw))]
+        prior = one_of(recipe.priors, draw)
         positions = place(self.model, recipe, prior, images, tokens, part, number)
         if prior not in ("isotropic", "center") or not recipe.jitter:
             return positions
@@ -149,38 +148,37 @@ class Distil(Objective):
         low, high = omega(images)
         return (positions + amount * moves.to(positions.device)).clamp(low, high)
 
-    def read(self, model: SpotViT, images: Tensor, positions: Tensor) -> "Reading":
-        """One pass through a model, keeping the tokens after a few blocks."""
+    def predict(self, model: SpotViT, images: Tensor, positions: Tensor) -> "Prediction":
+        """One forward pass, keeping the tokens after a few blocks."""
         features = model.forward_intermediates(images, positions, indices=[*self.depths, len(model.vit.blocks) - 1])
         last = features[-1]
         x = model.vit.norm(torch.cat([last.prefix, last.tokens], 1))
-        taken = features[: len(self.depths)]
-        return Reading(model.forward_head(x), model.forward_head(x, pre_logits=True), taken)
+        return Prediction(model.forward_head(x), model.forward_head(x, pre_logits=True), features[: len(self.depths)])
 
-    def difference(self, seen: "Reading", known: "Reading", positions: Tensor) -> Tensor:
-        """How far each image's reading is from the teacher's: (b,)."""
+    def difference(self, predicted: "Prediction", target: "Prediction", positions: Tensor) -> Tensor:
+        """How far each image's prediction is from the teacher's: (b,)."""
         recipe, temperature = self.recipe, self.recipe.temperature
-        ours, theirs = (F.log_softmax(reading.logits.float() / temperature, -1) for reading in (seen, known))
+        ours, theirs = (F.log_softmax(each.logits.float() / temperature, -1) for each in (predicted, target))
         loss = recipe.logits * temperature**2 * F.kl_div(ours, theirs, log_target=True, reduction="none").sum(1)
-        loss = loss + recipe.pooled * (1 - F.cosine_similarity(seen.pooled.float(), known.pooled.float()))
+        loss = loss + recipe.pooled * (1 - F.cosine_similarity(predicted.pooled.float(), target.pooled.float()))
         if not recipe.features:
             return loss
-        rows, columns = self.model.grid_size
         weight = recipe.features / len(self.depths)
-        for ours_at, theirs_at in zip(seen.features, known.features, strict=True):
-            target = read_map(theirs_at.tokens, (rows, columns), positions)
-            loss = loss + weight * unlikeness(ours_at.tokens, target)
+        for ours_at, theirs_at in zip(predicted.features, target.features, strict=True):
+            expected = sample_map(theirs_at.tokens, self.model.grid_size, positions)
+            loss = loss + weight * normalised_error(ours_at.tokens, expected)
             if ours_at.prefix.shape[1]:
-                loss = loss + weight * unlikeness(ours_at.prefix, theirs_at.prefix)
+                loss = loss + weight * normalised_error(ours_at.prefix, theirs_at.prefix)
         return loss
 
 
 class Masked(Objective):
-    """Paint hidden windows from a visible share of them: mean squared error."""
+    """Reconstruct hidden windows from a visible share of them: mean squared error."""
 
     def __init__(self, model: SpotViT, recipe: MaskedRecipe) -> None:
         super().__init__()
         self.recipe = recipe
+        trainable([recipe.prior])
         model.vit.head.requires_grad_(False)  # not used here
         with seeded(recipe.seed, Draw.DECODER):
             self.autoencoder = MaskedAutoencoder(
@@ -190,19 +188,17 @@ class Masked(Objective):
         self.visible = round(recipe.visible * self.tokens)
         if not 0 < self.visible < self.tokens:
             raise InputError(f"of {self.tokens} tokens a share of {recipe.visible} is not some and leaves none hidden")
-        self.mixup = mixing(recipe)
 
     def trained(self) -> SpotViT:
         return self.autoencoder.encoder
 
     def forward(self, part: Part) -> Outcome:
-        images, _ = mix(self.mixup, self.recipe, part)
+        images, _ = mix(self.recipe, part)
         positions = place(self.trained(), self.recipe, self.recipe.prior, images, self.tokens, part)
+        visible = self.choose(part).to(images.device)
         with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
-            painted, hidden = self.autoencoder(
-                images, positions, self.choose(part).to(images.device), normalize=self.recipe.normalize
-            )
-        return Outcome((painted - hidden).square().mean(), torch.full((), math.nan, device=images.device))
+            predicted, hidden = self.autoencoder(images, positions, visible, normalize=self.recipe.normalize)
+        return Outcome((predicted - hidden).square().mean(), torch.full((), math.nan, device=images.device))
 
     def choose(self, part: Part) -> Tensor:
         """Which tokens each row of the part shows: (b, V)."""
@@ -213,32 +209,44 @@ class Masked(Objective):
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"supervised": Supervised, "distil": Distil, "mae": Masked}
 
 
-class Reading(NamedTuple):
-    """What a model made of images: logits (b, classes), pooled features (b, D), tokens after a few blocks."""
+class Prediction(NamedTuple):
+    """Of a forward pass: logits (b, classes), pooled features (b, D), tokens after a few blocks."""
 
     logits: Tensor
     pooled: Tensor
     features: list[Features]
 
-    def of(self, rows: Tensor) -> "Reading":
-        """The reading of some images."""
+    def of(self, rows: Tensor) -> "Prediction":
+        """Those of some images."""
         taken = [Features(*(part[rows] for part in each)) for each in self.features]
-        return Reading(self.logits[rows], self.pooled[rows], taken)
+        return Prediction(self.logits[rows], self.pooled[rows], taken)
 
 
-def read_map(tokens: Tensor, grid_size: tuple[int, int], positions: Tensor) -> Tensor:
+def sample_map(tokens: Tensor, grid_size: tuple[int, int], positions: Tensor) -> Tensor:
     """A grid's features (b, rows × columns, D) at positions (b, N, 2), bilinear: (b, N, D)."""
     grid = tokens.transpose(1, 2).unflatten(2, grid_size)
     places = positions.flip(-1)[:, :, None] * 2 - 1  # grid_sample wants (x, y) in [-1, 1]
-    read = F.grid_sample(grid, places.to(grid.dtype), padding_mode="border", align_corners=False)
-    return read[..., 0].transpose(1, 2)
+    sampled = F.grid_sample(grid, places.to(grid.dtype), padding_mode="border", align_corners=False)
+    return sampled[..., 0].transpose(1, 2)
 
 
-def unlikeness(ours: Tensor, theirs: Tensor) -> Tensor:
+def normalised_error(ours: Tensor, theirs: Tensor) -> Tensor:
     """Mean squared error of normalised vectors (b, N, D) → (b,): scale-free, so that all blocks count alike."""
     width = ours.shape[-1:]
     error = F.layer_norm(ours.float(), width) - F.layer_norm(theirs.float(), width)
     return error.square().flatten(1).mean(1)
+
+
+def one_of(options: Sequence[T], draw: Generator) -> T:
+    """One of the options, each as likely as the others."""
+    return options[int(torch.randint(len(options), (), generator=draw))]
+
+
+def trainable(priors: Sequence[str]) -> Sequence[str]:
+    """Refuse a prior that does not exist, or needs maps, before training begins."""
+    for name in priors:
+        resolve_prior(name)
+    return priors
 
 
 def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *numbers: int) -> Tensor:
@@ -249,19 +257,22 @@ def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: in
     return positions[part.first : part.first + len(images)]
 
 
-def mixing(recipe: Recipe, **options: Any) -> Mixup:
-    """timm's mixup and cutmix with the recipe's values."""
-    share = recipe.mix_share if recipe.mixup or recipe.cutmix else 0.0
-    return Mixup(recipe.mixup, recipe.cutmix, prob=share, **{"num_classes": 1, "label_smoothing": 0.0, **options})
+def mix(
+    recipe: Recipe, part: Part, *, classes: int = 1, smoothing: float = 0.0, mode: str = "batch"
+) -> tuple[Tensor, Tensor]:
+    """A part's images, mixed in pairs within the part by timm's mixup and cutmix, and their soft targets.
 
-
-def mix(mixup: Mixup, recipe: Recipe, part: Part) -> tuple[Tensor, Tensor]:
-    """A part's images, mixed in pairs within the part, and their soft targets."""
+    mode: "batch" mixes all or none of the part, "elem" some of its images.
+    """
+    labels = part.labels.clamp(0, classes - 1)
+    if not recipe.mix_share or not (recipe.mixup or recipe.cutmix):
+        return part.images, mixup_target(labels, classes, 1.0, smoothing)
     if len(part.images) % 2:
         raise InputError(
             f"mixup pairs images, so {len(part.images)} at a time is odd; use an even number or mix_share=0"
         )
-    if not mixup.mix_prob:
-        mixup.mixup_enabled = False  # timm would refuse two α of 0
+    mixup = Mixup(
+        recipe.mixup, recipe.cutmix, prob=recipe.mix_share, mode=mode, label_smoothing=smoothing, num_classes=classes
+    )
     with seeded(recipe.seed, Draw.MIX, part.step, part.first):
-        return mixup(part.images.clone(), part.labels.clamp(0, mixup.num_classes - 1))
+        return mixup(part.images.clone(), labels)

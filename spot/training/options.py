@@ -33,3 +33,8 @@ class Options:
     """how much work an interruption may cost"""
     tracker: str | None = None
     """tensorboard, wandb or another of accelerate's"""
+
+    @property
+    def scenes(self) -> bool:
+        """Whether the images are the built-in scenes."""
+        return self.data == "scenes" and not Path("scenes").is_dir()

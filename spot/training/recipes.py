@@ -1,13 +1,15 @@
 """Recipes: the paper's training protocols (tab:all_config) and ours, as typed values.
 
-A recipe is a frozen dataclass; change a field with `override(recipe, {"lr": "1e-4"})` or on the
-command line with `--set lr=1e-4`. Where the paper's table is silent (weight decay, for example)
-the comment says whose value is used. To add a recipe, list an instance in RECIPES.
+A recipe is a frozen dataclass that refuses values out of range; change a field with
+`override(recipe, {"lr": "1e-4"})` or on the command line with `--set lr=1e-4`. Where the paper's table
+is silent (weight decay, for example) the comment says whose value is used. Images are normalised as the
+checkpoint was trained, also where the paper's table has ImageNet's mean and deviation. To add a recipe,
+list an instance in RECIPES.
 """
 
 import ast
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -29,7 +31,8 @@ class Recipe:
     batch_size: int = 2048  # images per optimiser step, over all processes and accumulation
     epochs: float = 50
     img_size: int = 224
-    prior: str = "isotropic"  # the table's; the paper's equation says "uniform", i.i.d. for each image
+    prior: str = "uniform"  # the paper's equation: i.i.d. for every image. Its table says "isotropic", which with
+    # as many tokens as the grid *is* the grid: no token would ever stand off it, and this were plain fine-tuning
     tokens: int | None = None  # None: as many as the ViT's grid has
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: from nothing (spot/training/muon.py)
@@ -40,8 +43,8 @@ class Recipe:
     llrd: float = 0.65  # layer-wise rate: block i learns at lr · llrd^i ...
     faster: Literal["early", "late"] = "early"  # ... counted from the embedding, or from the head
     head_rate: float = 1.0  # share of the rate for the final norm and the head; 0: they stay
-    schedule: Literal["cosine"] = "cosine"
-    warmup_epochs: float = 5
+    warmup_epochs: float = 5  # then cosine decay to the end
+    warmup_share: float | None = None  # of the run's steps, instead of warmup_epochs
     warmup_shape: Literal["linear", "cosine"] = "linear"
     warmup_lr: float = 0.0
     min_lr: float = 0.0
@@ -64,6 +67,14 @@ class Recipe:
     def objective(self) -> str:
         return OBJECTIVES[type(self)]
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            for number in numbers(getattr(self, field.name)):
+                if trouble := out_of_range(field.name, number):
+                    raise InputError(f"recipe field {field.name} must be {trouble}, got {getattr(self, field.name)}")
+        if self.crop_scale[0] > self.crop_scale[1]:
+            raise InputError(f"recipe field crop_scale must be (least, most), got {self.crop_scale}")
+
 
 @dataclass(frozen=True)
 class Supervised(Recipe):
@@ -80,23 +91,31 @@ class Distil(Recipe):
     """The frozen dense ViT on its grid teaches the same weights off the grid. No labels."""
 
     budgets: tuple[tuple[int, ...], ...] = ((25, 25, 36), (49, 49, 64), (81, 100, 100, 121), (196,))
-    # ^ a reading of the images per group, its tokens drawn from the group at every step
-    shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # of the batch that each reading takes
-    weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each reading's mean loss: few tokens have large losses
+    # ^ a forward pass per group, its tokens drawn from the group at every step
+    shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # of the batch that each pass takes
+    weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss: few tokens have large losses
     priors: tuple[str, ...] = ("isotropic",) * 5 + ("center", "center", "sobol", "uniform")
     jitter: float = 1.0  # isotropic and center tokens move by up to half this share of their spacing
     logits: float = 1.0  # weight of the KL divergence between teacher's and student's classes
     pooled: float = 1.0  # weight of 1 − cosine between the pooled features
-    features: float = 1.0  # weight of the squared error of every token to the teacher's map, read where it stands
+    features: float = 1.0  # weight of the squared error of every token to the teacher's map at its position
     depths: tuple[float, ...] = (1 / 3, 2 / 3, 11 / 12)  # after which share of the blocks tokens are compared
     temperature: float = 1.0
     balance: float = 0.5  # draw images with weight count^−balance, by the class the teacher predicts
     blend: float = 1.0  # in the end keep so much of the change; less gives back some of the dense accuracy
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.budgets) == len(self.shares) == len(self.weights) > 0:
+            counts = f"{len(self.budgets)} budgets, {len(self.shares)} shares and {len(self.weights)} weights"
+            raise InputError(f"recipe {self.name} needs as many of each and at least one, but has {counts}")
+        if not all(self.budgets) or not self.priors or not any(self.weights):
+            raise InputError(f"recipe {self.name} needs a budget in every group, a prior, and a weight above 0")
+
 
 @dataclass(frozen=True)
 class Masked(Recipe):
-    """Masked autoencoder: a quarter of the windows is seen, the others are painted."""
+    """Masked autoencoder: a quarter of the windows is seen, the others are reconstructed."""
 
     visible: float = 0.25
     decoder_width: int = 512
@@ -107,6 +126,41 @@ class Masked(Recipe):
 
 OBJECTIVES: dict[type[Recipe], str] = {Supervised: "supervised", Distil: "distil", Masked: "mae"}
 
+# Which numbers a field may hold; a field that is not listed may hold any.
+ABOVE_ZERO = (
+    *("batch_size", "epochs", "img_size", "tokens", "budgets", "lr", "eps", "llrd", "clip_grad", "crop_scale"),
+    *("shares", "depths", "temperature", "visible", "decoder_width", "decoder_depth", "decoder_heads"),
+)
+NOT_NEGATIVE = (
+    *("weight_decay", "head_rate", "warmup_epochs", "warmup_lr", "min_lr", "randaug", "mixup", "cutmix"),
+    *("weights", "jitter", "logits", "pooled", "features", "balance"),
+)
+AT_MOST_ONE = ("warmup_share", "crop_scale", "flip", "mix_share", "shares", "depths", "blend", "llrd")
+BELOW_ONE = ("betas", "drop_path", "ema", "smoothing", "visible")
+
+
+def out_of_range(name: str, number: float) -> str:
+    """What a field's number must be, where this one is not; "" where it is fine."""
+    if not abs(number) < 1e300:
+        return "a finite number"
+    if name in ABOVE_ZERO and not number > 0:
+        return "above 0"
+    if name in NOT_NEGATIVE and number < 0:
+        return "at least 0"
+    if (name in AT_MOST_ONE and not 0 <= number <= 1) or (name in BELOW_ONE and not 0 <= number < 1):
+        return "between 0 and 1" + (", and below it" if name in BELOW_ONE else "")
+    return ""
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """The numbers of a field, also of tuples in tuples."""
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from numbers(part)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield value
+
+
 PAPER = "SPoT paper, table of training protocols for retrofitting"
 GPUS = "50 epochs of ImageNet-1k at 224 × 224: days of one large GPU, or hours of eight; not run by us"
 
@@ -116,6 +170,7 @@ FRESH: dict[str, Any] = {
     "model": "vit_tiny_patch16_224",
     "batch_size": 64,
     "img_size": 64,
+    "prior": "isotropic",  # the grid
     "optimizer": "muon",
     "betas": (0.9, 0.95),
     "llrd": 1.0,
@@ -202,7 +257,7 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Supervised(
             name="cls-in1k",
-            origin=f"{PAPER}, CLS-IN1k",
+            origin=f"{PAPER}, CLS-IN1k; positions i.i.d. uniform, as its equation says",
             cost=GPUS,
             expected="see the paper's CLS-IN1k rows",
             command="spot retrofit vit_base_patch16_224.augreg_in1k --recipe cls-in1k --data imagenet --out runs/in1k",
@@ -210,7 +265,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Supervised(
             name="cls-in21k",
-            origin=f"{PAPER}, CLS-IN21k",
+            origin=f"{PAPER}, CLS-IN21k; positions i.i.d. uniform, as its equation says",
             cost=GPUS,
             expected="see the paper's CLS-IN21k rows",
             command="spot retrofit vit_base_patch16_224.augreg2_in21k_ft_in1k --recipe cls-in21k "
@@ -220,7 +275,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         Masked(
             name="mae-in1k",
-            origin=f"{PAPER}, MAE-IN1k; hidden pixels normalised as in He et al.",
+            origin=f"{PAPER}, MAE-IN1k; positions i.i.d. uniform, as its equation says; hidden pixels normalised as in "
+            "He et al.",
             cost=GPUS,
             expected="no accuracy of its own: fine-tune afterwards with mae-finetune",
             command="spot pretrain vit_base_patch16_224.mae --recipe mae-in1k --data imagenet --out runs/mae",
@@ -250,6 +306,29 @@ RECIPES: dict[str, Recipe] = {
             clip_grad=3.0,
             randaug=(9, 0.5),
             global_pool="avg",
+        ),
+        Supervised(
+            name="finetune-small",
+            origin="ours: a retrofitted ViT on a few hundred images of one's own",
+            cost="ViT-Ti/16, 10 classes of 30 images: a minute of one CPU core",
+            expected="docs/fine-tuning.md has what was measured",
+            command="spot finetune vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot --recipe finetune-small "
+            "--data photos --out runs/mine",
+            model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+            batch_size=16,
+            epochs=3,
+            lr=5e-4,
+            betas=(0.9, 0.999),
+            llrd=0.75,
+            faster="late",
+            warmup_share=0.1,
+            clip_grad=1.0,
+            drop_path=0.0,
+            crop_scale=(0.35, 1.0),
+            randaug=None,
+            mix_share=0.0,
+            budgets=(16, 25, 25, 25, 36, 49, 49, 64, 100),
+            priors=("isotropic",) * 4 + ("center", "sobol", "uniform"),
         ),
         Distil(
             name="distil",
@@ -300,7 +379,7 @@ def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
         if name not in known:
             raise unknown(f"field of recipe {recipe.name}", name, known)
         values[name] = read(value, hints[name], name)
-    return checked(replace(recipe, **values))
+    return replace(recipe, **values)
 
 
 def read(value: Any, hint: Any, name: str) -> Any:
@@ -323,7 +402,7 @@ def fit(value: Any, hint: Any) -> Any:
     if kind is Literal:
         return value if value in inner else REFUSED
     if kind in (Union, types.UnionType):
-        return next((found for each in inner if (found := fit(value, each)) is not REFUSED), REFUSED)
+        return next((fitted for each in inner if (fitted := fit(value, each)) is not REFUSED), REFUSED)
     if kind is tuple:
         if not isinstance(value, (tuple, list)):
             return REFUSED
@@ -340,24 +419,6 @@ def spell(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     return str(getattr(hint, "__name__", hint) if not get_args(hint) else hint).replace("typing.", "")
-
-
-def checked(recipe: Recipe) -> Recipe:
-    """The recipe, if its values can be trained with."""
-    for name in ("batch_size", "epochs", "img_size", "lr"):
-        if not getattr(recipe, name) > 0:
-            raise InputError(f"recipe field {name} must be above 0, got {getattr(recipe, name)}")
-    for name in ("ema", "drop_path", "mix_share", "blend"):
-        if not 0 <= getattr(recipe, name, 0) <= 1:
-            raise InputError(f"recipe field {name} must be between 0 and 1, got {getattr(recipe, name)}")
-    if recipe.tokens is not None and recipe.tokens < 1:
-        raise InputError(f"recipe field tokens must be at least 1, got {recipe.tokens}")
-    if isinstance(recipe, Distil) and not len(recipe.budgets) == len(recipe.shares) == len(recipe.weights):
-        counts = f"{len(recipe.budgets)} budgets, {len(recipe.shares)} shares and {len(recipe.weights)} weights"
-        raise InputError(f"recipe {recipe.name} needs as many of each, but has {counts}")
-    if isinstance(recipe, Masked) and not 0 < recipe.visible < 1:
-        raise InputError(f"recipe field visible must be between 0 and 1, got {recipe.visible}")
-    return recipe
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:

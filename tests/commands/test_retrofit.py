@@ -60,7 +60,8 @@ def test_distil_retrofits_unlabelled_images(nano, flat, tmp_path):
 
 def test_pretrain_then_finetune_gives_a_classifier_with_mean_pooling(nano, flat, data, tmp_path):
     command("pretrain", nano, "--data", flat, "--out", tmp_path / "mae", "--set", *MAE)
-    command("finetune", tmp_path / "mae" / "model", "--data", data, "--out", tmp_path / "ft", "--set", *SMALL)
+    given = ("--recipe", "mae-finetune", "--data", data, "--out", tmp_path / "ft", "--set", *SMALL)
+    command("finetune", tmp_path / "mae" / "model", *given)
     model = spot.load(tmp_path / "ft" / "model")
     assert model.vit.global_pool == "avg"
     assert model.num_classes == 10
@@ -68,18 +69,23 @@ def test_pretrain_then_finetune_gives_a_classifier_with_mean_pooling(nano, flat,
 
 def test_finetune_makes_a_head_for_the_datas_classes(nano, tmp_path):
     three = make_images(tmp_path / "three", classes=3)
+    for number, name in enumerate(("ant", "bee", "cat")):
+        (three / str(number)).rename(three / name)
     command("finetune", nano, "--data", three, "--out", tmp_path / "ft", "--set", *SMALL)
-    assert spot.load(tmp_path / "ft" / "model").num_classes == 3
+    model = spot.load(tmp_path / "ft" / "model")
+    assert model.class_names == ["ant", "bee", "cat"]
+    assert model.vit.global_pool == "token"  # as the ViT had it
+    assert json.loads((tmp_path / "ft" / "model" / "config.json").read_text())["spot_vit"]["class_names"][1] == "bee"
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing_else(nano, data, tmp_path, capsys):
     given = ("--data", data, "--out", tmp_path / "run", "--json", tmp_path / "plan.json", "--recipe", "cls-in1k")
-    command("retrofit", nano, *given, "--dry-run", "--set", "img_size=32", "batch_size=10", "epochs=4")
+    command("retrofit", nano, *given, "--dry-run", "--set", "img_size=32", "batch_size=10", "epochs=8")
     shown = capsys.readouterr().out
-    for word in ("parameter groups", "llrd", "12 steps over 30 images", "hours", "GB"):
+    for word in ("parameter groups", "llrd", "24 steps over 30 images", "hours", "GB"):
         assert word in shown
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["settings"]["steps"] == 12
+    assert plan["settings"]["steps"] == 24
     assert {round(row["scale"], 4) for row in plan["rows"]} == {1.0, 0.65}
     parameters = sum(parameter.numel() for parameter in make_nano().parameters())
     assert sum(row["parameters"] for row in plan["rows"]) == parameters

@@ -2,23 +2,28 @@
 
 import json
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
+from spot.training.loop import Trainer
 from spot.training.options import Options
 from spot.training.recipes import RECIPES, Recipe, override
 from spot.training.run import run
 from tests.conftest import make_nano
 
-SMALL = {"img_size": 32, "batch_size": 8, "epochs": 3.0, "warmup_epochs": 0.5, "lr": 1e-3, "ema": 0.9}
+SMALL = {"img_size": 32, "batch_size": 8, "epochs": 3.0, "warmup_share": 0.17, "lr": 1e-3, "ema": 0.9}
 OWN = {
     "distil": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
     "cls-in1k": {},
     "cls-in21k": {},
     "mae-finetune": {},
+    "finetune-small": {"budgets": (4, 9, 16)},
     "mae-in1k": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2},
 }
 
@@ -43,7 +48,31 @@ def small_run(name: str, data: Path, out: Path, options: dict | None = None, **c
     return run(make_nano(), small_recipe(name, **changes), Options(**given))
 
 
+@contextmanager
+def interrupted_after(step: int, monkeypatch):
+    """Within the block a run stops after this step, as after Ctrl-C."""
+    whole = Trainer.step
+
+    def stepped(self, stream):
+        loss = whole(self, stream)
+        self.stopping.agreed = self.progress.step == step
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", stepped)
+        with pytest.raises(KeyboardInterrupt, match=f"goes on from step {step} of"):
+            yield
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     arguments = json.loads(sys.argv[1])
+    if arguments["name"] == "slow":  # its second step takes a minute
+        arguments["name"], quick = "cls-in1k", Trainer.backward
+
+        def slow(self, stream):
+            time.sleep(60 if self.progress.step else 0)
+            return quick(self, stream)
+
+        Trainer.backward = slow
     small_run(arguments.pop("name"), Path(arguments.pop("data")), Path(arguments.pop("out")), **arguments)

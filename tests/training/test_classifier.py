@@ -2,9 +2,12 @@ import pytest
 import torch
 
 import spot
+from spot.data.images import data_for
 from spot.errors import InputError
-from spot.training.classifier import with_classifier
+from spot.training.classifier import for_data, with_classifier
+from spot.training.options import Options
 from tests.conftest import make_nano
+from tests.training.small_run import make_images, small_recipe
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -38,6 +41,38 @@ def test_the_same_seed_gives_the_same_head_and_saving_keeps_it(tmp_path):
 def test_a_model_that_classifies_so_already_is_kept():
     model = make_nano()
     assert with_classifier(model, 10, None) is model
+
+
+def classes_of(folder, *names):
+    for name in names:
+        make_images(folder / name, classes=1, each=1)
+        (folder / name / "0" / "0.png").rename(folder / name / "0.png")
+        (folder / name / "0").rmdir()
+    return Options(data=str(folder), out=folder)
+
+
+def test_class_names_come_from_the_folders_and_are_saved_with_the_model(tmp_path):
+    recipe = small_recipe("finetune-small")
+    model = for_data(make_nano(), recipe, classes_of(tmp_path / "a", "bee", "ant"))
+    assert model.class_names == ["ant", "bee"]
+    model.save_pretrained(tmp_path / "model")
+    model = spot.load(tmp_path / "model")
+    assert model.class_names == ["ant", "bee"]
+    torch.nn.init.ones_(model.vit.head.weight)  # as if trained
+    # Its own classes again: the head stays. As many others: a new one.
+    assert for_data(model, recipe, classes_of(tmp_path / "b", "ant", "bee")) is model
+    other = for_data(model, recipe, classes_of(tmp_path / "c", "cat", "dog"))
+    assert other.class_names == ["cat", "dog"]
+    assert not torch.equal(other.vit.head.weight, model.vit.head.weight)
+    # Some of its classes are data to evaluate on, by its own numbers.
+    (tmp_path / "b" / "ant").rename(tmp_path / "ant")
+    assert [label for _, label, _ in data_for(model, tmp_path / "b")] == [1]
+
+
+def test_without_classes_there_is_nothing_to_fine_tune_for(tmp_path):
+    flat = make_images(tmp_path / "flat", classes=1, each=1) / "0"
+    with pytest.raises(InputError, match="one folder per class is needed"):
+        for_data(make_nano(), small_recipe("finetune-small"), Options(data=str(flat), out=tmp_path))
 
 
 def test_an_eva_is_refused():

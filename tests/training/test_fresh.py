@@ -33,3 +33,12 @@ def test_options_are_read_as_timm_takes_them():
 def test_a_bad_option_is_one_sentence(word):
     with pytest.raises(InputError, match="NAME=VALUE"):
         read_options([word])
+
+
+@pytest.mark.parametrize(
+    "option", [{"num_heads": 0}, {"num_heads": 5}, {"embed_dim": 0}, {"patch_size": 0}, {"depth": -1}]
+)
+def test_a_vit_that_cannot_be_built_is_one_sentence(option):
+    (name,) = option
+    with pytest.raises(InputError, match=f"timm cannot build.*{name}"):
+        fresh("vit_tiny_patch16_224", {**SHAPE, **option})

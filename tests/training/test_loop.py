@@ -1,6 +1,5 @@
 import csv
 import json
-import math
 import os
 import re
 import signal
@@ -18,11 +17,11 @@ from safetensors.torch import load_file
 import spot
 from spot.errors import InputError
 from spot.store import hash_model
-from spot.training.loop import ends_epoch, steps_in
+from spot.training.loop import steps_in
 from spot.training.options import Options
 from spot.training.run import run
 from tests.conftest import make_nano
-from tests.training.small_run import make_images, small_recipe, small_run
+from tests.training.small_run import interrupted_after, make_images, small_recipe, small_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +65,7 @@ def test_killed_at_any_moment_it_resumes_to_bit_identical_weights(data, tmp_path
         process.wait()
     (out / "checkpoints" / ".00000099.tmp.pt").write_bytes(b"half a checkpoint")  # as a kill may leave one
     newest = max((out / "checkpoints").glob("[0-9]*.pt"))
-    assert int(newest.stem) < steps_in(small_recipe("distil"), 30)  # it was killed before its end
+    assert int(newest.stem) < steps_in(small_recipe("distil"), 30)[0]  # it was killed before its end
     newest.write_bytes(newest.read_bytes()[:1000])  # and a disk may lose the end of a file
     small_run("distil", data, out)
     first, second = weights(tmp_path / "whole"), weights(out)
@@ -81,13 +80,9 @@ def test_killed_at_any_moment_it_resumes_to_bit_identical_weights(data, tmp_path
 @pytest.mark.parametrize("name", ["cls-in1k", "mae-in1k"])
 def test_stopped_and_resumed_is_bit_identical_for_other_objectives(name, data, tmp_path, monkeypatch):
     small_run(name, data, tmp_path / "whole")
-    import spot.training.run as module
-
-    whole_train = module.train
-    monkeypatch.setattr(module, "train", lambda *a, **k: whole_train(*a, **k, stop_after=5))
-    small_run(name, data, tmp_path / "cut")
+    with interrupted_after(5, monkeypatch):
+        small_run(name, data, tmp_path / "cut")
     assert not (tmp_path / "cut" / "model").exists()
-    monkeypatch.undo()
     small_run(name, data, tmp_path / "cut", {"workers": 1})
     first, second = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -214,12 +209,59 @@ def test_a_batch_that_does_not_divide_is_refused(data, tmp_path):
         small_run("distil", data, tmp_path / "run", {"accumulate": 3})
 
 
-def test_steps_and_epochs_count_images():
-    recipe = small_recipe("distil")  # 3 epochs, batch 8
-    assert steps_in(recipe, 30) == 11  # 90 / 8
-    assert [step for step in range(1, 12) if ends_epoch(step, 8, 30)] == [4, 8]  # images 30 and 60 pass there
-    assert [step for step in range(1, 5) if ends_epoch(step, 60, 30)] == [1, 2, 3, 4]
-    assert math.isclose(steps_in(small_recipe("distil", epochs=0.01), 30), 1)
+def test_steps_and_epochs_count_images(data, tmp_path):
+    assert steps_in(small_recipe("distil", warmup_share=0.17), 30) == (11, 2)  # 3 epochs, batch 8: 90 / 8; 0.17 of it
+    assert steps_in(small_recipe("distil", warmup_share=None, warmup_epochs=1), 30) == (11, 4)  # 30 / 8
+    assert steps_in(small_recipe("distil", epochs=0.01), 30) == (1, 0)
+    small_run("distil", data, tmp_path / "run")
+    steps = [int(row["step"]) for row in csv.DictReader((tmp_path / "run" / "log.csv").open())]
+    assert steps == [4, 8, 11]  # images 30 and 60 pass there, and the end
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"batch_size": 64}, "takes 64 images a step, but there are 30; use --set batch_size=14"),
+        ({"warmup_share": None, "warmup_epochs": 5}, "warms up for 19 steps, but the run has 11"),
+        ({"warmup_share": 1.0}, "warms up for 11 steps, but the run has 11"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_the_data_says_so(changes, sentence, data, tmp_path):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        small_run("distil", data, tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def interrupt(process: subprocess.Popen, out: Path, enough: int) -> None:
+    """Ctrl-C to a run that has come so far."""
+    while not any(int(file.stem) >= enough for file in (out / "checkpoints").glob("[0-9]*.pt")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: also to the workers
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_from_where_the_run_goes_on(data, tmp_path):
+    out, long = tmp_path / "run", {"epochs": 300.0}
+    command = program(name="cls-in1k", data=data, out=out, options={"workers": 1}, **long)
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    interrupt(process, out, 3)
+    said = process.communicate(timeout=60)[1]
+    assert "Ctrl-C again stops at once" in said
+    step = int(re.search(r"KeyboardInterrupt: stopped; the same command goes on from step (\d+) of 1125", said)[1])
+    assert step == max(int(file.stem) for file in (out / "checkpoints").glob("[0-9]*.pt"))
+
+
+def test_a_second_ctrl_c_stops_at_once(data, tmp_path):
+    out = tmp_path / "run"
+    command = program(name="slow", data=data, out=out)
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    interrupt(process, out, 1)
+    time.sleep(1)
+    assert process.poll() is None  # it is still in the step that takes a minute
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=20)[1]
+    assert "KeyboardInterrupt\n" in said and "goes on from step" not in said
+    assert [file.stem for file in (out / "checkpoints").glob("[0-9]*.pt")] == ["00000001"]
 
 
 def test_memory_does_not_grow_with_steps(data, tmp_path):

@@ -4,8 +4,9 @@ from torch.nn import functional as F
 
 from spot.draws import Draw, generator
 from spot.errors import InputError
-from spot.training.images import Part
-from spot.training.objectives import Distil, Masked, Supervised, read_map
+from spot.training.batches import Part
+from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, sample_map
+from spot.training.recipes import RECIPES
 from tests.conftest import make_nano
 from tests.training.small_run import small_recipe
 
@@ -24,12 +25,13 @@ def halves() -> list[Part]:
 
 def test_supervised_on_the_grid_is_the_cross_entropy_of_the_timm_model():
     model = make_nano()
-    recipe = small_recipe("cls-in1k", smoothing=0.0, **PLAIN)  # isotropic, 16 tokens: the grid of 4 × 4
+    grid = {"prior": "isotropic", **PLAIN}  # with 16 tokens: the grid of 4 × 4
+    recipe = small_recipe("cls-in1k", smoothing=0.0, **grid)
     loss, correct = Supervised(model, recipe)(WHOLE)
     logits = model.vit(IMAGES)
     torch.testing.assert_close(loss, F.cross_entropy(logits, LABELS))
     assert correct == (logits.argmax(1) == LABELS).sum()
-    smooth = Supervised(model, small_recipe("cls-in1k", smoothing=0.1, **PLAIN))(WHOLE).loss
+    smooth = Supervised(model, small_recipe("cls-in1k", smoothing=0.1, **grid))(WHOLE).loss
     torch.testing.assert_close(smooth, F.cross_entropy(logits, LABELS, label_smoothing=0.1))
 
 
@@ -57,8 +59,43 @@ def test_mixing_changes_images_the_same_way_every_time():
     first, again = objective(WHOLE).loss, objective(WHOLE).loss
     assert torch.equal(first, again)
     assert not torch.equal(first, Supervised(make_nano(), small_recipe("cls-in1k", **PLAIN))(WHOLE).loss)
+    seven = WHOLE._replace(images=IMAGES[:7], labels=LABELS[:7])
     with pytest.raises(InputError, match="odd"):
-        objective(WHOLE._replace(images=IMAGES[:7], labels=LABELS[:7]))
+        objective(seven)
+    assert Supervised(make_nano(), small_recipe("cls-in1k", mix_share=0.0))(seven).loss > 0  # nothing to pair
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if not name.startswith("scenes")])
+def test_a_step_of_every_recipe_sees_windows_off_the_grid(name):
+    """isotropic with as many tokens as the grid, as the paper's table has it, is the grid: plain fine-tuning."""
+    model = make_nano()
+    model.prior = "center"  # a recipe says itself where tokens go
+    recipe = small_recipe(name)
+    positions = []
+    objective = OBJECTIVES[recipe.objective](model, recipe)
+    objective.trained().tokenizer.register_forward_pre_hook(lambda _, given: positions.append(given[1]))
+    for step in range(4):
+        objective(WHOLE._replace(step=step)).loss.backward()
+    cells = torch.cat([each.flatten(0, 1) for each in positions]) * 4 - 0.5  # whole numbers on the grid of 4 × 4
+    off = ((cells - cells.round()).abs() > 0.02).any(1).float().mean()
+    assert off > 0.3
+
+
+def test_with_isotropic_the_papers_recipes_stay_on_the_grid():
+    recipe = small_recipe("cls-in1k", prior="isotropic")
+    torch.testing.assert_close(positions_of(Supervised(make_nano(), recipe))[0], make_nano().grid())
+
+
+@pytest.mark.parametrize("name", ["cls-in1k", "distil", "mae-in1k"])
+def test_a_prior_that_cannot_be_trained_with_is_refused_before_training(name):
+    model, recipe = (
+        make_nano(),
+        small_recipe(
+            name, **{"priors" if name == "distil" else "prior": "('unifrom',)" if name == "distil" else "unifrom"}
+        ),
+    )
+    with pytest.raises(InputError, match="uniform"):
+        OBJECTIVES[recipe.objective](model, recipe)
 
 
 def positions_of(objective, part: Part = WHOLE) -> torch.Tensor:
@@ -162,7 +199,7 @@ def test_budgets_and_priors_are_drawn_anew_at_every_step_and_stay_inside():
 def test_the_teachers_map_is_read_where_tokens_stand():
     tokens = torch.tensor([[[0.0], [1.0], [10.0], [11.0]]])  # a 2 × 2 grid of cells at 0.25 and 0.75
     positions = torch.tensor([[[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.5, 0.25], [0.5, 0.5], [0.0, 1.0]]])
-    read = read_map(tokens, (2, 2), positions)[0, :, 0]
+    read = sample_map(tokens, (2, 2), positions)[0, :, 0]
     torch.testing.assert_close(read, torch.tensor([0.0, 1.0, 10.0, 5.0, 5.5, 1.0]))
 
 

@@ -1,10 +1,11 @@
-"""Training images: which image comes when, and how it is cropped, as a function of the seed.
+"""Training batches: which image comes when, and how it is cropped, as a function of the seed.
 
 Training reads an endless stream: epoch after epoch, each in an order of its own. Step s of batch
 size G takes images s·G … s·G + G − 1 of it, divided first over accumulation, then over processes.
 """
 
 import copy
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import Normalize
 
-from spot.data.images import Images, Stream
+from spot.data.images import Images
 from spot.data.scenes import Scenes
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError
@@ -39,8 +40,7 @@ class Plan(Dataset[tuple[Tensor, int]]):
     """Numbered places of the stream: place p is image order(epoch)[p mod M], augmented for that epoch."""
 
     def __init__(self, images: Images, recipe: Recipe, data_config: dict[str, Any], weights: Tensor | None = None):
-        if isinstance(images, Stream):
-            raise InputError("training shuffles its images, which a stream cannot; use a folder or an indexed data set")
+        """weights: how often to draw each image, instead of each once."""
         self.images, self.seed, self.weights = images, recipe.seed, weights
         self.images.transform = training_transform(recipe, data_config)
         self._order: tuple[int, list[int]] = (-1, [])
@@ -119,32 +119,22 @@ def posterize_bits(level: float, _: Any) -> tuple[int]:
     return (max(1, 4 - int(level / 10 * 4)),)
 
 
-def parts(
-    plan: Plan,
-    batch_size: int,
-    steps: range,
-    *,
-    accumulate: int = 1,
-    process: int = 0,
-    processes: int = 1,
-    workers: int = 0,
-) -> Iterator[Part]:
-    """This process's parts of these steps, in order: `accumulate` for each step."""
-    share = Share(batch_size, steps, accumulate, process, processes)
-    loader = DataLoader(plan, batch_sampler=share, num_workers=workers, pin_memory=torch.cuda.is_available())
-    for (step, first), (images, labels) in zip(share.where(), loader, strict=True):
-        yield Part(step, first, batch_size, images, labels)
-
-
 @dataclass(frozen=True)
 class Share:
     """Which places of the stream one process reads, pass by pass. Iterated, not listed: runs are long."""
 
     batch_size: int
     steps: range
-    accumulate: int
-    process: int
-    processes: int
+    accumulate: int = 1
+    process: int = 0
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1 or self.batch_size % (self.accumulate * self.processes):
+            raise InputError(
+                f"a batch of {self.batch_size} does not divide into {self.accumulate} parts for each of "
+                f"{self.processes} processes; change batch_size or accumulate"
+            )
 
     @property
     def rows(self) -> int:
@@ -165,10 +155,14 @@ class Share:
         return len(self.steps) * self.accumulate
 
 
-def check_division(batch_size: int, accumulate: int, processes: int) -> None:
-    """Refuse a batch that does not divide evenly."""
-    if accumulate < 1 or batch_size % (accumulate * processes):
-        raise InputError(
-            f"a batch of {batch_size} does not divide into {accumulate} parts for each of {processes} processes; "
-            "change batch_size or accumulate"
-        )
+def parts(plan: Plan, share: Share, workers: int = 0) -> Iterator[Part]:
+    """This process's parts of these steps, in order: `accumulate` for each step."""
+    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": leave_interrupts_to_the_run}
+    loader = DataLoader(plan, batch_sampler=share, pin_memory=torch.cuda.is_available(), **options)
+    for (step, first), (images, labels) in zip(share.where(), loader, strict=True):
+        yield Part(step, first, share.batch_size, images, labels)
+
+
+def leave_interrupts_to_the_run(_: int) -> None:
+    """In a worker: Ctrl-C reaches every process, and the run still needs this step's images."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

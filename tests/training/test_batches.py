@@ -5,7 +5,7 @@ from spot.data.images import open_data
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.errors import InputError
-from spot.training.images import Plan, ScenePlan, parts, training_transform
+from spot.training.batches import Plan, ScenePlan, Share, parts, training_transform
 from tests.conftest import make_nano
 from tests.training.small_run import make_images, small_recipe
 
@@ -21,8 +21,8 @@ def plan(folder, weights=None, **changes) -> Plan:
     return Plan(data, small_recipe("cls-in1k", **changes), config, weights)
 
 
-def read(plan, steps, **options) -> list:
-    return list(parts(plan, 8, steps, **options))
+def read(plan, steps, workers=0, **share) -> list:
+    return list(parts(plan, Share(8, steps, **share), workers))
 
 
 def test_an_epoch_shows_every_image_once_in_an_order_of_its_own(folder):
