@@ -2,6 +2,8 @@
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from inspect import getdoc, signature
 from typing import Any
 
@@ -40,11 +42,20 @@ def run(verb: str, arguments: list[str]) -> None:
     function = verb_function(verb)
     import tyro  # here, because it costs a third of a second
 
-    if "-" in arguments:  # data goes to standard output, and nothing else does
-        from spot.report import only_data_on_standard_output
+    with people_elsewhere() if "-" in arguments else nullcontext():
+        tyro.cli(function, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
 
-        only_data_on_standard_output()
-    tyro.cli(function, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
+
+@contextmanager
+def people_elsewhere() -> Iterator[None]:
+    """Data goes to standard output, so that tables and sentences for people go to standard error."""
+    from spot.report import console
+
+    console.stderr = True
+    try:
+        yield
+    finally:
+        console.stderr = False
 
 
 def options_of(verb: str) -> set[str]:
@@ -64,10 +75,10 @@ def as_options(sentence: str, names: set[str]) -> str:
         sentence = sentence.replace("unreadable='skip'", "--skip-unreadable")
 
     def option(match: re.Match[str]) -> str:
-        name, value = match.groups()
-        return f"--{name.replace('_', '-')} {value}" if name in names else match[0]
+        word, name, value = match.groups()
+        return f"{word} --{name.replace('_', '-')} {value}" if name in names else match[0]
 
-    return re.sub(r"(?<![\w=.-])([a-z][a-z_]*)=(?=\S)(\S[^,;)\s]*)", option, sentence)
+    return re.sub(r"\b(pass|got|another) ([a-z_]+)=(\S[^,;)\s]*)", option, sentence)
 
 
 def description(docstring: str) -> str:

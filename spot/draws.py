@@ -43,7 +43,7 @@ def generator(seed: int, draw: Draw, *numbers: int) -> Generator:
 
 def generator_for(seed: int, key: str) -> Generator:
     """The random numbers of one image: the same in every batch, order and process."""
-    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}\0{key}".encode(errors="surrogateescape")).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 

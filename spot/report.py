@@ -141,11 +141,6 @@ def save_csv(path: str | Path, rows: Sequence[Row]) -> None:
         temporary.write_bytes(lines.getvalue().encode(errors="surrogateescape"))  # file names keep their bytes
 
 
-def only_data_on_standard_output() -> None:
-    """From now on tables and sentences for people go to standard error."""
-    console.stderr = True
-
-
 def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
     """Refuse files, or a folder for them, that cannot be written, before the work is done. Creates nothing."""
     for file in [*files, folder]:

@@ -9,6 +9,7 @@ import spot
 
 VIT_TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 DEIT_TINY = "deit_tiny_patch16_224.fb_in1k"
+SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 torch.set_num_threads(1)  # two workers share two cores, and runs that must agree to the bit need one number of threads
@@ -20,10 +21,9 @@ def pytest_addoption(parser):
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    path = Path(__file__).parents[2] / "shared" / "data"
-    if not path.is_dir():
+    if not SHARED.is_dir():
         pytest.skip("the shared data is not here")
-    return path
+    return SHARED
 
 
 def real(shared_data: Path, name: str) -> spot.SpotViT:

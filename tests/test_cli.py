@@ -5,8 +5,10 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
-from spot.cli import VERBS, main
+from spot import report
+from spot.cli import VERBS, as_options, main
 
 
 def test_help_lists_every_verb_in_under_a_second():
@@ -43,3 +45,64 @@ def test_an_unknown_verb_is_one_sentence_and_exit_code_two(capsys):
 def test_the_version_is_printed(capsys):
     main(["--version"])
     assert capsys.readouterr().out.startswith("spot ")
+
+
+# Completion --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    file = tmp_path_factory.mktemp("completion") / "spot.sh"
+    printed = subprocess.run([sys.executable, "-m", "spot", "completion", "bash"], capture_output=True, check=True)
+    file.write_bytes(printed.stdout)
+    return file
+
+
+@pytest.mark.parametrize(
+    "typed, offered",
+    [
+        ("spot ev", ["evaluate"]),
+        ("spot evaluate scenes-m", ["scenes-mae"]),
+        ("spot evaluate vit", ["vit-ti"]),
+        ("spot predict photo.jpg --model deit-", ["deit-ti"]),
+        ("spot predict photo.jpg --prior fo", ["focus"]),
+        ("spot evaluate scenes-a --prior center iso", ["isotropic"]),
+        ("spot search x.jpg --obj", ["--objective"]),
+        ("spot search x.jpg --objective ag", ["agree"]),
+        ("spot retrofit scenes-a --recipe dis", ["distil"]),
+        ("spot study sal", ["saliency-gain"]),
+    ],
+)
+def test_the_shell_completes(script, typed, offered):
+    words = typed.split(" ")
+    code = f'source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _spot; echo "${{COMPREPLY[@]}}"'
+    said = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(offered) <= set(said)
+    assert all(word.startswith(words[-1]) for word in said)
+
+
+# Sentences ---------------------------------------------------------------------------------------------
+
+
+def test_errors_name_options_as_the_command_line_does():
+    names = {"weights", "data_root", "skip_unreadable"}
+    assert as_options("pass weights=FILE if you have them", names) == "pass --weights FILE if you have them"
+    assert as_options("got data_root='x', too", names) == "got --data-root 'x', too"
+    assert as_options("pass unreadable='skip' to go on", names) == "pass --skip-unreadable to go on"
+    assert as_options("x was made with weights='0'; got length=3", names) == "x was made with weights='0'; got length=3"
+
+
+# Tables ------------------------------------------------------------------------------------------------
+
+
+def test_a_wide_table_breaks_between_columns_and_words_never_inside_them(monkeypatch, capsys):
+    monkeypatch.setattr(report, "console", Console(width=80))
+    names = [f"a-column-that-is-long-{index}" for index in range(6)]
+    row = {"backbone": "vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot", **dict.fromkeys(names, 123.456)}
+    report.show([row], "a title [with] brackets", caption="and a [/caption]")
+    said = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in said.splitlines())
+    assert all(name in said for name in names)
+    assert said.count("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot") > 1  # the first column stands in every part
+    assert "a title [with] brackets" in said
+    assert "[/caption]" in said

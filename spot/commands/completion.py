@@ -37,15 +37,15 @@ def completion(shell: Annotated[Positional[Literal["bash", "zsh"]], arg(metavar=
     import tyro
 
     from spot.commands import VERBS, verb_function
-    from spot.models.checkpoints import built_in
+    from spot.models.checkpoints import ALIASES, built_in
     from spot.placement.priors import PRIORS
     from spot.placement.saliency import SALIENCIES
     from spot.studies.study import STUDIES
     from spot.training.recipes import RECIPES
 
     values: dict[str, Iterable[str]] = {
-        "MODEL": built_in(),
-        "--model": built_in(),
+        "MODEL": [*ALIASES, *built_in()],
+        "--model": [*ALIASES, *built_in()],
         "--prior": PRIORS,
         "--recipe": RECIPES,
     }

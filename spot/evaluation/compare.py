@@ -161,7 +161,7 @@ def candidates_of(
 def opened(model: Any, data: str | Path, *, need_classes: bool, **reading: Any) -> tuple[Data, bool]:
     """The images, and whether their labels are the model's classes. Neighbours vote for any classes."""
     if model.num_classes == 0 and need_classes:
-        raise InputError(f"{model.name} has no classifier; measure its features with knn=FOLDER")
+        raise InputError(f"{model.name} has no classifier; pass knn=FOLDER to measure its features")
     try:
         return data_for(model, data, **reading), model.num_classes > 0
     except InputError:

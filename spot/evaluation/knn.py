@@ -203,7 +203,7 @@ def listing(data: Data) -> str:
         raise InputError("a kNN bank is made from a folder, hfds/ or torch/ data, not from a stream")
     else:
         for key, index in zip(data.keys, data.order, strict=True):
-            digest.update(f"{key}\n".encode())
+            digest.update(f"{key}\n".encode(errors="surrogateescape"))
             if isinstance(data.source, list):  # files; a timm data set has its samples' numbers only
                 path, label = data.source[index]
                 state = Path(path).stat()

@@ -45,7 +45,7 @@ def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) 
 def keyed(method: str, prompt: str | None) -> Callable[[Tensor, str], Tensor]:
     """A function of one RGB image (1, 3, H, W) in [0, 1] and its key."""
     if prompt is not None and method != "clipseg":
-        raise InputError(f"prompt={prompt!r} goes with method=clipseg, not with {method}")
+        raise InputError(f"got prompt={prompt!r} for {method}; pass method=clipseg, which goes with it")
     if prompt is None:
         plain = open_saliency(method)
         return lambda image, key: plain(image)

@@ -261,7 +261,7 @@ def maps_for(
     if not any(resolve_prior(prior).needs_map for prior in priors):
         if source is not None:
             needing = ", ".join(name for name, prior in PRIORS.items() if prior.needs_map)
-            raise InputError(f"saliency={str(source)!r} is for the priors {needing}; name one of them as prior")
+            raise InputError(f"got saliency={str(source)!r}, but no prior that draws from maps: {needing}")
         return None
     return resolve_saliency("spectral" if source is None else source, data_config, transform, root)
 

@@ -105,7 +105,7 @@ def settings_of(
     model: SpotViT, recipe: Recipe, images: Images | Scenes, options: Options, teacher: SpotViT | None = None
 ) -> dict[str, Any]:
     """What decides the outcome of a run; a folder is only ever continued under the same."""
-    keys = hashlib.sha256("\n".join(images.keys).encode()).hexdigest()[:16]
+    keys = hashlib.sha256("\n".join(images.keys).encode(errors="surrogateescape")).hexdigest()[:16]
     if isinstance(images, Scenes):
         keys = repr(images.difficulty)
     others = {} if teacher is None else {"teacher": {"name": teacher.name, "weights": hash_model(teacher)}}

@@ -1,11 +1,16 @@
 """spot predict, as a person would type it."""
 
+import csv
 import json
+import os
 
 import pytest
 from PIL import Image
 
 from spot.cli import main
+from spot.data.picture import photo_transform
+from spot.errors import InputError
+from spot.evaluation.photos import photo_files, predict
 from spot.models.checkpoints import save_folder
 
 
@@ -16,7 +21,7 @@ def model(nano, tmp_path):
 
 
 def picture(path, size=(60, 40)):
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     Image.radial_gradient("L").resize(size).convert("RGB").save(path)
     return str(path)
 
@@ -57,7 +62,7 @@ def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path
     "wrong, sentence",
     [
         (["--prior", "centre"], "'center'"),
-        (["--saliency", "spectral"], "--saliency 'spectral' is for the priors salient"),
+        (["--saliency", "spectral"], "got --saliency 'spectral', but no prior"),
         (["--tokens", "-1"], "at least 1"),
         (["--top", "0"], "at least one class"),
         (["nowhere.jpg"], "nowhere.jpg is missing"),
@@ -71,3 +76,81 @@ def test_a_wrong_wish_is_answered_with_one_sentence(model, tmp_path, capsys, wro
     said = capsys.readouterr().err.strip()
     assert sentence in said
     assert "\n" not in said
+
+
+# Files -------------------------------------------------------------------------------------------------
+
+
+def test_folders_and_patterns_are_taken_with_their_sub_folders(tmp_path):
+    for name in ("a.png", "in/b.png", "in/deep/c.png", "other/d.png"):
+        picture(tmp_path / name)
+    (tmp_path / "in" / "no.txt").write_text("")
+    (tmp_path / "in" / "itself").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "again").symlink_to(tmp_path / "in")
+    files = photo_files([tmp_path / "a.png", tmp_path / "in", f"{tmp_path}/oth*/*.png"])
+    assert [file.name for file in files] == ["a.png", "b.png", "c.png", "d.png"]
+    with pytest.raises(InputError, match="no image matches"):
+        photo_files([f"{tmp_path}/*.jpg"])
+
+
+def test_a_file_whose_name_looks_like_a_pattern_or_like_markup_is_itself(model, tmp_path, capsys):
+    names = ["a[b].png", "[bold]$x_1$ $y$.png", os.fsdecode(b"caf\xe9 [red].png")]
+    for name in names:
+        picture(tmp_path / "odd" / name)
+    odd, out = tmp_path / "odd", tmp_path / "out"
+    main(
+        ["predict", str(odd / "a[b].png"), str(odd), "--model", model, "--out", str(out), "--csv", str(tmp_path / "c")]
+    )
+    lines = list(csv.DictReader((tmp_path / "c").read_text(errors="surrogateescape").splitlines()))
+    assert {os.path.basename(line["image"]) for line in lines} == set(names)
+    said = capsys.readouterr().out.replace("\n", "")
+    assert "[bold]$x_1$ $y$.png" in said
+    assert "caf\ufffd [red].png" in said
+    assert len(list(out.iterdir())) == 3
+
+
+def test_what_cannot_be_read_stops_the_run_or_is_named_and_left_out(model, tmp_path, capsys):
+    file = picture(tmp_path / "all" / "good.png")
+    (tmp_path / "all" / "bad.png").write_text("no")
+    given = ["predict", str(tmp_path / "all"), "--model", model, "--json", str(tmp_path / "said.json")]
+    with pytest.raises(SystemExit):
+        main(given)
+    assert "bad.png is not an image; pass --skip-unreadable to go on" in capsys.readouterr().err
+    main([*given, "--skip-unreadable"])
+    assert "bad.png" in capsys.readouterr().err
+    assert {row["image"] for row in json.loads((tmp_path / "said.json").read_text())["rows"]} == {file}
+
+
+def test_standard_output_gets_data_and_nothing_else(model, tmp_path, capsys):
+    main(["predict", picture(tmp_path / "x.png"), "--model", model, "--json", "-", "--top", "2"])
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)["rows"]) == 2
+    assert "probability" in said.err
+
+
+# Whole images ------------------------------------------------------------------------------------------
+
+
+def test_a_whole_panorama_is_seen_in_its_own_shape():
+    config = {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    wide = Image.new("RGB", (400, 100))
+    wide.paste("red", (380, 0, 400, 100))  # at its right end, which the middle square does not have
+    shapes = {fit: tuple(photo_transform(config, fit)(wide).shape) for fit in ("crop", "squash", "whole")}
+    assert shapes == {"crop": (3, 32, 32), "squash": (3, 32, 32), "whole": (3, 16, 64)}
+    reddest = {fit: photo_transform(config, fit)(wide)[0].max().item() for fit in shapes}
+    assert reddest["crop"] == -1.0  # black
+    assert reddest["squash"] > 0.9
+    assert reddest["whole"] > 0.9
+
+
+@pytest.mark.parametrize("prior", ["isotropic", "center", "focus"])
+def test_tokens_on_a_whole_image_are_where_the_same_fractions_say(nano, tmp_path, prior):
+    wide = Image.effect_noise((160, 40), 80).convert("RGB")
+    wide.save(tmp_path / "wide.png")
+    (made,) = predict(nano, [tmp_path / "wide.png"], prior=prior, tokens=12, fit="whole", top=1)
+    assert made.image.shape == (3, 16, 64)
+    assert made.positions.shape == (12, 2)
+    assert (made.map is not None) == (prior == "focus")
+    if prior == "isotropic":  # the same even spacing in pixels either way: more columns than rows
+        columns, rows = (len(made.positions[:, axis].unique()) for axis in (1, 0))
+        assert columns > rows

@@ -73,7 +73,7 @@ def test_a_prompt_can_be_the_images_class():
 def test_bad_input_is_one_sentence(folder, tmp_path, capsys):
     out = tmp_path / "maps"
     assert "either images or --data" in refused(capsys, "--out", out)
-    assert "goes with --method clipseg" in refused(capsys, "--data", folder, "--prompt", "dog", "--out", out)
+    assert "pass --method clipseg" in refused(capsys, "--data", folder, "--prompt", "dog", "--out", out)
     assert "did you mean 'spectral'" in refused(capsys, "--data", folder, "--method", "spectrl", "--out", out)
     assert "missing" in refused(capsys, "--data", tmp_path / "nowhere", "--out", out)
     assert not out.exists()

@@ -112,7 +112,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(model, folder, tmp_path, c
     assert "at least 1 step" in refused(capsys, image, "--steps", "0", *common)
     assert "missing" in refused(capsys, tmp_path / "no.jpg", *common)
     assert "no saliency 'spectra'" in refused(capsys, image, "--prior", "salient", "--saliency", "spectra", *common)
-    assert "is for the priors" in refused(capsys, image, "--saliency", "spectral", *common)
+    assert "no prior that draws from maps" in refused(capsys, image, "--saliency", "spectral", *common)
     assert "did you mean" in refused(capsys, image, "--prior", "isotropc", *common)
     assert ".safetensors" in refused(capsys, "--data", folder, *common)
     assert "brings its own labels" in refused(capsys, "--data", folder, "--label", "1", *common)

@@ -263,3 +263,20 @@ def test_the_shared_validation_images_carry_imagenets_labels(shared_data):
     assert len(data) == 2000
     assert data[1998][1:] == (999, data.keys[1998])
     assert data.keys[0].startswith("n01440764/ILSVRC2012_val_")
+
+
+def test_a_class_folder_that_links_to_itself_is_read_once(tmp_path):
+    """Each of two self-links doubled the number of paths at every depth: listing never ended."""
+    from spot.data.images import image_files
+
+    folder = tmp_path / "a"
+    folder.mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "x.png")
+    (tmp_path / "elsewhere").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "elsewhere" / "y.png")
+    for name in ("one", "two"):
+        (folder / name).symlink_to(folder)
+        (folder / f"{name}-more").symlink_to(tmp_path / "elsewhere")
+    assert [str(tmp_path / "a" / "one-more" / "y.png"), str(tmp_path / "a" / "x.png")] == sorted(
+        image_files(folder), key=len, reverse=True
+    )

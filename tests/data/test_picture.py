@@ -187,3 +187,26 @@ def test_a_real_model_gives_its_own_mean_and_std():
 
 
 # Folders --------------------------------------------------------------------------------------
+
+
+def test_a_small_file_that_claims_a_huge_image_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    file = tmp_path / "bomb.png"
+    Image.new("1", (12_000, 12_000)).save(file)  # 144 megapixels in a few kilobytes
+    monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("it was decoded"))
+    with pytest.raises(InputError, match=r"bomb.png is too large to decode; scale it below 120 megapixels first"):
+        open_image(file)
+
+
+@pytest.mark.parametrize("ending", ["avif", "webp", "tiff", "gif", "bmp"])
+def test_a_damaged_image_of_any_kind_is_one_sentence(tmp_path, ending):
+    file = tmp_path / f"x.{ending}"
+    try:
+        Image.radial_gradient("L").convert("RGB").save(file)
+    except (KeyError, ValueError, OSError):
+        pytest.skip(f"Pillow cannot write {ending} here")
+    whole = file.read_bytes()
+    for cut in (0, 5, 20, len(whole) // 2):
+        file.write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=f"x.{ending} (is not|cannot be)") as refused:
+            open_image(file)
+        assert "\n" not in str(refused.value)
