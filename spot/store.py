@@ -404,9 +404,11 @@ def hash_tensors(tensors: Mapping[str, "Tensor"], *others: Any) -> str:
 
 
 def hash_model(model: "nn.Module") -> str:
-    """Sixteen hexadecimal digits that change with any weight, buffer or kernel width of a model."""
+    """Sixteen hexadecimal digits that change with any weight, buffer, kernel width or window scale of a model."""
     widths = {name: getattr(part, "sigma", None) for name, part in model.named_modules()}
-    return hash_tensors(model.state_dict(), {name: width for name, width in widths.items() if width is not None})
+    others = [{name: width for name, width in widths.items() if width is not None}]
+    scale = getattr(model, "scale", None)  # of the windows that it places: a number or "auto"
+    return hash_tensors(model.state_dict(), *others, *([scale] if isinstance(scale, (str, int, float)) else []))
 
 
 def hash_file(path: str | Path) -> str:

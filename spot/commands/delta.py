@@ -43,7 +43,7 @@ def delta(
     path = Path(f"{name}+spot.safetensors") if out is None else out
     if not isinstance(trained.prior, str):
         raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
-    config = {"tokens": trained.tokens, "prior": trained.prior}
+    config = {"tokens": trained.tokens, "prior": trained.prior, "scale": trained.scale}
     save_delta(trained, state, path, base=name, method=method, config=config)
     again = apply_delta(state, path)
     change, lost = (

@@ -13,6 +13,7 @@ def evaluate(
     weights: options.Weights = None,
     prior: options.Priors = (),
     tokens: tuple[int, ...] = (),
+    scale: options.Scale = None,
     seeds: int = 1,
     placements: tuple[Path, ...] = (),
     saliency: options.Saliency = None,
@@ -63,7 +64,7 @@ def evaluate(
         check_ending(plot)
     report.check_outputs(json, predictions, plot)
     state = this_process()
-    loaded = spot.load(model, weights=weights).to(state.device)
+    loaded = spot.load(model, weights=weights, scale=scale).to(state.device)
     compared = compare(
         loaded, data, priors=prior, tokens=tokens, seeds=seeds, placements=placements, baselines=baseline,
         saliency=saliency, knn=knn, k=k, temperature=temperature, cache=cache, split=split, root=data_root,

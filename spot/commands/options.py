@@ -25,6 +25,10 @@ Data = Annotated[
     str, arg(help='a folder with one sub-folder per class, ImageNet\'s root, a timm data set, or "scenes"')
 ]
 Prior = Annotated[str | None, arg(help="where tokens go; by default as the model says")]
+Scale = Annotated[
+    float | Literal["auto"] | None,
+    arg(help="size of the windows: pixels between their samples, or auto; by default as the model says, usually 1"),
+]
 Priors = Annotated[tuple[str, ...], arg(help="where tokens go; by default as the model says")]
 Saliency = Annotated[
     str | None,

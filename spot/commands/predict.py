@@ -12,6 +12,7 @@ def predict(
     model: options.Model = options.MODEL,
     weights: options.Weights = None,
     prior: options.Prior = None,
+    scale: options.Scale = None,
     tokens: int | None = None,
     saliency: options.Saliency = None,
     fit: options.Fit = "crop",
@@ -37,7 +38,14 @@ def predict(
     if runtime == "onnx":
         from spot.export.runtime import predict_exported
 
-        chosen = {"weights": weights, "prior": prior, "tokens": tokens, "saliency": saliency, "out": out}
+        chosen: dict[str, Any] = {
+            "weights": weights,
+            "prior": prior,
+            "tokens": tokens,
+            "saliency": saliency,
+            "scale": scale,
+            "out": out,
+        }
         predict_exported(images, model, top=top, skip=skip_unreadable, csv=csv, json=json, fit=fit, **chosen)
         return
     import spot
@@ -48,7 +56,7 @@ def predict(
     paths = photo_files(images)
     out = Path("predictions") if out is None and csv is None and json is None else out
     report.check_outputs(csv, json)
-    loaded = spot.load(model, weights=weights)
+    loaded = spot.load(model, weights=weights, scale=scale)
     files = dict(zip(paths, picture_files(paths, out), strict=True)) if out else {}
     placed: dict[str, Any] = {"prior": prior, "tokens": tokens, "saliency": saliency, "fit": fit, "seed": seed}
     table = []

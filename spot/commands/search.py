@@ -18,6 +18,7 @@ def search(
     objective: Literal["descent", "ascent", "obfuscate", "entropy", "agree"] | None = None,
     tokens: int = 25,
     prior: options.Prior = None,
+    scale: options.Scale = None,
     saliency: options.Saliency = None,
     seed: options.Seed = 0,
     preset: Literal["paper", "paper-long", "authors", "agree"] | None = None,
@@ -77,7 +78,7 @@ def search(
     if data is not None and (label or fit != "crop"):
         raise InputError("--label and --fit go with images; a data set brings its own labels, and is cropped")
     objective = objective or ("descent" if label or data is not None else "agree")
-    loaded = spot.load(model, weights=weights, tokens=tokens).to(this_process().device)
+    loaded = spot.load(model, weights=weights, tokens=tokens, scale=scale).to(this_process().device)
     settings = PRESETS[preset or ("agree" if objective == "agree" else "paper")].changed(
         objective=objective, steps=steps, lr=lr, optimizer=optimizer, project=project, snap=snap,
         grid=loaded.grid_size if grid else None, mixed_precision=mixed_precision,

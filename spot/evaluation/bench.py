@@ -14,6 +14,7 @@ from spot.models.baselines import BASELINES
 from spot.models.checkpoints import built_in, load
 from spot.models.protocol import Placed, TokenModel
 from spot.models.spot_vit import SpotViT, adapt
+from spot.placement.sizes import Scale
 
 
 def bench(
@@ -22,6 +23,7 @@ def bench(
     tokens: Sequence[int] = (),
     baselines: Sequence[str] = (),
     prior: str | None = None,
+    scale: Scale | None = None,
     device: str = "cpu",
     threads: int | None = None,
     **timing: Any,
@@ -30,12 +32,13 @@ def bench(
 
     Args:
         tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
+        scale: of the windows that models place; by default their own.
         timing: of `throughput.measure`: batch_sizes, rounds, compiled, precision, clock.
     """
     entries: dict[str, TokenModel] = {}
     about: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(models):
-        for method, budget, model in candidates(opened(name, device), tokens, baselines, prior):
+        for method, budget, model in candidates(opened(name, device, scale), tokens, baselines, prior):
             label = f"{name} {method} {budget}"
             entries[label] = model
             about[label] = {"name": name, "method": method, "budget": budget}
@@ -46,8 +49,8 @@ def bench(
     return [{**about[row.pop("model")], **row} for row in rows]
 
 
-def opened(name: str, device: str) -> SpotViT:
-    """A model on a device. A timm name gets random weights, which are as fast as any."""
+def opened(name: str, device: str, scale: Scale | None = None) -> SpotViT:
+    """A model on a device, with this scale if given. A timm name gets random weights, which are as fast as any."""
     try:
         there = torch.device(device)
         torch.empty(0, device=there)
@@ -56,8 +59,11 @@ def opened(name: str, device: str) -> SpotViT:
         raise InputError(f"the device {device!r} cannot be used here: {reason}") from None
     bare = name.removeprefix("timm/").split(".")[0]
     if name not in built_in() and not Path(name).exists() and timm.is_model(bare):
-        return adapt(bare).to(there).eval()
-    return load(name).to(there)
+        model = adapt(bare).to(there).eval()
+    else:
+        model = load(name).to(there)
+    model.scale = model.scale if scale is None else scale
+    return model
 
 
 def candidates(

@@ -30,6 +30,7 @@ from spot.models.deltas import apply_delta, is_delta, read_about
 from spot.models.spot_vit import SpotViT, adapt
 from spot.models.timm_vit import create_timm, refuse_unfit
 from spot.placement.priors import AnyPrior, resolve_prior
+from spot.placement.sizes import Scale
 from spot.store import as_json, read_tensors, write_json, write_tensors
 from spot.store import read_state as read_pickle
 from spot.tokens.authors import AuthorsTokenizer
@@ -41,6 +42,7 @@ ALIASES = {
 }
 HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
+PLACING = ("tokens", "prior", "scale")  # what is saved of how a model places tokens
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
 
@@ -51,6 +53,7 @@ def load(
     weights: str | Path | None = None,
     tokens: int | None = None,
     prior: AnyPrior | None = None,
+    scale: Scale | None = None,
     **options: Any,
 ) -> SpotViT:
     """Load a model by what it is called or where it is.
@@ -59,7 +62,7 @@ def load(
         name: a built-in model, a folder or file that SPoT saved, a hub id, a timm name (its pretrained
             ViT, adapted), a retrofit on one (`timm name+spot`), or the authors' published .pth file.
         weights: a file with the timm model's weights, instead of downloading them.
-        tokens, prior: where to place tokens, instead of as the model was saved.
+        tokens, prior, scale: where to place tokens and how large, instead of as the model was saved.
         options: what timm.create_model takes, such as num_classes or img_size; for a hub id also its revision, token, …
     """
     model = _load(str(name), weights, options)
@@ -67,6 +70,8 @@ def load(
         model.tokens = tokens
     if prior is not None:
         model.prior = prior
+    if scale is not None:
+        model.scale = scale
     return model.eval()
 
 
@@ -184,7 +189,8 @@ def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
     about = read_about(path)
     model = load_timm(about["base"], weights, {})
     model.vit.load_state_dict(apply_delta(model.vit.state_dict(), path))
-    model.tokens, model.prior = about["config"].get("tokens", model.tokens), about["config"].get("prior", model.prior)
+    for name in PLACING:
+        setattr(model, name, about["config"].get(name, getattr(model, name)))
     return model
 
 
@@ -236,6 +242,7 @@ def describe(model: SpotViT) -> dict[str, Any]:
         "tokens": model.tokens,
         "prior": model.prior,
         "saliency": model.saliency if isinstance(model.saliency, str) else "spectral",
+        "scale": model.scale,
         "sigma": model.sigma,
         "tokenizer": "authors" if isinstance(model.tokenizer, AuthorsTokenizer) else "standard",
     }
@@ -272,6 +279,7 @@ def build(config: Mapping[str, Any]) -> SpotViT:
         tokens=config["tokens"],
         prior=config["prior"],
         saliency=config.get("saliency", "spectral"),
+        scale=config.get("scale"),
         sigma=config["sigma"],
         options=options,
         tokenizer=tokenizer,

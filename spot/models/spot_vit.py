@@ -26,6 +26,8 @@ from spot.errors import InputError
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
 from spot.placement.priors import AnyPrior, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
+from spot.placement.sizes import Scale, check_size, resolve_scale, sized
+from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import grid_positions, rotary_embedding
 from spot.tokens.pyramid import traced
 from spot.tokens.tokenizer import Tokenizer
@@ -79,6 +81,7 @@ class SpotViT(
         *,
         tokens: int | None = None,
         prior: AnyPrior = "isotropic",
+        scale: Scale | None = None,
         saliency: Source = "spectral",
         sigma: float = 0.8,
         options: dict[str, Any] | None = None,
@@ -86,6 +89,7 @@ class SpotViT(
     ) -> None:
         """
         Args:
+            scale: the size of the windows that the model places, or "auto"; see `place`.
             saliency: where maps come from for priors that need them; see `saliency_maps`.
             sigma: width of the position kernels in grid cells.
             options: what timm.create_model needs beside the architecture's name to build `vit` again.
@@ -100,6 +104,7 @@ class SpotViT(
         self.sigma = sigma
         self.options = dict(options or {})
         self.prior = prior
+        self.scale = scale
         self.saliency = saliency
         self.tokens = len(self.grid()) if tokens is None else tokens
 
@@ -150,6 +155,18 @@ class SpotViT(
         self._prior = prior
 
     @property
+    def scale(self) -> Scale | None:
+        """The size of the windows that the model places: pixels between samples, or "auto"; None is 1."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, scale: Scale | None) -> None:
+        check_size(scale)
+        if scale not in (None, 1) and isinstance(self.tokenizer, AuthorsTokenizer):
+            raise InputError(f"the authors' checkpoints read windows of one size, got scale {scale}; leave it out")
+        self._scale = scale
+
+    @property
     def saliency(self) -> Source:
         """Where saliency maps come from, for priors that need them; see `saliency_maps`."""
         return self._saliency[0]
@@ -177,6 +194,7 @@ class SpotViT(
         *,
         tokens: int | None = None,
         prior: AnyPrior | None = None,
+        scale: Scale | None = None,
         generator: Generator | None = None,
         keys: Sequence[str] | None = None,
         seed: int = 0,
@@ -184,8 +202,11 @@ class SpotViT(
     ) -> Tensor:
         """Positions (B, N, 2) for images (B, C, H, W). Everything that places tokens calls this.
 
+        With a scale other than 1 they are (B, N, 3): the third number is the window's scale.
+
         Args:
-            tokens, prior: by default the model's own.
+            tokens, prior, scale: by default the model's own. A scale is how many pixels stand between a
+                window's samples; "auto" makes windows larger where there are few (spot/placement/sizes.py).
             generator: random positions of the whole batch are drawn from it.
             keys: names of the images; each one's positions then depend on (seed, key) alone, not on the batch.
             maps: saliency (B, H, W) for a prior that needs it; by default the model's own, `saliency_maps`.
@@ -194,7 +215,10 @@ class SpotViT(
         if chosen.needs_map and maps is None:
             maps = self.saliency_maps(images, keys)
         count = self.tokens if tokens is None else tokens
-        return chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=len(self.grid()))
+        check_size(scale)
+        size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
+        positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=len(self.grid()))
+        return positions if positions.shape[-1] == 3 else sized(positions, size)
 
     def saliency_maps(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
         """Maps (B, H, W) in [0, 1] of images as the model sees them, from `model.saliency`.
@@ -212,10 +236,12 @@ class SpotViT(
         positions: Tensor | None = None,
         tokens: int | None = None,
         prior: AnyPrior | None = None,
+        scale: Scale | None = None,
         generator: Generator | None = None,
     ) -> Tensor:
-        """Images (B, C, H, W), and positions (B, N, 2) or where the model places them → logits (B, classes)."""
-        features = self.forward_features(images, positions, tokens=tokens, prior=prior, generator=generator)
+        """Images (B, C, H, W), and positions (B, N, 2 or 3) or where the model places them → logits (B, classes)."""
+        placing = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
+        features = self.forward_features(images, positions, **placing)
         return self.forward_head(features)
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
@@ -240,7 +266,7 @@ class SpotViT(
         Args:
             indices: the last n blocks if an int, these blocks if a sequence, all if None.
             norm: apply the ViT's final norm to each.
-            placing: tokens, prior and generator, as in forward.
+            placing: tokens, prior, scale and generator, as in forward.
         """
         positions = self.placed(images, positions, **placing)
         x, rope = self.embed(images, positions)
@@ -256,19 +282,14 @@ class SpotViT(
                 taken.append(Features(y[:, prefix:], y[:, :prefix], positions))
         return taken
 
-    def embed(
-        self, images: Tensor, positions: Tensor, scale: float | Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """What enters the first block: prefix and placed tokens (B, P + N, D), and rotary angles where used.
-
-        scale: see spot.windows; how many pixels apart a window's samples stand.
-        """
+    def embed(self, images: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What enters the first block: prefix and placed tokens (B, P + N, D), and rotary angles where used."""
         vit, table = self.vit, self.vit.pos_embed
         prefix = self._prefix_tokens()
         if table is not None and not vit.no_embed_class:
             prefix = prefix + table[:, : self.num_prefix_tokens]
             table = table[:, self.num_prefix_tokens :]
-        x = self.tokenizer(images, positions, vit.patch_embed, None if table is None else table[0], scale)
+        x = self.tokenizer(images, positions, vit.patch_embed, None if table is None else table[0])
         x = torch.cat([prefix.expand(x.shape[0], -1, -1).to(x.dtype), x], 1)
         x = vit.norm_pre(vit.pos_drop(x))
         rope = getattr(vit, "rope", None)

@@ -2,7 +2,8 @@
 
 One safetensors file holds the positions of many images, keyed by image. Any program can read it:
 
-    positions     float32 (M, N, 2), or trajectories (M, steps + 1, N, 2): (y, x) as a fraction of the image
+    positions     float32 (M, N, 2), or trajectories (M, steps + 1, N, 2): (y, x) as a fraction of the image;
+                  with a third number where windows have a scale other than 1
     keys          uint8: the M keys in UTF-8, separated by zero bytes; a key is a path below the data's root
     values.NAME   (M, ...): further numbers per image, such as losses
 
@@ -37,15 +38,16 @@ class Placements:
     """Positions of many images. Not to be changed: `merge` makes a larger one."""
 
     keys: Sequence[str]  # M image keys, all different
-    trajectory: Tensor  # float32 (M, steps + 1, N, 2); positions alone are one step
+    trajectory: Tensor  # float32 (M, steps + 1, N, 2 or 3); positions alone are one step
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON: what made them
     values: Mapping[str, Tensor] = field(default_factory=dict)  # (M, ...) each
 
     def __post_init__(self) -> None:
         trajectory = self.trajectory[:, None] if self.trajectory.ndim == 3 else self.trajectory
-        if trajectory.ndim != 4 or trajectory.shape[-1] != 2:
+        if trajectory.ndim != 4 or trajectory.shape[-1] not in (2, 3):
             raise InputError(
-                f"placements have shape (M, N, 2) or (M, steps + 1, N, 2), got {tuple(self.trajectory.shape)}"
+                f"placements have shape (M, N, 2) or (M, steps + 1, N, 2), or 3 numbers for windows with a scale, "
+                f"got {tuple(self.trajectory.shape)}"
             )
         object.__setattr__(self, "trajectory", trajectory.detach().to("cpu", torch.float32))
         for name, column in {"trajectory": trajectory, **self.values}.items():
@@ -57,6 +59,8 @@ class Placements:
             raise InputError("keys must be free of zero bytes, which separate them in a file")
         if not self.trajectory.isfinite().all():
             raise InputError("placements must be finite, but some are NaN or infinite")
+        if not (self.trajectory[..., 2:] > 0).all():
+            raise InputError("the third number of a placement is a window's scale and must be above 0")
 
     @cached_property
     def _row(self) -> dict[str, int]:

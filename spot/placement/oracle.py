@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 
 from spot.errors import InputError, unknown
 from spot.placement.priors import omega
+from spot.placement.sizes import from_steps, step_limits, to_steps
 
 Model = Callable[[Tensor, Tensor], Tensor]
 Objective = Callable[[Tensor, Any], Tensor]
@@ -139,7 +140,7 @@ class SearchResult:
     logits or None.
     """
 
-    trajectory: Tensor  # (B, steps + 1, N, 2)
+    trajectory: Tensor  # (B, steps + 1, N, 2), or 3 with scales
     losses: Tensor  # (B, steps + 1), the objective, so minus the cross-entropy for ascent
     logits: Tensor  # (B, steps + 1, classes)
     best_step: Tensor  # (B,)
@@ -169,6 +170,8 @@ def search(
     **changes: Any,
 ) -> SearchResult:
     """Move positions (B, N, 2) along the gradient of an objective through a frozen model.
+
+    With a third column, (B, N, 3), the scales of the windows are searched too, in their logarithm.
 
     The model is called `steps + 1` times; a module is in evaluation mode and without parameter
     gradients meanwhile, and as before afterwards.
@@ -227,8 +230,10 @@ def _search_part(
     if objective == "agree":
         with torch.no_grad():
             target = read(model.grid(images)) if dense is None else dense  # type: ignore[attr-defined]
-    low, high = omega(images)
-    place = positions.clamp(low, high) if settings.project else positions.clone()
+    window = getattr(model, "patch_size", None)
+    largest = 4.0 if window is None else max(images.shape[-2:]) / window
+    low, high = step_limits(*omega(images), positions.shape[-1], largest)
+    place = to_steps(positions).clamp(low, high) if settings.project else to_steps(positions)
     stepper = OPTIMIZERS[settings.optimizer]([place], lr=settings.lr, weight_decay=settings.weight_decay)
     trajectory, losses, outputs = [], [], []
     for step in range(steps + 1):
@@ -236,14 +241,14 @@ def _search_part(
         on_grid = cells is not None and (last or settings.snap == "every-step")
         here = snapped(place, cells) if on_grid else place.clone()  # type: ignore[arg-type]
         with torch.set_grad_enabled(not last):
-            logits = read(here.requires_grad_(not last))
+            logits = read(from_steps(here.requires_grad_(not last)))
             if step == 0 and labels is not None and settings.labelled:
                 check_labels(labels, logits.shape[1])
                 if objective == "obfuscate":
                     target = wrong_labels(labels, logits.shape[1], generator)
             loss = loss_of(logits, target)
         _check_loss(loss, len(images), step)
-        trajectory.append(here.detach())
+        trajectory.append(from_steps(here.detach()))
         losses.append(loss.detach())
         outputs.append(logits.detach())
         if not last:
@@ -259,8 +264,8 @@ def _search_part(
 def snapped(positions: Tensor, grid: tuple[int, int]) -> Tensor:
     """The centre of the (rows, columns) grid cell nearest to each position (..., 2)."""
     cells = positions.new_tensor(grid)
-    index = (positions.detach() * cells).floor().clamp(cells.new_zeros(2), cells - 1)
-    return (index + 0.5) / cells
+    index = (positions[..., :2].detach() * cells).floor().clamp(cells.new_zeros(2), cells - 1)
+    return torch.cat([(index + 0.5) / cells, positions[..., 2:].detach()], -1)
 
 
 def wrong_labels(labels: Tensor, classes: int, generator: Generator | None = None) -> Tensor:
@@ -337,10 +342,12 @@ def _joined(parts: list[SearchResult]) -> SearchResult:
 def _checked_positions(images: Tensor, positions: Tensor) -> Tensor:
     if images.ndim != 4 or not len(images):
         raise InputError(f"images must have shape (B, C, H, W), with B at least 1, got {tuple(images.shape)}")
-    if positions.ndim != 3 or positions.shape[-1] != 2 or len(positions) != len(images):
+    if positions.ndim != 3 or positions.shape[-1] not in (2, 3) or len(positions) != len(images):
         raise InputError(f"positions must have shape ({len(images)}, N, 2), got {tuple(positions.shape)}")
     if not positions.isfinite().all():
         raise InputError("positions must be finite, but some are NaN or infinite")
+    if not (positions[..., 2:] > 0).all():
+        raise InputError("the third number of a position is a window's scale and must be above 0")
     return positions.detach().to(images.device, torch.float32)
 
 

@@ -1,8 +1,9 @@
 """Pictures of placements: an image, its windows, and where the oracle moved them (paper, figures 4, 9 and 10).
 
 Images are RGB (3, H, W) in [0, 1]; a trajectory is (steps + 1, N, 2), (y, x) as a fraction of height
-and width. Paths run from dark purple at the start to bright yellow at the end, or to red where the
-search was adversarial. `draw_paths` and `draw_windows` draw on any matplotlib axes.
+and width, or (steps + 1, N, 3) with each window's scale, at which it is drawn. Paths run from dark purple
+at the start to bright yellow at the end, or to red where the search was adversarial. `draw_paths` and
+`draw_windows` draw on any matplotlib axes.
 """
 
 from collections.abc import Sequence
@@ -121,7 +122,9 @@ def galleries(parts: Sequence[Gallery], width: float | None = None) -> Figure:
 
 def magnification(trajectories: Tensor | Sequence[Tensor]) -> int:
     """How many times as long to draw moves, so that half of the tokens go a tenth of the image or less."""
-    far = [(each - each[:1]).norm(dim=-1).amax(0).flatten() for each in trajectories]  # the farthest from the start
+    far = [
+        (each - each[:1])[..., :2].norm(dim=-1).amax(0).flatten() for each in trajectories
+    ]  # the farthest from the start
     usual = float(torch.cat(far).median()) if far else 0.0
     return max(times for times in MAGNIFICATIONS if times == 1 or 0 < times * usual <= 1 / 10)
 
@@ -145,9 +148,10 @@ def draw_image(axes: Axes, image: Tensor, visible: Tensor | None = None) -> None
 def draw_windows(
     axes: Axes, image: Tensor, positions: Tensor, window: int, color: tuple, linewidth: float = 1.0
 ) -> None:
-    """Outlines of the windows at positions (N, 2)."""
-    corners = pixels(image, positions) - window / 2
-    outlines = [Rectangle((x, y), window, window) for y, x in corners.tolist()]
+    """Outlines of the windows at positions (N, 2 or 3)."""
+    sides = window_sides(positions, window)
+    corners = pixels(image, positions) - sides / 2
+    outlines = [Rectangle((x, y), side, side) for (y, x), (side,) in zip(corners.tolist(), sides.tolist(), strict=True)]
     for edge, extra in (("white", 0.8), (color, 0.0)):  # on a pale edge, as paths are
         axes.add_collection(PatchCollection(outlines, facecolor="none", edgecolor=edge, linewidth=linewidth + extra))
 
@@ -180,11 +184,18 @@ def seen(image: Tensor, positions: Tensor, window: int) -> Tensor:
     """1 for the pixels (H, W) of an image whose centre lies in a window, else 0."""
     height, width = image.shape[-2:]
     places = pixels(image, positions)
-    rows = ((torch.arange(height) + 0.5) - places[:, 0, None]).abs() <= window / 2  # (N, H)
-    columns = ((torch.arange(width) + 0.5) - places[:, 1, None]).abs() <= window / 2  # (N, W)
+    half = window_sides(positions, window) / 2
+    rows = ((torch.arange(height) + 0.5) - places[:, 0, None]).abs() <= half  # (N, H)
+    columns = ((torch.arange(width) + 0.5) - places[:, 1, None]).abs() <= half  # (N, W)
     return (rows[:, :, None] & columns[:, None]).any(0).float()
 
 
 def pixels(image: Tensor, positions: Tensor) -> Tensor:
-    """Positions (..., 2) in pixels of the image, from its upper left corner."""
-    return positions.detach().cpu().float() * torch.tensor(image.shape[-2:], dtype=torch.float32)
+    """Positions (..., 2 or 3) in pixels of the image, from its upper left corner: (..., 2)."""
+    return positions[..., :2].detach().cpu().float() * torch.tensor(image.shape[-2:], dtype=torch.float32)
+
+
+def window_sides(positions: Tensor, window: int) -> Tensor:
+    """The side of each window in pixels, (N, 1): K, or K times its scale."""
+    scale = positions[..., 2:].detach().cpu().float()
+    return window * (scale if scale.shape[-1] else torch.ones(*positions.shape[:-1], 1))

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from spot.plots.layout import PlainFigure, Row
-from spot.plots.placements import TOWARDS, draw_image, draw_windows, seen
+from spot.plots.placements import TOWARDS, draw_image, draw_windows, seen, window_sides
 
 
 def prediction(
@@ -23,7 +23,7 @@ def prediction(
 
     Args:
         image: (3, H, W) in [0, 1].
-        positions: (N, 2), (y, x), fraction of height and width: the windows' centres.
+        positions: (N, 2), (y, x), fraction of height and width: the windows' centres; or (N, 3) with their scales.
         window: K, a window's side in pixels.
         rows: "class" and "probability" (in percent), best first.
         saliency: (H, W), the map that the tokens were placed by, in a panel of its own.
@@ -39,7 +39,9 @@ def prediction(
     shown = seen(image, positions, window)
     draw_image(panels[-2], image)
     draw_windows(panels[-2], image, positions, window, TOWARDS(1.0))
-    panels[-2].set_title(f"{len(positions)} windows of {window} × {window}", fontsize=10)
+    sides = window_sides(positions, window)
+    side = f"{sides.min():.0f}" if sides.max() - sides.min() < 0.5 else f"{sides.min():.0f} to {sides.max():.0f}"
+    panels[-2].set_title(f"{len(positions)} windows of {side} × {side}", fontsize=10)
     draw_image(panels[-1], image, shown)
     panels[-1].set_title(f"the model saw {shown.mean().item():.0%} of the pixels", fontsize=10)
 

@@ -30,16 +30,9 @@ class AuthorsTokenizer(nn.Module):
         self.position = nn.Linear(patch_size**2, embed_dim, bias=False)
         self.n_sigma = nn.Parameter(torch.tensor(1.0).expm1().log())  # softplus of this is 1
 
-    def forward(
-        self,
-        images: Tensor,
-        positions: Tensor,
-        patch_embed: Any,
-        table: Tensor | None = None,
-        scale: float | Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, table: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) and positions (B, N, 2) → tokens (B, N, D)."""
-        if scale is not None or positions.shape[-1] == 3:
+        if positions.shape[-1] == 3:
             raise InputError("the authors' checkpoints read windows of one size; give positions (B, N, 2)")
         check(images, positions, self.patch_size)
         pixels = self.windows(images, positions).flatten(2)

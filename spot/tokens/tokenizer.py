@@ -20,14 +20,7 @@ class Tokenizer(nn.Module):
         super().__init__()
         self.kernels = GaussianKernels(grid_size, sigma)
 
-    def forward(
-        self,
-        images: Tensor,
-        positions: Tensor,
-        patch_embed: Any,
-        table: Tensor | None,
-        scale: float | Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, table: Tensor | None) -> Tensor:
         """Images (B, C, H, W) and positions (B, N, 2), or (B, N, 3) with scales → tokens (B, N, D).
 
         A large token has the position embedding of its centre: averaging it over the window's area was no
@@ -37,7 +30,7 @@ class Tokenizer(nn.Module):
         the position embedding of its grid, or is None where the ViT has none.
         """
         projection = patch_embed.proj
-        pixels = windows(images, positions, projection.kernel_size[0], scale).flatten(2)
+        pixels = windows(images, positions, projection.kernel_size[0]).flatten(2)
         tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
         tokens = patch_embed.norm(tokens)
         if table is not None:

@@ -51,10 +51,10 @@ def test_a_window_of_twice_the_side_is_the_patch_of_the_image_at_half_the_size()
     ramp = torch.linspace(-1, 1, 16).expand(1, 3, 16, 16)  # linear, so no detail is lost or aliased
     large = ElasticViT(model, 1, shift=0, scale=(2.0, 2.0))
     windows = large.place(ramp, generator=seed())
-    positions, scales = windows[..., :2], windows[..., 2]
+    positions = windows[..., :2]
     torch.testing.assert_close(positions, torch.full((1, 1, 2), 0.5))
     half = F.interpolate(ramp, (8, 8), mode="bilinear", align_corners=False)
-    tokens, _ = model.embed(ramp, positions, scales)
+    tokens, _ = model.embed(ramp, windows)
     weight, bias = model.vit.patch_embed.proj.weight.flatten(1), model.vit.patch_embed.proj.bias
     position = model.tokenizer.kernels(positions) @ model.vit.pos_embed[0, 1:]
     torch.testing.assert_close(tokens[:, 1], half.flatten(1) @ weight.T + bias + position[:, 0])

@@ -1,0 +1,67 @@
+"""Sizes of windows: placements (B, N, 3) whose third number is each window's scale.
+
+A window of scale s covers s·K × s·K pixels with K × K samples; 1 is one sample per pixel, and a placement
+of two columns means 1. The fewer the tokens, the more of the image their windows of scale 1 leave out;
+"auto" makes them larger by a rule.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from spot.errors import InputError
+
+Scale = float | Literal["auto"]
+SHARE, MOST = 2 / 3, 5 / 3  # of the rule: how far towards tiling, in log scale, and no larger than this
+STEP = 16.0  # a search's step that moves windows by 1 % of the image changes their size by so many percent
+
+
+def tiling_scale(tokens: int, height: int, width: int, size: int) -> float:
+    """The scale at which so many windows of K = size samples have the area of the image, but at least 1."""
+    return max(1.0, math.sqrt(height * width / tokens) / size)
+
+
+def auto_scale(tokens: int, height: int, width: int, size: int) -> float:
+    """The scale that "auto" means: two thirds of the way to tiling, at most 5/3; 1 for a grid's number of tokens."""
+    return min(MOST, tiling_scale(tokens, height, width, size) ** SHARE)
+
+
+def resolve_scale(scale: Scale | None, tokens: int, images: Tensor, size: int) -> float:
+    """The number that a scale means for so many tokens on these images."""
+    height, width = images.shape[-2:]
+    return auto_scale(tokens, height, width, size) if scale == "auto" else 1.0 if scale is None else float(scale)
+
+
+def check_size(scale: Scale | None) -> None:
+    """Refuse what is neither "auto" nor a number above 0."""
+    if scale is None or scale == "auto":
+        return
+    if isinstance(scale, (str, bool)) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
+        raise InputError(f'scale must be "auto" or a number above 0, got {scale!r}; 1 is one sample per pixel')
+
+
+def sized(positions: Tensor, scale: float) -> Tensor:
+    """Positions (B, N, 2) with a scale for all as their third column; unchanged where it is 1."""
+    if scale == 1:
+        return positions
+    return torch.cat([positions, positions.new_full((*positions.shape[:-1], 1), scale)], -1)
+
+
+def to_steps(positions: Tensor) -> Tensor:
+    """Positions as a search moves them: a scale becomes its logarithm, in units that suit one learning rate."""
+    return torch.cat([positions[..., :2], positions[..., 2:].log() / STEP], -1)
+
+
+def from_steps(place: Tensor) -> Tensor:
+    """The positions that to_steps came from."""
+    return torch.cat([place[..., :2], (place[..., 2:] * STEP).exp()], -1)
+
+
+def step_limits(low: Tensor, high: Tensor, columns: int, largest: float) -> tuple[Tensor, Tensor]:
+    """Corners of Ω for so many columns, as a search moves them: scales between a half and the largest."""
+    if columns == 2:
+        return low, high
+    ends = (math.log(limit) / STEP for limit in (0.5, max(largest, 1.0)))
+    return tuple(torch.cat([corner, corner.new_tensor([end])]) for corner, end in zip((low, high), ends, strict=True))  # type: ignore[return-value]
