@@ -11,7 +11,6 @@ from spot.errors import InputError
 from spot.plots.layout import MARKERS, Row, colours_of, columns_of, distinct, interval, legend, panels, parts_of
 
 COSTS = {"tokens": "tokens", "gmacs": "multiply-adds per image, in billions", "ms": "milliseconds per image, measured"}
-UNITS = {"gmacs": " GMACs", "ms": " ms"}
 SCORES = {"top1": "top-1 accuracy, %", "knn": "kNN accuracy, %"}
 
 
@@ -75,7 +74,7 @@ def accuracy(
             axes.set_xscale("log")
             _ticks(axes, part, costs if stacked else [cost], {row[cost] for row in rows})
         axes.set_title(name, fontsize=10)
-        axes.set_xlabel(across_label or COSTS.get(cost, cost))
+        axes.set_xlabel(across_label or "\n".join(COSTS.get(each, each) for each in (costs if stacked else [cost])))
     for axes in grid[:: columns_of(len(shown))]:
         axes.set_ylabel(label or SCORES.get(value, value))
     by_budget = [sorted(part, key=lambda row: -row[costs[0]]) for part in (rows, shown[0][1])]
@@ -87,7 +86,7 @@ def accuracy(
 
 def _ticks(axes: Axes, rows: Sequence[Row], costs: Sequence[str], values: set[float]) -> None:
     """A tick at every budget that has room for its number, with what the budget costs below it."""
-    known = {row[costs[0]]: [f"{row[cost]:.3g}{UNITS[cost]}" for cost in costs[1:]] for row in rows}
+    known = {row[costs[0]]: [f"{row[cost]:.2g}" for cost in costs[1:]] for row in rows}
 
     def text(tick: float, _: int) -> str:
         return "\n".join([f"{tick:.3g}", *known.get(tick, [])])

@@ -33,9 +33,11 @@ def test_a_line_has_its_points_by_budget_and_whiskers_their_intervals():
 
 def test_where_a_budget_has_one_cost_its_tick_tells_it():
     (axes,) = accuracy(ROWS).axes
-    assert axes.get_xlabel() == "tokens" and axes.get_ylabel() == "top-1 accuracy, %"
+    assert (
+        axes.get_xlabel() == "tokens\nmultiply-adds per image, in billions" and axes.get_ylabel() == "top-1 accuracy, %"
+    )
     formatter = axes.xaxis.get_major_formatter()
-    assert [formatter(tick, 0) for tick in axes.get_xticks()] == ["25\n0.15 GMACs", "49\n0.29 GMACs"]
+    assert [formatter(tick, 0) for tick in axes.get_xticks()] == ["25\n0.15", "49\n0.29"]
 
 
 def test_where_methods_of_one_budget_cost_differently_each_cost_has_a_panel():
