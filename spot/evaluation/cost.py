@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from spot.models.protocol import TokenModel
-from spot.models.tome import ToMe
-from spot.models.tome_schedule import merging_macs
 from spot.placement.priors import uniform
 
 
@@ -79,28 +77,6 @@ class _Arithmetic(TorchDispatchMode):
         if each and isinstance(result, Tensor) and result.is_floating_point():
             self.flops += each * result.numel()
         return result
-
-
-def budget(model: TokenModel) -> list[dict[str, Any]]:
-    """Where an image's tokens and MACs go: a row for the tokenizer and head, for each block, and in all.
-
-    For a ToMe this is the one report of placing and merging: what was placed, what each block got,
-    merged and passed on. Tokens are without prefix tokens.
-    """
-    blocks, prefix = model.spot_vit.vit.blocks, model.spot_vit.num_prefix_tokens
-    schedule = model.schedule() if isinstance(model, ToMe) else [0] * len(blocks)
-    tokens = placed = model.starting_tokens if isinstance(model, ToMe) else model.tokens
-    total = macs(model)
-    each = merging_macs(blocks, placed, prefix, schedule)
-    rows = [_row("tokenizer and head", placed, 0, total - sum(each))]
-    for number, (merged, cost) in enumerate(zip(schedule, each, strict=True)):
-        rows.append(_row(f"block {number}", tokens, merged, cost))
-        tokens -= merged
-    return [*rows, _row("all", placed, sum(schedule), total)]
-
-
-def _row(stage: str, tokens: int, merged: int, cost: int) -> dict[str, Any]:
-    return {"stage": stage, "tokens": tokens, "merged": merged, "left": tokens - merged, "MACs": cost}
 
 
 def image_shape(model: TokenModel) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ To add a baseline, write a Wrapper (spot.models.protocol) and list it here.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spot.errors import InputError, unknown
+from spot.errors import InputError
 from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
@@ -37,50 +37,25 @@ class Baseline:
         return self.make(model, cells if tokens is None else tokens)
 
 
+KEYS = "a timm ViT whose attention shows its keys"
 BASELINES: dict[str, Baseline] = {
-    baseline.name: baseline
-    for baseline in (
-        Baseline(
-            "plain",
-            lambda model, tokens: PlainViT(model),
-            "the timm ViT itself",
-            "it has all tokens of its grid",
-            dense=True,
-        ),
-        Baseline(
-            "patch-dropout",
-            PatchDropout,
-            "a random part of the ViT's own patches",
-            "N patches are kept",
-            random=True,
-        ),
-        Baseline(
-            "tome",
-            lambda model, tokens: ToMe(model, tokens=tokens),
-            "all patches, similar ones merged a few in every block",
-            "N tokens are left after the last block",
-            needs="a timm ViT whose attention shows its keys",
-        ),
-        Baseline(
-            "tome-cost",
-            ToMe.matching,
-            "all patches, similar ones merged until the blocks cost as much",
-            "its blocks cost what N tokens cost throughout, where merging can reach that",
-            needs="a timm ViT whose attention shows its keys",
-        ),
-        Baseline(
-            "elastic",
-            ElasticViT,
-            "patches shifted, rescaled and dropped at random, on whole pixels",
-            "N patches are kept",
-            random=True,
-        ),
-    )
-}
-
-
-def baseline(name: str) -> Baseline:
-    """The baseline of a name; refuses others."""
-    if name not in BASELINES:
-        raise unknown("baseline", name, BASELINES)
-    return BASELINES[name]
+    "plain": Baseline(
+        "plain", lambda model, tokens: PlainViT(model), "the timm ViT itself", "it has all tokens of its grid",
+        dense=True,
+    ),
+    "patch-dropout": Baseline(
+        "patch-dropout", PatchDropout, "a random part of the ViT's own patches", "N patches are kept", random=True
+    ),
+    "tome": Baseline(
+        "tome", lambda model, tokens: ToMe(model, tokens=tokens), "all patches, similar ones merged in every block",
+        "N tokens are left after the last block", needs=KEYS,
+    ),
+    "tome-cost": Baseline(
+        "tome-cost", ToMe.matching, "all patches, similar ones merged in every block",
+        "its blocks cost what N tokens cost throughout, where merging can reach that", needs=KEYS,
+    ),
+    "elastic": Baseline(
+        "elastic", ElasticViT, "patches shifted, rescaled and dropped at random, on whole pixels", "N patches are kept",
+        random=True,
+    ),
+}  # fmt: skip

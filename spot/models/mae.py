@@ -2,7 +2,7 @@
 
 The encoder is a SpotViT that reads only the visible tokens. The decoder gets what it said of
 them, a mask token for each hidden one, and the kernelized embedding of every token's position,
-and paints the hidden windows. After training only the encoder is kept.
+and reconstructs the hidden windows. After training only the encoder is kept.
 """
 
 from typing import NamedTuple
@@ -18,10 +18,10 @@ from spot.tokens.position_embedding import KernelPositionEmbedding
 from spot.tokens.windows import windows
 
 
-class Painting(NamedTuple):
-    """Hidden windows as painted and as they are: (B, N − V, C · K · K) each."""
+class Reconstruction(NamedTuple):
+    """Hidden windows as reconstructed and as they are: (B, N − V, C · K · K) each."""
 
-    painted: Tensor
+    reconstructed: Tensor
     hidden: Tensor
 
 
@@ -46,7 +46,7 @@ class Decoder(nn.Module):
         self.positions = KernelPositionEmbedding(grid_size, width)
         self.blocks = nn.Sequential(*[Block(width, heads, qkv_bias=True) for _ in range(depth)])
         self.norm = LayerNorm(width)
-        self.paint = nn.Linear(width, pixels)
+        self.pixels = nn.Linear(width, pixels)
         nn.init.normal_(self.mask_token, std=0.02)
 
     def no_weight_decay(self) -> set[str]:
@@ -63,7 +63,7 @@ class Decoder(nn.Module):
         tokens = tokens.scatter(1, visible[..., None].expand(-1, -1, width), known[:, prefix:])
         tokens = tokens + self.positions(positions)
         x = self.blocks(torch.cat([known[:, :prefix], tokens], 1))
-        return self.paint(self.norm(x[:, prefix:]))
+        return self.pixels(self.norm(x[:, prefix:]))
 
 
 class MaskedAutoencoder(nn.Module):
@@ -76,10 +76,10 @@ class MaskedAutoencoder(nn.Module):
         pixels = channels * encoder.patch_size**2
         self.decoder = Decoder(encoder.embed_dim, encoder.grid_size, pixels, width=width, depth=depth, heads=heads)
 
-    def forward(self, images: Tensor, positions: Tensor, visible: Tensor, *, normalize: bool = True) -> Painting:
-        """Paint the hidden tokens of images (B, C, H, W) at positions (B, N, 2), of which visible (B, V) are seen.
+    def forward(self, images: Tensor, positions: Tensor, visible: Tensor, *, normalize: bool = True) -> Reconstruction:
+        """Reconstruct the tokens of images (B, C, H, W) at positions (B, N, 2) that are not among visible (B, V).
 
-        normalize: hidden windows are to be painted with mean 0 and variance 1 each.
+        normalize: hidden windows are to be reconstructed with mean 0 and variance 1 each.
         """
         seen = take(positions, visible)
         features = self.encoder.encode(*self.encoder.embed(images, seen))
@@ -89,7 +89,7 @@ class MaskedAutoencoder(nn.Module):
         if normalize:
             deviation, mean = torch.std_mean(truth, -1, keepdim=True)
             truth = (truth - mean) / (deviation.square() + 1e-6).sqrt()
-        return Painting(take(pixels, hidden).float(), truth)
+        return Reconstruction(take(pixels, hidden).float(), truth)
 
 
 def hidden_of(visible: Tensor, count: int) -> Tensor:

@@ -5,7 +5,7 @@ all baselines are; it has the calls they answer alike.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from torch import Generator, Tensor, nn
 
@@ -14,6 +14,17 @@ from spot.placement.priors import AnyPrior, check_tokens, drawn, resolve_prior
 
 if TYPE_CHECKING:
     from spot.models.spot_vit import SpotViT
+
+
+class Placing(TypedDict, total=False):
+    """What `place` takes beside the images; see SpotViT.place."""
+
+    tokens: int | None
+    prior: AnyPrior | None
+    generator: Generator | None
+    keys: Sequence[str] | None
+    seed: int
+    maps: Tensor | None
 
 
 class TokenModel(Protocol):
@@ -34,17 +45,7 @@ class TokenModel(Protocol):
     def spot_vit(self) -> "SpotViT":
         """The SpotViT whose weights are used."""
 
-    def place(
-        self,
-        images: Tensor,
-        *,
-        tokens: int | None = None,
-        prior: AnyPrior | None = None,
-        generator: Generator | None = None,
-        keys: Sequence[str] | None = None,
-        seed: int = 0,
-        maps: Tensor | None = None,
-    ) -> Tensor:
+    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
         """Positions (B, N, 2), or (B, N, 3) with each window's scale; see SpotViT.place."""
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -97,23 +98,17 @@ class Wrapper(nn.Module):
         """Positions of so many tokens; by default the grid."""
         return self.model.grid(images)
 
-    def place(
-        self,
-        images: Tensor,
-        *,
-        tokens: int | None = None,
-        prior: AnyPrior | None = None,
-        generator: Generator | None = None,
-        keys: Sequence[str] | None = None,
-        seed: int = 0,
-        maps: Tensor | None = None,
-    ) -> Tensor:
+    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
         """Positions (B, N, 2), drawn from the generator or, with keys, each image's from (seed, key) alone."""
-        if prior is not None:
+        if how.get("prior") is not None:
             raise InputError(f"{type(self).__name__} places tokens in its own way; a prior goes with its SpotViT")
+        tokens, keys = how.get("tokens"), how.get("keys") if self.random else None
         count = self.tokens if tokens is None else tokens
-        keys = keys if self.random else None
-        return drawn(lambda rows, draw: self.draw(images[rows], count, draw), len(images), generator, keys, seed)
+
+        def draw(rows: slice, generator: Generator | None) -> Tensor:
+            return self.draw(images[rows], count, generator)
+
+        return drawn(draw, len(images), how.get("generator"), keys, how.get("seed", 0))
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """Features (B, P + N, D) at the positions given, or where the model places them."""
@@ -142,5 +137,7 @@ class Placed(Wrapper):
     def random(self) -> bool:  # type: ignore[override]
         return resolve_prior(self.prior).random
 
-    def place(self, images: Tensor, *, tokens: int | None = None, prior: AnyPrior | None = None, **how: Any) -> Tensor:
-        return self.model.place(images, tokens=tokens or self.tokens, prior=prior or self.prior, **how)
+    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
+        given: Any = {name: value for name, value in how.items() if value is not None}
+        own: Any = {"tokens": self.tokens, "prior": self.prior}
+        return self.model.place(images, **{**own, **given})

@@ -18,7 +18,7 @@ runs its MLP beside its attention there is no between, and tokens merge after th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from timm.layers import AttentionPoolLatent
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spot.errors import InputError
-from spot.models.protocol import Wrapper
+from spot.models.protocol import Placing, Wrapper
 from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import (
     SIDE_BY_SIDE,
@@ -139,8 +139,9 @@ class ToMe(Wrapper):
         prefix = self.model.num_prefix_tokens
         return merging_macs(_blocks(self.model), start, prefix, self.schedule(start))
 
-    def place(self, images: Tensor, *, tokens: int | None = None, **how: Any) -> Tensor:
+    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
         """Where tokens begin: the ViT's grid, or the model's own placement (B, N, 2)."""
+        tokens = how.pop("tokens", None)
         if tokens not in (None, self.tokens):
             raise InputError(f"this ToMe leaves {self.tokens} tokens, got {tokens}; set its tokens instead")
         return self.model.place(images, **how) if self.own_placement else super().place(images, **how)

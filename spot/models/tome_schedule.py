@@ -30,13 +30,6 @@ def as_given(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
     return schedule
 
 
-def decreasing(r: int, depth: int) -> list[int]:
-    """As many merges as a constant r, falling linearly from 2r to 0: most is merged early."""
-    span = max(1, depth - 1)
-    early = [(4 * r * (span - i) + span) // (2 * span) for i in range(depth // 2)]  # 2r · (1 − i / span), rounded
-    return [*early, *[r] * (depth % 2), *(2 * r - mirrored for mirrored in reversed(early))]
-
-
 def evenly(amount: int, tokens: int, depth: int) -> list[int]:
     """amount merges in equal shares, what is left over going to the first blocks, at most half each."""
     schedule = []

@@ -28,12 +28,11 @@ def relative_gain(
     size: int = 16,
     *,
     per: Literal["token", "image"] = "token",
-    near_zero: float = NEAR_ZERO,
 ) -> Tensor:
     """Relative saliency gain, (score(end) − score(start)) / score(start).
 
     Per token (the paper's formula) it is (B, N); per image (B,), of the mean scores of its tokens,
-    where a token that starts on nothing still counts. Where the first score is below `near_zero`
+    where a token that starts on nothing still counts. Where the first score is below NEAR_ZERO
     the gain is NaN: a ratio to nothing says nothing, and one such token would decide the mean.
     Average with `nanmean`, and report how many were left out.
 
@@ -46,4 +45,4 @@ def relative_gain(
     if per == "image":
         before, after = before.mean(1), after.mean(1)
     gain = (after - before) / before
-    return torch.where(before < near_zero, torch.nan, gain)
+    return torch.where(before < NEAR_ZERO, torch.nan, gain)

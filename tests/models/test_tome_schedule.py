@@ -1,18 +1,10 @@
 """Schedules by hand; their cost is tested against torch's counter in test_tome.py."""
 
-from spot.models.tome_schedule import as_given, decreasing, evenly, to_reach
+from spot.models.tome_schedule import as_given, evenly, to_reach
 
 
 def test_the_paper_s_r_16_on_196_tokens_merges_half_of_the_last_20():
     assert as_given(16, 196, 12) == [16] * 11 + [10]
-
-
-def test_a_decreasing_schedule_falls_linearly_and_has_the_same_sum():
-    assert decreasing(2, 5) == [4, 3, 2, 1, 0]
-    assert decreasing(7, 1) == [7]
-    for r in range(1, 9):
-        assert sum(decreasing(r, 12)) == 12 * r
-        assert decreasing(r, 12) == sorted(decreasing(r, 12), reverse=True)
 
 
 def test_merges_are_spread_evenly_and_at_most_half():
