@@ -53,10 +53,6 @@ class Request:
         """How many tokens to place."""
         return self.number("tokens", 1, MAX_TOKENS)
 
-    def flag(self, name: str) -> bool:
-        """True or false."""
-        return self.fields.get(name) is True
-
     def positions(self, name: str = "positions") -> Tensor:
         """Positions (1, N, 2) of one image."""
         return checked_positions(self.fields.get(name))[None]

@@ -240,6 +240,7 @@ def listen(port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((HOST, port))
+        sock.listen()  # from now on the port is taken
     except OSError as error:
         sock.close()
         raise InputError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None

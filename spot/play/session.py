@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+from torchvision.transforms.functional import to_pil_image
 
 from spot.data.scenes import CLASSES
 from spot.draws import generator_for
@@ -27,9 +27,9 @@ from spot.evaluation.cost import macs
 from spot.evaluation.photos import PhotoSearch, names_of, search_figure, short
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
-from spot.placement.oracle import LABELLED, PRESETS, search, snapped, wrong_labels
+from spot.placement.oracle import LABELLED, PRESETS, search, wrong_labels
 from spot.placement.priors import PRIORS, omega, resolve_prior
-from spot.placement.saliency import KeyedSaliency, resolve_saliency, rgb
+from spot.placement.saliency import rgb
 from spot.play.pictures import Picture, Pictures
 from spot.play.request import MAX_TOKENS, Request
 from spot.play.worker import Job
@@ -89,6 +89,7 @@ class Session:
             raise unknown("model", name, self.loaders)
         model = self.loaders[name]()
         names_of(model)  # refuses a model without a classifier
+        model.saliency = self.saliency
         return model.eval().requires_grad_(False)
 
     def _view(self, picture: str, model: str) -> View:
@@ -121,8 +122,7 @@ class Session:
 
     def _map(self, picture: str, model: str) -> Tensor:
         view = self.view(picture, model)
-        saliency: KeyedSaliency = resolve_saliency(self.saliency, view.model.data_config, pil_to_tensor)
-        return saliency(view.images, [view.picture.name])
+        return view.model.saliency_maps(view.images, [view.picture.name])
 
     def shown(self, picture: str, model: str, kind: str) -> Image.Image:
         """The picture as the model sees it, or the same part of it sharper."""
@@ -189,8 +189,6 @@ def place(session: Session, request: Request, job: Job) -> None:
     maps = session.map(request.text("picture"), request.text("model")) if needs_map else None
     how: dict[str, Any] = {"keys": [view.picture.name], "seed": request.number("seed"), "maps": maps}
     positions = view.model.place(view.images, tokens=tokens, prior=prior, **how)
-    if request.flag("snap"):
-        positions = snapped(positions, view.model.grid_size)
     job.send({"positions": positions[0].tolist()})
 
 
@@ -239,10 +237,7 @@ def searched(session: Session, request: Request, job: Job) -> None:
         job.rest()
         return logits
 
-    cells = view.model.grid_size if request.flag("snap") else None
-    search(
-        watched, view.images, labels, positions, settings, objective=objective, grid=cells, dense=dense[None].clone()
-    )
+    search(watched, view.images, labels, positions, settings, objective=objective, dense=dense[None].clone())
     job.send({"part": 1, "done": True})
 
 

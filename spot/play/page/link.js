@@ -3,22 +3,23 @@
 const RETRY = 1000;
 
 export class Link {
-  /** opened(about) is called at every connection, closed() when it is lost, failed(sentence) for errors. */
-  constructor({ opened, closed, failed }) {
-    Object.assign(this, { opened, closed, failed });
+  constructor() {
     this.slots = new Map();
     this.number = 0;
-    this.connect();
   }
 
-  connect() {
+  /** opened(about) is called at every connection, closed() when it is lost, failed(sentence) for errors, busy(true or
+   * false) when work begins and when nothing is left to wait for. */
+  connect(hooks) {
+    this.hooks = hooks;
     const socket = new WebSocket(`ws://${location.host}/live`);
     socket.onmessage = (event) => this.take(JSON.parse(event.data));
     socket.onclose = () => {
       this.socket = null;
       this.slots.clear();
-      this.closed();
-      setTimeout(() => this.connect(), RETRY);
+      this.tell();
+      hooks.closed();
+      setTimeout(() => this.connect(hooks), RETRY);
     };
     this.socket = socket;
   }
@@ -32,6 +33,7 @@ export class Link {
     if (!this.ready) return;
     const id = (this.number += 1);
     this.slots.set(slot, { id, answer });
+    this.tell();
     this.socket.send(JSON.stringify({ slot, id, ...request }));
   }
 
@@ -49,18 +51,24 @@ export class Link {
 
   stop(slot) {
     if (!this.slots.delete(slot) || !this.ready) return;
+    this.tell();
     this.socket.send(JSON.stringify({ slot, id: 0, kind: "stop" }));
   }
 
   take({ slot, id, error, ...answer }) {
-    if (slot === "about") return this.opened(answer);
+    if (slot === "about") return this.hooks.opened(answer);
     const running = this.slots.get(slot);
-    if (error) this.failed(error);
+    if (error) this.hooks.failed(error);
     if (!running || running.id !== id) return;
     const unfinished = !error && "part" in answer && !answer.done;
     if (!unfinished) this.slots.delete(slot);
     if (running.next && !this.slots.has(slot)) this.start(slot, ...running.next);
     running.answer(error ? { error } : answer);
+    this.tell();
+  }
+
+  tell() {
+    this.hooks.busy(this.slots.size > 0);
   }
 }
 

@@ -1,0 +1,82 @@
+// Fields over the picture: saliency, and "Why here?".
+
+import { $, app, labelOf, link, note } from "./app.js";
+import { difference, differenceGradient, heat } from "./colors.js";
+import { percent } from "./panel.js";
+import { stopWork } from "./search.js";
+import { setPositions } from "./show.js";
+import { remember } from "./views.js";
+
+export function overlay(panel) {
+  const { field } = panel;
+  let shown = null;
+  if (field?.values) {
+    const numbers = field.values.flat().filter((value) => value !== null);
+    const gains = field.values.map((row) => row.map((value) => (value === null ? null : value - field.here)));
+    // The strongest hundredth of the differences would leave no colour for the others.
+    const sizes = gains.flat().filter((gain) => gain !== null).map(Math.abs).sort((a, b) => a - b);
+    field.most = Math.max(sizes[Math.floor(0.98 * (sizes.length - 1))], 1e-3);
+    [field.low, field.high] = [Math.min(...numbers), Math.max(...numbers)];
+    const best = field.values.flat().indexOf(field.high);
+    // The field reaches from the centre of the first pixel to that of the last.
+    field.best = [Math.floor(best / field.side), best % field.side].map((at, i) =>
+      Math.fround((0.5 + (at / (field.side - 1)) * (panel.info.size[i] - 1)) / panel.info.size[i]));
+    shown = { canvas: difference(gains, field.most), alpha: 1, inset: 0.5, best: field.done ? field.best : null };
+  } else if (panel.checked("saliency") && panel.saliency) {
+    shown = { canvas: heat(panel.saliency), alpha: 0.62, inset: 0 };
+  }
+  panel.stage.show({ overlay: shown, dim: panel.checked("dim") });
+}
+
+export async function showSaliency(panel) {
+  if (panel.checked("saliency") && !panel.saliency) {
+    const answer = await link.ask(`saliency${panel.number}`, { kind: "saliency", picture: app.picture, model: panel.model });
+    if (!answer.error) panel.saliency = answer.values;
+  }
+  overlay(panel);
+}
+
+export function why() {
+  const panel = app.active;
+  const token = panel.stage.selected;
+  if (token === null) return note("Select a token first: click it, or press full stop.");
+  const label = labelOf(panel) ?? panel.prediction.top[0].index;
+  stopWork();
+  panel.field = { token, name: panel.info.classes[label], values: null, part: 0, done: false };
+  const request = { kind: "field", picture: app.picture, model: panel.model, positions: panel.positions, token, label };
+  link.start("field", request, (answer) => {
+    if (answer.error || !panel.field) return;
+    Object.assign(panel.field, answer);
+    overlay(panel);
+    whyShown();
+  });
+  whyShown();
+}
+
+export function whyShown() {
+  const { field, stage } = app.active ?? {};
+  const running = Boolean(field) && !field.done;
+  $("why").disabled = !stage || stage.selected === null || running;
+  $("why-stop").hidden = !running;
+  $("legend").hidden = !field?.values;
+  $("why-best").hidden = !field?.done;
+  if (!field) {
+    $("why-text").textContent = stage?.selected === null ? "Select a token: how probable would the label be if it stood elsewhere?" : `How probable would the label be if token ${(stage?.selected ?? 0) + 1} stood elsewhere?`;
+    return;
+  }
+  const progress = field.done ? "Green: the best place." : `${Math.round(100 * field.part)} % done.`;
+  $("why-text").textContent = `If token ${field.token + 1} stood there, ${field.name} would be more (orange) or less (blue) probable. ${progress}`;
+  if (!field.values) return;
+  $("legend").querySelector("i").style.background = differenceGradient(field.low - field.here, field.high - field.here, field.most);
+  $("legend-low").textContent = percent(Math.exp(field.low));
+  $("legend-high").textContent = percent(Math.exp(field.high));
+}
+
+export function moveToBest() {
+  const panel = app.active;
+  const { token, best } = panel.field;
+  remember();
+  panel.stage.selected = token;
+  setPositions(panel, panel.positions.with(token, [...best, ...panel.positions[token].slice(2)]));
+  whyShown();
+}
