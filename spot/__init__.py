@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spot.evaluation.accuracy import Setting as Setting
     from spot.evaluation.accuracy import evaluate as evaluate
     from spot.models.baselines import BASELINES as BASELINES
     from spot.models.checkpoints import load as load
@@ -30,6 +31,7 @@ _HOMES = {
     "Placements": "spot.placement.files",
     "SearchResult": "spot.placement.oracle",
     "SearchSettings": "spot.placement.oracle",
+    "Setting": "spot.evaluation.accuracy",
     "SpotViT": "spot.models.spot_vit",
     "adapt": "spot.models.spot_vit",
     "evaluate": "spot.evaluation.accuracy",

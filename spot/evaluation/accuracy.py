@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spot import report
-from spot.data.images import Batch, Loader
+from spot.data.images import Batch, Loader, data_for, loader
 from spot.errors import InputError
 from spot.models.baselines import BASELINES
 from spot.models.protocol import Placed, TokenModel
@@ -191,8 +192,8 @@ def wilson(share: float, count: int, confidence: float = CONFIDENCE) -> tuple[fl
 
 def evaluate(
     model: SpotViT,
-    batches: Loader,
-    settings: Sequence[Setting | Candidate],
+    data: Loader | str | Path,
+    settings: Sequence[Setting | Candidate | str] = (Setting(),),
     *,
     saliency: Maps | None = None,
     features: bool = False,
@@ -200,17 +201,24 @@ def evaluate(
     shown: bool = True,
     title: str = "evaluating",
 ) -> Evaluation:
-    """Measure settings on all images that `batches` brings, in this process and in all others.
+    """Measure settings on all images of some data, in this process and in all others.
+
+        spot.evaluate(model, "imagenet", ["isotropic", "patch-dropout"]).rows()
+        spot.evaluate(model, "scenes", [spot.Setting("center", tokens) for tokens in (9, 16)]).rows()
 
     Args:
         model: what settings are measured with; a candidate brings its own model.
-        batches: as `spot.data.images.loader` makes them; of several processes each has its share.
+        data: what `spot.data.images.data_for` takes, or batches as `loader` makes them; of several processes each
+            has its share.
+        settings: by default the model's own prior and budget; a name is a prior or a baseline.
         saliency: maps (B, H, W) for images and keys, for priors that need them; by default `model.saliency_maps`.
         features: also keep pooled features, for kNN.
         accuracy: False if labels are not the model's classes; then ranks are -1 and losses NaN.
         shown: a progress bar on a terminal, called `title`.
     """
-    candidates = [each if isinstance(each, Candidate) else each.of(model) for each in settings]
+    batches = data if isinstance(data, Loader) else loader(data_for(model, data))
+    named = [Setting(each) if isinstance(each, str) else each for each in settings]
+    candidates = [each if isinstance(each, Candidate) else each.of(model) for each in named]
     share = Share([[] for _ in candidates])
     maps = model.saliency_maps if saliency is None else saliency
     try:

@@ -216,6 +216,12 @@ def test_salient_placements_without_maps_have_the_models_own(nano, data):
     assert torch.equal(evaluate(nano, loader(data, 8), [Setting("salient", 4)]).losses, maps.losses)
 
 
+def test_data_and_placements_may_be_names(nano, folder):
+    found = spot.evaluate(nano, folder, ["isotropic", "patch-dropout"]).rows()
+    assert [(row["placement"], row["tokens"]) for row in found] == [("isotropic", 16), ("patch-dropout", 16)]
+    assert spot.evaluate(nano, folder).rows()[0]["top1"] == found[0]["top1"]  # the model's own
+
+
 def test_baselines_go_by_their_names(nano, data):
     """Setting("tome") and Setting("tome-cost") are two models; each is the one made by hand."""
     names = {"plain": None, "patch-dropout": 5, "tome": 5, "tome-cost": 9, "elastic": 5}
