@@ -20,6 +20,7 @@ from spot.evaluation.throughput import measure
 from spot.models.checkpoints import built_in
 from spot.models.patch_dropout import PatchDropout
 from spot.models.protocol import Placed
+from spot.models.spot_vit import SpotViT
 from spot.placement.oracle import PRESETS, SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save
@@ -31,7 +32,7 @@ ORACLE, DROPOUT = "oracle", "patch dropout"
 
 
 def on_scenes(
-    name: str, model: Any, budgets: Sequence[int], count: int, gallery: int, out: Path, seed: int = 0
+    name: str, model: SpotViT, budgets: Sequence[int], count: int, gallery: int, out: Path, seed: int = 0
 ) -> None:
     """The paper's main table in small, and its two pictures, in the folder `out`."""
     if model.num_classes != len(CLASSES):
@@ -60,7 +61,7 @@ def on_scenes(
     farewell(rows, budgets, len(model.grid()), out)
 
 
-def accuracies(name: str, model: Any, data: Scenes, budgets: Sequence[int], seed: int) -> list[dict[str, Any]]:
+def accuracies(name: str, model: SpotViT, data: Scenes, budgets: Sequence[int], seed: int) -> list[dict[str, Any]]:
     """Accuracy of every prior at every budget, and of patch dropout on the ViT before its retrofit, in one pass."""
     parent = spot.load(f"{name}-grid") if f"{name}-grid" in built_in() else model
     cells = len(parent.grid())
@@ -84,7 +85,7 @@ def side_by_side(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int]) -> l
     return [{name: line.get(name) for name in order} for line in table.values()]
 
 
-def draw_gallery(model: Any, scenes: SceneBatch, result: SearchResult, count: int, path: Path) -> None:
+def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count: int, path: Path) -> None:
     """The scenes whose class became most probable by moving tokens."""
     chance = result.logits.softmax(-1)[range(len(scenes.labels)), :, scenes.labels]  # (M, steps + 1)
     most = (chance[:, -1] - chance[:, 0]).argsort(descending=True)[:count].tolist()
@@ -98,7 +99,7 @@ def draw_gallery(model: Any, scenes: SceneBatch, result: SearchResult, count: in
     save(figure, path)
 
 
-def with_costs(model: Any, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_costs(model: SpotViT, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with multiply-adds and measured milliseconds per image of their budget, timed in turns."""
     budgets = sorted({row["tokens"] for row in rows}, reverse=True)
     models = {str(budget): Placed(model, budget, "isotropic") for budget in budgets}
@@ -131,7 +132,7 @@ def farewell(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int], cells: i
 
 
 def on_photo(
-    name: str, model: Any, photo: Image.Image, file: str, budgets: Sequence[int], out: Path, seed: int = 0
+    name: str, model: SpotViT, photo: Image.Image, file: str, budgets: Sequence[int], out: Path, seed: int = 0
 ) -> None:
     """What a ViT says of one photograph with fewer tokens, before and after a search that knows no label."""
     images = evaluation_transform(model.data_config)(photo)[None]

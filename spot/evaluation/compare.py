@@ -18,6 +18,7 @@ from spot.evaluation.accuracy import Candidate, Evaluation, Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import TEMPERATURE, Bank, K, build_banks, knn_rows
 from spot.models.baselines import BASELINES
+from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.placement.saliency import KeyedSaliency, maps_for
 from spot.processes import this_process
@@ -72,7 +73,7 @@ class Comparison:
 
 
 def compare(
-    model: Any,
+    model: SpotViT,
     data: str | Path,
     *,
     priors: Sequence[str] = (),
@@ -137,7 +138,7 @@ def compare(
 
 
 def candidates_of(
-    model: Any,
+    model: SpotViT,
     priors: Sequence[str],
     tokens: Sequence[int],
     seeds: int,
@@ -151,14 +152,14 @@ def candidates_of(
     chosen: list[Setting] = []
     for name in baselines:
         chosen += [Setting(name, budget) for budget in ((None,) if BASELINES[name].dense else budgets)]
-    for name in priors or (() if baselines or placements else (model.prior,)):
-        chosen += [Setting(name, budget) for budget in budgets]
+    for placement in priors or (() if baselines or placements else (model.prior,)):
+        chosen += [Setting(placement, budget) for budget in budgets]
     chosen += [Setting(Placements.load(path), name=path.stem) for path in placements]
     candidates = [setting.of(model) for setting in chosen]
     return [replace(each, seed=seed) for each in candidates for seed in range(seeds if each.random else 1)]
 
 
-def opened(model: Any, data: str | Path, *, need_classes: bool, **reading: Any) -> tuple[Data, bool]:
+def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **reading: Any) -> tuple[Data, bool]:
     """The images, and whether their labels are the model's classes. Neighbours vote for any classes."""
     if model.num_classes == 0 and need_classes:
         raise InputError(f"{model.name} has no classifier; pass knn=FOLDER to measure its features")
@@ -170,7 +171,7 @@ def opened(model: Any, data: str | Path, *, need_classes: bool, **reading: Any) 
     return open_data(data, transform=evaluation_transform(model.data_config), **reading), False
 
 
-def bank_images(model: Any, source: Path, images: Data, classified: bool, unreadable: Unreadable) -> Data:
+def bank_images(model: SpotViT, source: Path, images: Data, classified: bool, unreadable: Unreadable) -> Data:
     """The labelled images of a kNN bank, with the labels of the images that are measured."""
     if classified:
         limit = BANK_IMAGES if str(source) == "scenes" else None
@@ -180,7 +181,7 @@ def bank_images(model: Any, source: Path, images: Data, classified: bool, unread
 
 
 def banks_of(
-    model: Any,
+    model: SpotViT,
     source: Path,
     labelled: Data | None,
     settings: Sequence[Candidate],

@@ -28,6 +28,7 @@ from spot.data.images import Data, Stream, loader
 from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
+from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.processes import this_process
 from spot.store import hash_json, hash_model, open_tensors, refuse_difference, write_tensors
@@ -155,7 +156,7 @@ def knn_rows(
 
 
 def build_banks(
-    model: Any,
+    model: SpotViT,
     data: Data,
     settings: Sequence[Setting | Candidate],
     cache: str | Path,

@@ -22,6 +22,7 @@ from spot import report
 from spot.data.images import Transform, class_folders, class_names, image_files, is_image
 from spot.data.picture import Fit, open_image, photo_transform
 from spot.errors import InputError, unknown
+from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import obfuscated
 from spot.placement.oracle import PRESETS, SearchResult, SearchSettings, search
 from spot.placement.saliency import maps_for, rgb
@@ -104,7 +105,7 @@ def opened(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterat
 
 @torch.no_grad()
 def predict(
-    model: Any,
+    model: SpotViT,
     paths: Sequence[Path],
     *,
     prior: str | None = None,
@@ -148,7 +149,7 @@ def predict(
 
 
 def search_photos(
-    model: Any,
+    model: SpotViT,
     paths: Sequence[Path],
     labels: Sequence[str] = (),
     settings: SearchSettings = PRESETS["agree"],
@@ -237,7 +238,7 @@ def picture_files(paths: Sequence[Path], out: Path) -> list[Path]:
     return files
 
 
-def names_of(model: Any) -> list[str]:
+def names_of(model: SpotViT) -> list[str]:
     """What a classifier calls its classes, or "class 0" and so on."""
     if model.num_classes < 1:
         raise InputError(f"{model.name} has no classifier; fine-tune it first")
@@ -249,7 +250,7 @@ def short(name: str) -> str:
     return name.split(",")[0]
 
 
-def class_numbers(labels: Sequence[str], count: int, model: Any) -> list[int]:
+def class_numbers(labels: Sequence[str], count: int, model: SpotViT) -> list[int]:
     """Class indices of labels given by number, name, one of a name's synonyms, or folder name (wnid)."""
     if len(labels) not in (1, count):
         raise InputError(f"one label for all images or one each is needed, got {len(labels)} for {count} images")

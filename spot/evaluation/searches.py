@@ -12,6 +12,7 @@ from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.photos import photo_files, picture_files, search_figure, search_photos
+from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import Searched, search_dataset
 from spot.placement.oracle import PRESETS, SearchSettings
 from spot.placement.saliency import maps_for
@@ -20,7 +21,7 @@ from spot.processes import this_process
 
 
 def on_photos(
-    model: Any,
+    model: SpotViT,
     sources: Sequence[str | Path],
     labels: Sequence[str],
     out: Path,
@@ -57,7 +58,7 @@ def on_photos(
 
 
 def on_data(
-    model: Any,
+    model: SpotViT,
     data: str,
     out: Path,
     json: Path | None = None,

@@ -4,15 +4,18 @@ The formula counts T · K² · (7C + 8) for T windows. All samples of a window s
 offset, so here a window is two one-dimensional interpolations, with less arithmetic than that.
 """
 
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import arithmetic, flops, image_shape, sampling_flops
 from spot.evaluation.throughput import Clock, interleaved, median_interval, pictures, tokenizer_share
+from spot.models.protocol import TokenModel
 from spot.studies import timing
 from spot.studies.lab import Lab
 from spot.studies.study import Result, Row, Study, cell
@@ -29,7 +32,7 @@ def run(lab: Lab) -> Result:
     for backbone in lab.backbones:
         patches = timing.alone(lab, partial(embedding_share, lab.model(backbone, Setting("plain"))))
         for tokens in lab.tokens:
-            model: Any = lab.model(backbone, Setting("isotropic", tokens)).eval()
+            model = lab.model(backbone, Setting("isotropic", tokens)).eval()
             row: Row = {
                 "backbone": backbone.name,
                 "tokens": tokens,
@@ -50,7 +53,7 @@ def run(lab: Lab) -> Result:
     return Result(rows, paper_rows(), notes, timing.about(lab))
 
 
-def counted(model: Any) -> Row:
+def counted(model: TokenModel) -> Row:
     """FLOPs of one image: of the model, and of reading its windows by formula and as operators run."""
     image = pictures(1, image_shape(model), model)
     positions = model.place(image)
@@ -61,11 +64,15 @@ def counted(model: Any) -> Row:
 
 
 @torch.no_grad()
-def measured(model: Any, clock: Clock, batch: int) -> Row:
+def measured(model: TokenModel, clock: Clock, batch: int) -> Row:
     """Shares of a prediction's time, in percent: reading windows, with its interval, and all tokenizing."""
     images = pictures(batch, image_shape(model), model)
     positions = model.place(images)
-    calls = {"model": model, "reading": lambda images: windows(images, positions, model.spot_vit.patch_size)}
+    size = model.spot_vit.patch_size
+    calls: dict[str, Callable[[Tensor], Any]] = {
+        "model": model,
+        "reading": lambda given: windows(given, positions, size),
+    }
     for call in calls.values():
         call(images)
     seconds = interleaved(calls, images, timing.ROUNDS, clock)
@@ -76,7 +83,7 @@ def measured(model: Any, clock: Clock, batch: int) -> Row:
 
 
 @torch.no_grad()
-def embedding_share(vit: Any, clock: Clock, batch: int) -> float:
+def embedding_share(vit: TokenModel, clock: Clock, batch: int) -> float:
     """The share of a plain ViT's time that its own patch embedding takes, in percent."""
     images = pictures(batch, image_shape(vit), vit)
     vit.eval()(images)
