@@ -179,6 +179,12 @@ class Evaluation:
         }
 
 
+def as_candidates(model: SpotViT, settings: Sequence[Setting | Candidate | str]) -> list[Candidate]:
+    """Settings, or names of priors and baselines, with their model; candidates have theirs."""
+    named = [Setting(each) if isinstance(each, str) else each for each in settings]
+    return [each if isinstance(each, Candidate) else each.of(model) for each in named]
+
+
 def wilson(share: float, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The interval in which the true share lies (Wilson, 1927), if `count` draws had the share seen."""
     if count == 0:
@@ -217,8 +223,7 @@ def evaluate(
         shown: a progress bar on a terminal, called `title`.
     """
     batches = data if isinstance(data, Loader) else loader(data_for(model, data))
-    named = [Setting(each) if isinstance(each, str) else each for each in settings]
-    candidates = [each if isinstance(each, Candidate) else each.of(model) for each in named]
+    candidates = as_candidates(model, settings)
     share = Share([[] for _ in candidates])
     maps = model.saliency_maps if saliency is None else saliency
     try:

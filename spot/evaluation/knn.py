@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from spot.data.images import Data, Stream, loader
 from spot.data.scenes import Scenes
 from spot.errors import InputError
-from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
+from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, as_candidates, evaluate
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.processes import this_process
@@ -172,7 +172,7 @@ def build_banks(
     An entry of the cache is found again only by the same weights, placement and image files.
     Images are decoded once for as many settings as fit into `memory` bytes of features.
     """
-    candidates = [each if isinstance(each, Candidate) else each.of(model) for each in settings]
+    candidates = as_candidates(model, settings)
     for candidate in candidates:
         if isinstance(candidate.placement, Placements):
             raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
