@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from spot.errors import InputError
 
 MAX_TOKENS = 1024
+MAX_SCALE = 8
 FAR = 1.0  # how far outside the image a token may stand, as a fraction of it
 
 
@@ -49,16 +50,25 @@ class Request:
             raise InputError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
         return value
 
+    def scale(self) -> float | Literal["auto"] | None:
+        """The size of windows to place: a number, "auto", or None for the model's own."""
+        value = self.fields.get("scale")
+        if value is None or value == "auto":
+            return value
+        if not _number(value) or not 0 < value <= MAX_SCALE:
+            raise InputError(f'scale must be "auto" or a number above 0 and at most {MAX_SCALE}, got {value!r}')
+        return float(value)
+
     def tokens(self) -> int:
         """How many tokens to place."""
         return self.number("tokens", 1, MAX_TOKENS)
 
     def positions(self, name: str = "positions") -> Tensor:
-        """Positions (1, N, 2) of one image."""
+        """Positions (1, N, 2 or 3) of one image."""
         return checked_positions(self.fields.get(name))[None]
 
     def trajectory(self, name: str = "trajectory", steps: int = 1000) -> Tensor:
-        """Positions of every step (steps + 1, N, 2)."""
+        """Positions of every step (steps + 1, N, 2 or 3)."""
         value = self.fields.get(name)
         if not isinstance(value, list) or not 0 < len(value) <= steps:
             raise InputError(f"{name} must be a list of at most {steps} placements")
@@ -69,18 +79,21 @@ class Request:
 
 
 def checked_positions(value: Any) -> Tensor:
-    """Positions (N, 2) from lists of (y, x), finite fractions of height and width."""
+    """Positions (N, 2 or 3) from lists of (y, x), fractions of height and width, and a window's scale."""
     if not isinstance(value, list) or not value:
         raise InputError("positions must be a list of at least one [y, x]")
     if len(value) > MAX_TOKENS:
         raise InputError(f"the page takes up to {MAX_TOKENS} tokens, got {len(value)}")
     for place in value:
-        if not isinstance(place, list) or len(place) != 2 or not all(_number(number) for number in place):
-            raise InputError(f"each position must be two numbers [y, x], got {str(place)[:60]}")
+        if not isinstance(place, list) or len(place) not in (2, 3) or not all(_number(number) for number in place):
+            raise InputError(f"each position must be two numbers [y, x], or three with a scale, got {str(place)[:60]}")
+    if len({len(place) for place in value}) != 1:
+        raise InputError("either all positions have a scale or none has")
     positions = torch.tensor(value, dtype=torch.float64)
-    if not positions.isfinite().all():
-        raise InputError("positions must be finite, but some are NaN or infinite")
-    outside = positions[(positions < -FAR) | (positions > 1 + FAR)]
+    places, scales = positions[:, :2], positions[:, 2:]
+    if not bool(((scales > 0) & (scales <= MAX_SCALE)).all()):
+        raise InputError(f"a position's third number is its window's scale, above 0 and at most {MAX_SCALE}")
+    outside = places[(places < -FAR) | (places > 1 + FAR)]
     if len(outside):
         raise InputError(
             f"positions are fractions of height and width, from 0 to 1, got {outside[0]:g}; "

@@ -34,6 +34,7 @@ from spot.play.pictures import Picture, Pictures
 from spot.play.request import MAX_TOKENS, Request
 from spot.play.worker import Job
 from spot.plots import save
+from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.windows import windows
 
 OBJECTIVES = ("descent", "obfuscate", "agree", "entropy", "ascent")
@@ -139,7 +140,7 @@ class Session:
 
 
 def forward(view: View, positions: Tensor) -> Tensor:
-    """Logits (B, classes) of the picture at placements (B, N, 2)."""
+    """Logits (B, classes) of the picture at placements (B, N, 2 or 3)."""
     with torch.inference_mode():
         return view.model(view.images.expand(len(positions), -1, -1, -1), positions).float()
 
@@ -165,7 +166,8 @@ def model_info(session: Session, request: Request, job: Job) -> None:
             "tokens": model.tokens,
             "prior": model.prior if isinstance(model.prior, str) else "isotropic",
             "classes": [short(each) for each in session.names(name)],
-            "sizes": False,
+            "scale": 1 if model.scale is None else model.scale,
+            "sizes": not isinstance(model.tokenizer, AuthorsTokenizer),
         }
     )
 
@@ -188,7 +190,7 @@ def place(session: Session, request: Request, job: Job) -> None:
     needs_map = resolve_prior(prior).needs_map
     maps = session.map(request.text("picture"), request.text("model")) if needs_map else None
     how: dict[str, Any] = {"keys": [view.picture.name], "seed": request.number("seed"), "maps": maps}
-    positions = view.model.place(view.images, tokens=tokens, prior=prior, **how)
+    positions = view.model.place(view.images, tokens=tokens, prior=prior, scale=request.scale(), **how)
     job.send({"positions": positions[0].tolist()})
 
 
@@ -255,11 +257,13 @@ def control(session: Session, request: Request, job: Job) -> None:
 
 
 def randomly_moved(images: Tensor, start: Tensor, end: Tensor, generator: torch.Generator) -> Tensor:
-    """CONTROLS placements (CONTROLS, N, 2): each token as far from its start, in pixels, as its end is.
+    """CONTROLS placements (CONTROLS, N, 2 or 3): each token as far from its start, in pixels, as its end is.
 
-    Directions are drawn anew where a token would leave the image; after TRIES of them it stops at the edge.
+    Windows keep the sizes of the end. Directions are drawn anew where a token would leave the image; after
+    TRIES of them it stops at the edge.
     """
     size = torch.tensor(images.shape[-2:], dtype=torch.float32)
+    scales, start, end = end[:, 2:], start[:, :2], end[:, :2]
     distance = ((end - start) * size).norm(dim=-1)
     angles = torch.rand(CONTROLS, len(start), TRIES, generator=generator) * (2 * math.pi)
     there = start[:, None] + distance[:, None, None] * torch.stack([angles.sin(), angles.cos()], -1) / size
@@ -267,7 +271,7 @@ def randomly_moved(images: Tensor, start: Tensor, end: Tensor, generator: torch.
     inside = ((there >= low) & (there <= high)).all(-1)
     first = inside.long().argmax(-1)  # the first that stays inside
     chosen = there.gather(2, first[..., None, None].expand(-1, -1, 1, 2))[:, :, 0]
-    return chosen.clamp(low, high)
+    return torch.cat([chosen.clamp(low, high), scales.expand(CONTROLS, -1, -1)], -1)
 
 
 def field(session: Session, request: Request, job: Job) -> None:
@@ -294,7 +298,7 @@ def field(session: Session, request: Request, job: Job) -> None:
         for part in (~known).nonzero().split(FIELD_BATCH):
             rows, columns = part.unbind(1)
             places = positions.repeat(len(part), 1, 1)
-            places[:, token] = points[rows, columns]
+            places[:, token, :2] = points[rows, columns]
             values[rows, columns] = forward(view, places).log_softmax(-1)[:, label]
             known[rows, columns] = True
             told(side=side, part=int(known.sum()) / total)
@@ -395,9 +399,12 @@ def placements_of(session: Session, picture: str, data: bytes) -> dict[str, Any]
 
 
 def samples(view: View, positions: Tensor) -> Tensor:
-    """The K × K samples that the token at positions (1, 1, 2) reads, as RGB bytes (K, K, 3)."""
-    read = getattr(view.model.tokenizer, "windows", None)  # the authors' tokenizer has windows of its own
-    taken = windows(view.images, positions, view.model.patch_size) if read is None else read(view.images, positions)
+    """The K × K samples that the token at positions (1, 1, 2 or 3) reads, as RGB bytes (K, K, 3)."""
+    tokenizer = view.model.tokenizer
+    if isinstance(tokenizer, AuthorsTokenizer):  # its windows are not spot's
+        taken = tokenizer.windows(view.images, positions)
+    else:
+        taken = windows(view.images, positions, view.model.patch_size)
     colors = rgb(taken.reshape(1, 3, *taken.shape[-2:]), view.model.data_config)[0]
     return (colors * 255).round().to(torch.uint8).permute(1, 2, 0)
 

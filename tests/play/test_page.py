@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -97,6 +98,21 @@ def test_tokens_are_added_selected_moved_and_removed_by_mouse_and_keys(page):
     page.keyboard.press("a")
     page.keyboard.press(",")
     assert "Token 24 of 25" in page.locator(".token h2").inner_text()
+
+
+def test_the_wheel_and_keys_change_a_window_s_size(page, scenes_a, scene):
+    click(page, (0.5, 0.5))
+    page.mouse.wheel(0, -300)
+    page.keyboard.press("+")
+    positions = view(page)["positions"]
+    assert positions.shape == (1, 25, 3)
+    assert positions[0, 12, 2] == pytest.approx(1.05 * math.exp(0.5), rel=1e-5)
+    assert (positions[0, :12, 2] == 1).all()
+    assert agrees(page, scenes_a, scene)
+    page.fill("#scale", "auto")
+    page.press("#scale", "Tab")
+    expected = scenes_a.place(scene, tokens=25, scale="auto")
+    torch.testing.assert_close(view(page)["positions"], expected, atol=1e-6, rtol=0)
 
 
 def test_undo_and_redo_walk_through_the_changes(page):

@@ -49,7 +49,8 @@ export async function place({ remembered = true } = {}) {
   const panel = app.active;
   const [tokens, seed] = [Number($("tokens").value), Number($("seed").value)];
   const request = { kind: "place", picture: app.picture, model: panel.model, prior: $("prior").value, tokens, seed };
-  if (panel.info.sizes) request.scale = Number($("scale").value);
+  const scale = $("scale").value.trim();
+  if (panel.info.sizes && scale) request.scale = scale === "auto" ? scale : Number(scale);
   const answer = await link.ask(`place${panel.number}`, request);
   if (answer.error) {
     $("tokens").value = panel.positions.length || 25;

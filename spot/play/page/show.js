@@ -131,6 +131,7 @@ function countShown(panel) {
 export function modelShown(panel) {
   $("classes").replaceChildren(...[...new Set(panel.info.classes)].map((name) => new Option(name)));
   for (const element of document.querySelectorAll(".scaled")) element.hidden = !panel.info.sizes;
+  $("scale").placeholder = `${panel.info.scale}`;
   if (panel.positions.length) countShown(panel);
   searchShown();
   whyShown();

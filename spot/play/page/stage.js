@@ -4,7 +4,7 @@ import { pathColor } from "./colors.js";
 
 const FINE = 0.1; // pixels that an arrow key moves
 const SLOP = 4; // screen pixels before a click becomes a drag
-const SIZES = [0.25, 8];
+const SIZES = [0.5, 8];
 
 export class Stage {
   /** hooks: changed(positions, how), selected(index), ended(). `how` is "drag", "add", "remove", "key" or "size". */
@@ -153,7 +153,7 @@ export class Stage {
   }
 
   add(place) {
-    const scale = this.positions[0]?.length === 3 ? [1] : [];
+    const scale = this.positions.at(-1)?.slice(2) ?? [];
     this.change([...this.positions, [...this.inside(place), ...scale]], this.positions.length, "add");
   }
 

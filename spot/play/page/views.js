@@ -50,6 +50,7 @@ const settings = () => ({
   selected: app.active.stage.selected,
   prior: $("prior").value,
   seed: $("seed").value,
+  scale: $("scale").value,
   target: $("target").value,
   class: $("class").value,
   objective: $("objective").value,
