@@ -32,6 +32,7 @@ class Draw(IntEnum):
     SHARE = 15  # the rows that a budget of the distillation gets
     SHOW = 16  # the tokens that a masked autoencoder sees
     DECODER = 17  # the decoder's first weights
+    SCALE = 18  # sizes of windows
     HEAD = 21  # a new classifier's weights
     WEIGHTS = 22  # a new model's weights
 

@@ -15,7 +15,7 @@ import csv
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast
 
@@ -150,6 +150,16 @@ class Images(Dataset[Sample | None]):
             kept = [index * count // limit for index in range(limit)]
             self.order = [self.order[index] for index in kept]
             self.keys = [self.keys[index] for index in kept]
+
+    def without(self, keys: Collection[str]) -> None:
+        """Take out the images of these keys, all of which must be there."""
+        missing = set(keys).difference(self.keys)
+        if missing:
+            raise InputError(f"there is no image {min(missing)} to leave out, nor {len(missing) - 1} others")
+        left = set(keys)
+        kept = [index for index, key in enumerate(self.keys) if key not in left]
+        self.order = [self.order[index] for index in kept]
+        self.keys = [self.keys[index] for index in kept]
 
     def leave_out(self, unread: Unread) -> None:
         """Note an unreadable image, or stop at it."""

@@ -22,6 +22,8 @@ from spot.errors import InputError
 from spot.models.mae import MaskedAutoencoder
 from spot.models.spot_vit import Features, SpotViT
 from spot.placement.priors import omega, resolve_prior
+from spot.placement.sizes import auto_scale, sized, tiling_scale
+from spot.tokens.position_embedding import grid_positions
 from spot.training.batches import Part
 from spot.training.recipes import Distil as DistilRecipe
 from spot.training.recipes import Masked as MaskedRecipe
@@ -80,8 +82,8 @@ class Distil(Objective):
     The teacher sees an image on its grid; the student sees it in several forward passes, each with a
     budget and a prior drawn for the step. Three things are compared: the classes (KL divergence), the
     pooled feature that the head gets (cosine), and, after a few blocks, every token with the teacher's
-    feature map at the token's position. Images are crops and mixtures: the teacher says what a mixture
-    is, so no labels are needed.
+    feature map at the token's position, averaged over a large window. Images are crops and mixtures: the
+    teacher says what a mixture is, so no labels are needed.
     """
 
     def __init__(self, model: SpotViT, recipe: DistilRecipe, teacher: SpotViT | None = None) -> None:
@@ -108,8 +110,9 @@ class Distil(Objective):
             if not len(rows):
                 continue
             positions = self.place(images, number, part)[rows]
+            seen = self.shrunk(images[rows], positions) if recipe.view == "resize" else images[rows]
             with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
-                predicted = self.predict(self.model, images[rows], positions)
+                predicted = self.predict(self.model, seen, positions[..., :2] if recipe.view == "resize" else positions)
             # The mean over the rows that this pass takes of the step's whole batch, however that is cut.
             taken = max(1, round(share * part.of)) * len(images) / part.of
             mean = self.difference(predicted, target.of(rows), positions).sum() / taken
@@ -119,6 +122,8 @@ class Distil(Objective):
     @torch.no_grad()
     def finish(self, model: SpotViT) -> SpotViT:
         """Go back a little towards the teacher, in a straight line through the weights."""
+        if self.recipe.sizes is not None:
+            model.scale = "auto"
         for ours, theirs in zip(model.parameters(), self._teacher[0].parameters(), strict=True):
             ours.copy_(torch.lerp(theirs.to(ours), ours, self.recipe.blend))
         return model
@@ -138,15 +143,41 @@ class Distil(Objective):
         grid = self.model.grid(images)
         if tokens >= grid.shape[1]:
             return grid
+        if recipe.view == "resize":
+            tiling = tiling_scale(tokens, images.shape[-2], images.shape[-1], self.model.patch_size)
+            return sized(small_grid(images, tokens), tiling)
+        if recipe.view == "dropout":
+            order = torch.rand(part.of, grid.shape[1], generator=draw)[part.first : part.first + len(images)].argsort(1)
+            return grid.gather(1, order[:, :tokens, None].expand(-1, -1, 2).to(grid.device))
         prior = one_of(recipe.priors, draw)
-        positions = place(self.model, recipe, prior, images, tokens, part, number)
+        positions = place(self.model, recipe, prior, images, tokens, part, number)[..., :2]
+        scales = self.scales(images, tokens, part, number)
         if prior not in ("isotropic", "center") or not recipe.jitter:
-            return positions
+            return torch.cat([positions, scales.to(positions)], -1)
         # Half of the time as the prior has them, otherwise each token moves within its cell.
         amount = recipe.jitter * max(0.0, float(2 * torch.rand((), generator=draw) - 1)) / math.sqrt(tokens)
         moves = torch.rand(part.of, tokens, 2, generator=draw)[part.first : part.first + len(images)] - 0.5
         low, high = omega(images)
-        return (positions + amount * moves.to(positions.device)).clamp(low, high)
+        positions = (positions + amount * moves.to(positions.device)).clamp(low, high)
+        return torch.cat([positions, scales.to(positions)], -1)
+
+    def scales(self, images: Tensor, tokens: int, part: Part, number: int) -> Tensor:
+        """One scale for each row's windows, around "auto" and at most tiling: (b, N, 1), or (b, N, 0) without sizes."""
+        if self.recipe.sizes is None:
+            return torch.empty(len(images), tokens, 0)
+        size, (height, width) = self.model.patch_size, images.shape[-2:]
+        middle, tiling = (rule(tokens, height, width, size) for rule in (auto_scale, tiling_scale))
+        draw = generator(self.recipe.seed, Draw.SCALE, part.step, number)
+        spread = self.recipe.sizes * torch.randn(part.of, generator=draw)[part.first : part.first + len(images)]
+        scale = (middle * tiling**spread).clamp(1, max(1.0, tiling))
+        return scale[:, None, None].expand(-1, tokens, 1)
+
+    def shrunk(self, images: Tensor, positions: Tensor) -> Tensor:
+        """Images so small that their own grid has these tokens."""
+        side = math.isqrt(positions.shape[1]) * self.model.patch_size
+        if side == images.shape[-1]:
+            return images
+        return F.interpolate(images, (side, side), mode="bicubic", antialias=True)
 
     def predict(self, model: SpotViT, images: Tensor, positions: Tensor) -> "Prediction":
         """One forward pass, keeping the tokens after a few blocks."""
@@ -223,11 +254,31 @@ class Prediction(NamedTuple):
 
 
 def sample_map(tokens: Tensor, grid_size: tuple[int, int], positions: Tensor) -> Tensor:
-    """A grid's features (b, rows × columns, D) at positions (b, N, 2), bilinear: (b, N, D)."""
+    """A grid's features (b, rows × columns, D) at positions (b, N, 2), bilinear: (b, N, D).
+
+    With scales, (b, N, 3), the mean over each window: as large as it is beyond the one cell that bilinear means.
+    """
+    if positions.shape[-1] == 3:
+        weights = [mean_weights(positions[..., axis], positions[..., 2], cells) for axis, cells in enumerate(grid_size)]
+        return (weights[0][..., :, None] * weights[1][..., None, :]).flatten(2).to(tokens.dtype) @ tokens
     grid = tokens.transpose(1, 2).unflatten(2, grid_size)
     places = positions.flip(-1)[:, :, None] * 2 - 1  # grid_sample wants (x, y) in [-1, 1]
     sampled = F.grid_sample(grid, places.to(grid.dtype), padding_mode="border", align_corners=False)
     return sampled[..., 0].transpose(1, 2)
+
+
+def mean_weights(positions: Tensor, scale: Tensor, cells: int, points: int = 5) -> Tensor:
+    """What each of an axis's cells weighs in the mean over windows: positions and scales (b, N) → (b, N, cells)."""
+    steps = (torch.arange(points, device=positions.device) - (points - 1) / 2) / points
+    at = positions[..., None] * cells - 0.5 + steps * (scale - 1).clamp(min=0)[..., None]
+    distance = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=positions.device)
+    return (1 - distance.abs()).clamp(min=0).mean(-2)
+
+
+def small_grid(images: Tensor, tokens: int) -> Tensor:
+    """The grid of images so small that it has this square number of tokens: (b, N, 2)."""
+    side = math.isqrt(tokens)
+    return grid_positions((side, side)).to(images.device).expand(len(images), -1, -1)
 
 
 def normalised_error(ours: Tensor, theirs: Tensor) -> Tensor:

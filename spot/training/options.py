@@ -1,6 +1,6 @@
 """What a training run is given beside its recipe: where images come from, where results go, and how to compute.
 
-Only `data`, `limit`, `teacher` and `accumulate` have a bearing on the outcome.
+Only `data`, `limit`, `leave_out`, `teacher` and `accumulate` have a bearing on the outcome.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ class Options:
     """which part of the data, where it is divided"""
     limit: int | None = None
     """train on at most so many images"""
+    leave_out: Path | None = None
+    """a file that names images never to train on, one a line, as paths below the data's root"""
     teacher: str | None = None
     """distil: a saved model that teaches; by default the model itself, as it was"""
     val: str | None = None

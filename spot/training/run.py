@@ -6,6 +6,7 @@ The three verbs (retrofit, pretrain, finetune) differ only in which recipes they
 import hashlib
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,10 +75,13 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
             transform=evaluation_transform(model.data_config),
             split=options.split,
             classes=class_folders(model) if supervised else None,
-            limit=options.limit,
+            limit=None if options.leave_out else options.limit,
         )
         if not isinstance(images, Images):
             raise InputError(f"{options.data} is a stream, which training cannot shuffle; use a folder")
+        if options.leave_out is not None:
+            images.without(names_in(options.leave_out))
+            images.thin(options.limit or len(images))
         label = images.source[images.order[0]][1]
         if supervised and (label is None or label < 0):
             raise InputError(
@@ -90,6 +94,13 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
             "use --set img_size=…"
         )
     return images
+
+
+def names_in(file: Path) -> list[str]:
+    """The images that a file names, one a line."""
+    if not file.is_file():
+        raise InputError(f"there is no file {file} that names images to leave out")
+    return [line for line in file.read_text().splitlines() if line]
 
 
 def plan_of(

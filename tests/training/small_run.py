@@ -20,6 +20,7 @@ from tests.conftest import make_nano
 SMALL = {"img_size": 32, "batch_size": 8, "epochs": 3.0, "warmup_share": 0.17, "lr": 1e-3, "ema": 0.9}
 OWN = {
     "distil": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
+    "distil-sizes": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
     "cls-in1k": {},
     "cls-in21k": {},
     "mae-finetune": {},
