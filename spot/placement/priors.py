@@ -91,6 +91,18 @@ def boundary(images: Tensor, tokens: int, generator: Generator | None = None) ->
     return _into_omega(positions, images)
 
 
+def center_authors(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
+    """The authors' center: never fades, also with as many tokens as the grid, and pulls within 0.2 of each side."""
+    offset = isotropic(images, tokens) - 0.5
+    return 0.5 + offset * (1 - torch.exp(-((offset / 0.2) ** 2)))
+
+
+def boundary_authors(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
+    """The authors' boundary: each coordinate by itself next to an edge, so that most tokens are in the corners."""
+    u = 2 * _random(images, tokens, 2, generator=generator) - 1
+    return _into_omega(((1 + u.sign() * (1 - u.abs() ** 10)) / 2).clamp(0.01, 0.99), images)
+
+
 def salient(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
     """Drawn from the density of saliency maps (B, H, W) in [0, 1], subpixel within the pixel."""
     return _from_density(maps, images, tokens, generator)
@@ -167,6 +179,8 @@ PRIORS: dict[str, Prior] = {
         Prior("isotropic", isotropic),
         Prior("center", center, fades=True),
         Prior("boundary", boundary, random=True),
+        Prior("center-authors", center_authors),
+        Prior("boundary-authors", boundary_authors, random=True),
         Prior("salient", salient, random=True, needs_map=True),
         Prior("focus", focus, needs_map=True),
         Prior("background", background, random=True, needs_map=True),

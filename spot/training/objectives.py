@@ -296,7 +296,8 @@ def one_of(options: Sequence[T], draw: Generator) -> T:
 def trainable(priors: Sequence[str]) -> Sequence[str]:
     """Refuse a prior that does not exist, or needs maps, before training begins."""
     for name in priors:
-        resolve_prior(name)
+        if resolve_prior(name).needs_map:
+            raise InputError(f"training draws positions without looking at images, but the prior {name} needs maps")
     return priors
 
 

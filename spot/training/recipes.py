@@ -322,7 +322,7 @@ RECIPES: dict[str, Recipe] = {
             name="finetune-small",
             origin="ours: a retrofitted ViT on a few hundred images of one's own",
             cost="ViT-Ti/16, 10 classes of 30 images: a minute of one CPU core",
-            expected="docs/fine-tuning.md has what was measured",
+            expected="84.5 / 91.2 / 94.8 / 96.2 % at 25 / 49 / 100 / 196 isotropic tokens (docs/fine-tuning.md)",
             command="spot finetune vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot --recipe finetune-small "
             "--data photos --out runs/mine",
             model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
@@ -338,7 +338,7 @@ RECIPES: dict[str, Recipe] = {
             crop_scale=(0.35, 1.0),
             randaug=None,
             mix_share=0.0,
-            budgets=(16, 25, 25, 25, 36, 49, 49, 64, 100),
+            budgets=(16, 25, 25, 25, 36, 49, 49, 100),
             priors=("isotropic",) * 4 + ("center", "sobol", "uniform"),
         ),
         Distil(

@@ -274,3 +274,21 @@ def test_bad_input_is_named():
         focus(SQUARE, 4, seeded(), maps=torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))
     with pytest.raises(InputError, match="leaves no pixel"):
         background(SQUARE, 4, seeded(), maps=torch.ones(2, 224, 224))
+
+
+def test_the_authors_center_does_not_fade_and_ours_does():
+    """With a full grid, 0.2 wide: the token at (8 + 16·6) / 224 = 0.4643 is 0.0357 from the middle."""
+    full = PRIORS["center-authors"](SQUARE, 196)[0]
+    offset = (8 + 16 * 6) / 224 - 0.5
+    expected = 0.5 + offset * (1 - math.exp(-((offset / 0.2) ** 2)))
+    torch.testing.assert_close(full[6 * 14 + 6], torch.tensor([expected, expected]))
+    torch.testing.assert_close(PRIORS["center"](SQUARE, 196), PRIORS["isotropic"](SQUARE, 196))
+
+
+def test_the_authors_boundary_is_on_the_edges_and_mostly_in_corners():
+    """|u|¹⁰ < 0.02 for |u| < 0.676: so often is a coordinate within a hundredth of an edge."""
+    positions = PRIORS["boundary-authors"](torch.zeros(4, 3, 224, 224), 2000, seeded()).flatten(0, 1)
+    edge = (positions - 0.5).abs() > 0.4899
+    assert edge.float().mean().item() == pytest.approx(0.02**0.1, abs=0.02)
+    assert edge.all(1).float().mean().item() == pytest.approx(0.02**0.2, abs=0.03)
+    assert positions.min() >= 0.01 and positions.max() <= 0.99

@@ -86,16 +86,12 @@ def test_with_isotropic_the_papers_recipes_stay_on_the_grid():
     torch.testing.assert_close(positions_of(Supervised(make_nano(), recipe))[0], make_nano().grid())
 
 
+@pytest.mark.parametrize("prior, sentence", [("unifrom", "uniform"), ("salient", "needs maps")])
 @pytest.mark.parametrize("name", ["cls-in1k", "distil", "mae-in1k"])
-def test_a_prior_that_cannot_be_trained_with_is_refused_before_training(name):
-    model, recipe = (
-        make_nano(),
-        small_recipe(
-            name, **{"priors" if name == "distil" else "prior": "('unifrom',)" if name == "distil" else "unifrom"}
-        ),
-    )
-    with pytest.raises(InputError, match="uniform"):
-        OBJECTIVES[recipe.objective](model, recipe)
+def test_a_prior_that_cannot_be_trained_with_is_refused_before_training(name, prior, sentence):
+    recipe = small_recipe(name, **({"priors": (prior,)} if name == "distil" else {"prior": prior}))
+    with pytest.raises(InputError, match=sentence):
+        OBJECTIVES[recipe.objective](make_nano(), recipe)
 
 
 def positions_of(objective, part: Part = WHOLE) -> torch.Tensor:
