@@ -35,6 +35,7 @@ class Draw(IntEnum):
     SCALE = 18  # sizes of windows
     HEAD = 21  # a new classifier's weights
     WEIGHTS = 22  # a new model's weights
+    CALIBRATION = 31  # positions to calibrate eight-bit layers with
 
 
 def generator(seed: int, draw: Draw, *numbers: int) -> Generator:

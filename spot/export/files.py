@@ -26,6 +26,7 @@ from spot.data.picture import CROP_RATIO, open_image
 from spot.data.scenes import draw
 from spot.errors import InputError
 from spot.export.graph import Graph, Input, Output
+from spot.export.int8 import Range, plan, quantise
 from spot.export.runtime import EXTRA, KEY, Exported, fitted
 from spot.models.spot_vit import SpotViT
 from spot.placement.priors import AnyPrior, resolve_prior
@@ -51,16 +52,25 @@ class Written:
     about: dict[str, Any]
     difference: dict[str, float]
     largest: dict[str, float]
+    agreement: tuple[int, int] | None = None  # of int8: pictures with the model's own first class, and pictures
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """A line or two for people."""
         size = self.path.stat().st_size / 1e6
         differences = ", ".join(
             f"{name} by at most {value:.1e} (of values up to {self.largest[name]:.1f})"
             for name, value in self.difference.items()
         )
-        return f"{self.path} ({size:.1f} MB) differs from the model in {differences}."
+        text = f"{self.path} ({size:.1f} MB) differs from the model in {differences}."
+        if self.agreement is not None:
+            same, pictures = self.agreement
+            text += f" Of {pictures} pictures that it was not calibrated with, {same} have the same class."
+        if left := self.about.get("int8", {}).get("float_layers"):
+            worst = ", ".join(f"{name} ({change:.0%})" for name, change in list(left.items())[:3])
+            count = len(left) + self.about["int8"]["layers"]
+            text += f" {len(left)} of {count} layers stay in float; eight bits there change the output most: {worst}."
+        return text
 
 
 def export(
@@ -75,6 +85,7 @@ def export(
     opset: int = ATTENTION_OPSET,
     compiled: bool = False,
     pictures: Sequence[NDArray[np.uint8]] = (),
+    int8: Sequence[NDArray[np.uint8]] | None = None,
 ) -> Written:
     """Write a model to a file that runs without SPoT, and verify it.
 
@@ -86,9 +97,12 @@ def export(
         opset: of the ONNX file; below 23 attention is written as its parts, for older runtimes.
         compiled: for torch, compile through AOTInductor (needs a C++ compiler, and runs on this kind of machine).
         pictures: (H, W, 3) to verify with beside noise, already resized and cropped.
+        int8: such pictures, without labels, to calibrate eight-bit layers with; see spot.export.int8.
     """
     path = Path(path)
     refuse(model, path, to, outputs)
+    if int8 is not None and (to != "onnx" or opset < ATTENTION_OPSET):
+        raise InputError(f"int8 is for ONNX files of opset {ATTENTION_OPSET} or later")
     ready = copy.deepcopy(model).cpu().float().eval()
     built_in = None if prior is None and tokens is None else fixed_placement(ready, prior, tokens)
     graph = Graph(
@@ -99,14 +113,22 @@ def export(
         attention_node=to == "onnx" and opset >= ATTENTION_OPSET,
     ).eval()
     about = describe(ready, graph, prior, tokens)
+    ranges: dict[str, Range] = {}
+    if int8 is not None:
+        about["model_hash"] = hash_model(model)  # before its channels are equalised
+        ranges, left = plan(ready, normalised(about, torch.from_numpy(np.stack(int8))) if len(int8) else torch.empty(0))
+        about["int8"] = {"images": len(int8), "layers": len(ranges), "float_layers": left}
     with whole(path) as temporary:
         if to == "onnx":
             write_onnx(graph, about, temporary, opset)
+            if ranges:
+                quantise(temporary, ranges)
         else:
             write_torch(graph, about, temporary, compiled)
         run = run_onnx(temporary) if to == "onnx" else run_torch(temporary, compiled)
         difference, largest = verify(run, ready, about, pictures)
-    return Written(path, about, difference, largest)
+        agreement = agree(run, ready, about, pictures) if int8 is not None and pictures else None
+    return Written(path, about, difference, largest, agreement)
 
 
 def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
@@ -139,18 +161,16 @@ def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int |
     """Positions (N, 2) of a prior that gives the same for every image of the model's size."""
     chosen = resolve_prior(model.prior if prior is None else prior)
     if chosen.random or chosen.needs_map:
-        what = "draws at random" if chosen.random else "looks at the image"
-        raise InputError(f"the prior {chosen.name} {what} and cannot be built in; export with positions as an input")
+        reason = "draws at random" if chosen.random else "looks at the image"
+        raise InputError(f"the prior {chosen.name} {reason} and cannot be built in; export with positions as an input")
     blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
     return model.place(blank, tokens=tokens, prior=prior)[0]
 
 
 def own_placement(model: SpotViT) -> list[list[float]] | None:
     """The model's own positions, where they are the same for every image."""
-    try:
-        return fixed_placement(model).tolist()
-    except InputError:
-        return None
+    chosen = resolve_prior(model.prior)
+    return None if chosen.random or chosen.needs_map else fixed_placement(model).tolist()
 
 
 def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens: int | None = None) -> dict[str, Any]:
@@ -158,7 +178,6 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
     config = model.data_config
     names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
     built_in = graph.positions
-    chosen = model.prior if prior is None else prior
     return {
         "format": 1,
         "version": __version__,
@@ -167,7 +186,7 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
         "image": graph.image,
         "channels": config["input_size"][0],
         "outputs": list(graph.outputs),
-        "prior": chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "a function"),
+        "prior": resolve_prior(model.prior if prior is None else prior).name,
         "built_in": built_in is not None,
         "positions": own_placement(model) if built_in is None else built_in[0].tolist(),
         "token_range": [FEWEST, max(MOST, len(model.grid()))],
@@ -298,9 +317,29 @@ def verify(
             difference[name] = max(difference[name], float((result - expected[name]).abs().max()))
             largest[name] = max(largest[name], float(expected[name].abs().max()))
     for name, value in difference.items():
-        if not value <= TOLERANCE * max(1.0, largest[name]):
+        if "int8" not in about and not value <= TOLERANCE * max(1.0, largest[name]):
             raise InputError(f"the exported {name} differ from the model's by {value:.2g}; the file was not kept")
     return difference, largest
+
+
+def agree(
+    run: Run, model: SpotViT, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]
+) -> tuple[int, int] | None:
+    """How many pictures have the model's own first class, of how many; None where there are no classes."""
+    if "logits" not in about["outputs"]:
+        return None
+    which, same = about["outputs"].index("logits"), 0
+    for picture in pictures:
+        images = from_picture(about, picture)[None]
+        positions = None if about["built_in"] else grid_of(model)
+        expected = reference(model, about, images, positions)["logits"]
+        same += int(run(images, positions)[which].argmax() == expected.argmax())
+    return same, len(pictures)
+
+
+def grid_of(model: SpotViT) -> Tensor:
+    """The model's own grid for one image, (1, N, 2)."""
+    return model.grid().reshape(1, -1, 2)
 
 
 def trials(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> list[tuple[Tensor, Tensor | None]]:
@@ -309,6 +348,7 @@ def trials(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> list
     low, high = about["token_range"]
     generator = torch.Generator().manual_seed(1)
     batches = [noise(about, 1, (height, width)), noise(about, 3, (height, width)), noise(about, 2, (height, width + 9))]
+    pictures = pictures[:8]
     batches += [from_picture(about, picture)[None] for picture in pictures]
     counts = [high, low, 17, *[49 for _ in pictures]]
     chosen = []
@@ -327,10 +367,10 @@ def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) 
         scenes = draw(range(count)).images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
         images = [Image.fromarray(scene) for scene in scenes]
     else:
-        files = sorted(path for path in folder.rglob("*") if is_image(path.name))[:count]
+        files = sorted(path for path in folder.rglob("*") if is_image(path.name))
         if not files:
-            raise InputError(f"pictures to verify with were expected in {folder}, and there are none")
-        images = [open_image(path) for path in files]
+            raise InputError(f"pictures were expected in {folder}, and there are none")
+        images = [open_image(path) for path in files[:: max(1, len(files) // count)][:count]]
     return [np.asarray(fitted(image, model.img_size)) for image in images]
 
 
