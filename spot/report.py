@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -66,19 +67,31 @@ def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str 
             title_justify="left",
             caption_justify="left",
         )
-        for name in part:
+        for name, width in _widths({name: [name, *cells[name]] for name in part}).items():
             numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-            least = min(_least([name, *cells[name]]), console.width - 4)
             # Folded, not cut, where a single word is wider than the terminal: a cut number misleads.
-            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", min_width=least)
+            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", width=width)
         for index in range(len(rows)):
             table.add_row(*(Text(cells[name][index]) for name in part))
         console.print(table)
 
 
+def _widths(columns: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """A width for each column: its longest word, and a fair share of what room there is up to its longest cell."""
+    least = {name: min(_least(cells), console.width - 4) for name, cells in columns.items()}
+    more = {name: max(cell_len(cell) for cell in cells) - least[name] for name, cells in columns.items()}
+    room = console.width - 1 - sum(width + 3 for width in least.values())
+    widths = dict(least)
+    for left, name in enumerate(sorted(more, key=more.__getitem__)):
+        given = max(0, min(more[name], room // (len(more) - left)))
+        widths[name] += given
+        room -= given
+    return widths
+
+
 def _least(cells: Sequence[str]) -> int:
     """How wide a column is at least: its longest word."""
-    return max((len(word) for cell in cells for word in cell.split()), default=1)
+    return max((cell_len(word) for cell in cells for word in cell.split()), default=1)
 
 
 def _fitting(names: Sequence[str], least: Mapping[str, int]) -> list[list[str]]:

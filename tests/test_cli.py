@@ -102,6 +102,7 @@ def test_a_wide_table_breaks_between_columns_and_words_never_inside_them(monkeyp
     report.show([row], "a title [with] brackets", caption="and a [/caption]")
     said = capsys.readouterr().out
     assert all(len(line) <= 80 for line in said.splitlines())
+    assert all(line.rstrip()[-1] in "┓┃┩│┘" for line in said.splitlines() if line[0] in "┏┃┡│└")  # none is cut
     assert all(name in said for name in names)
     assert said.count("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot") > 1  # the first column stands in every part
     assert "a title [with] brackets" in said

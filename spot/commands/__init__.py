@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "finetune": "fine-tune an encoder to classify",
     "delta": "keep a retrofit as what it adds to a timm checkpoint",
     "export": "write a model as one ONNX or torch.export file, and verify it",
+    "models": "list the models that come with spot, what each needs and how good it is",
     "data": "describe the built-in data set and show its classes",
     "bench": "time models and baselines in turns, beside their multiply-adds",
     "study": "measure the paper's tables and figures, beside the paper's numbers",

@@ -1,0 +1,28 @@
+"""spot models: what can be named, what it needs, how good it is."""
+
+from spot.commands import options
+
+
+def models(*, json: options.Json = None) -> None:
+    """List the models that come with spot: short names, what each needs, and top-1 accuracy at each budget.
+
+    Wherever a MODEL is asked for, a folder or file that spot saved, a hub id, or the name of any
+    timm ViT will do as well.
+
+    example: spot models
+    """
+    import spot
+    from spot import report
+
+    report.check_outputs(json)
+    rows = spot.list_models()
+    table = []
+    for row in rows:
+        accuracy = " ".join(f"{tokens}:{value:.1f}" for tokens, value in row["accuracy"].items())
+        needs = "a download, or --weights FILE" if "weights=FILE" in row["needs"] else row["needs"]
+        table.append({"model": row["alias"] or row["name"], "tokens:top-1 %": accuracy, "needs": needs})
+        table[-1]["on"] = row["data"]
+    full = [f"{row['alias']} is {row['name']}." for row in rows if row["alias"]]
+    report.show(table, "Models, with their accuracy at each number of isotropic tokens", caption="\n".join(full))
+    if json is not None:
+        report.save_json(json, rows)

@@ -1,0 +1,166 @@
+"""Every command and code block in README.md and docs/*.md runs as printed, with small limits.
+
+A block is a fence with a language. `sh`: every line that begins with `spot` is run by spot.cli.main;
+`make TARGET` must be in the Makefile. `python`: the blocks of a page are run in order, in one namespace
+that begins with `images` and `labels`. Other languages (`text`, `json`) are for reading only.
+
+A comment on the line before a fence says what a block needs, and is not shown on the page:
+
+    <!-- guide: needs ../shared -->       real weights and photographs: run only where they are
+    <!-- guide: not run, WHY -->          only checked: verbs and options exist
+
+Commands run in a folder where the names that guides use exist: photo.jpg, dog.jpg, cat.jpg and holiday/
+(photographs), imagenet/ and images/ (class folders of scenes), u2netp.onnx, and so on; MODEL, OTHER_MODEL,
+TIMM_NAME and DIR mean a built-in model and a data folder. Real models have their weights where ../shared has
+them, and else new ones; LIMITS are added to every command, so that it ends soon.
+"""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+from PIL import Image
+
+from spot.cli import main
+from spot.commands import VERBS, verb_function
+from spot.data.scenes import Scenes
+from spot.models import checkpoints
+from tests.conftest import SHARED
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(?:<!-- guide: (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
+MARKS = ("needs ../shared", "not run, ")
+TRAIN = ["--limit", "8", "--set", "batch_size=4", "epochs=1", "warmup_epochs=0"]
+LIMITS = {
+    "demo": ["--scenes", "32", "--gallery", "2", "--tokens", "9"],
+    "evaluate": ["--limit", "8", "--workers", "0"],
+    "search": ["--limit", "8", "--workers", "0", "--steps", "1"],
+    "saliency": ["--limit", "8"],
+    "bench": ["--rounds", "1", "--batch-size", "1", "--tokens", "9"],
+    "retrofit": TRAIN, "pretrain": TRAIN, "finetune": TRAIN,
+    "study": ["--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"],
+}  # fmt: skip
+WORDS = {"MODEL": "scenes-a", "OTHER_MODEL": "scenes-b", "TIMM_NAME": "vit_tiny_patch16_224", "DIR": "images"}
+LONG = [["study", "all"]]  # minutes even with limits: only checked
+
+
+def blocks(page):
+    for match in BLOCK.finditer(page.read_text()):
+        line = page.read_text()[: match.start("language")].count("\n") + 1
+        yield line, match["language"], match["code"], match["mark"] or ""
+
+
+def commands(code):
+    """The lines of a shell block, comments and continuations taken away, as lists of words."""
+    lines = re.sub(r"\\\n\s*", " ", code).splitlines()
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [each[: each.index(">")] if ">" in each else each for each in words if each]
+
+
+CASES = [
+    pytest.param(page, line, code, mark, id=f"{page.name}:{line}")
+    for page in PAGES
+    for line, language, code, mark in blocks(page)
+    if language == "sh"
+]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """A folder with what guides name: two photographs' names, class folders of scenes, a saliency network."""
+    folder = tmp_path_factory.mktemp("stage")
+    scenes = Scenes("test", 64)
+    for index, (image, label, _) in enumerate(scenes[i] for i in range(64)):
+        for split in ("val", "train"):
+            file = folder / "imagenet" / split / f"{label}" / f"{index}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((image * 255).byte().permute(1, 2, 0).numpy()).save(file)
+    shutil.copytree(folder / "imagenet" / "val", folder / "images")
+    shutil.copytree(folder / "imagenet" / "val" / "0", folder / "holiday")
+    (folder / "docs").symlink_to(ROOT / "docs")
+    photograph = Image.open(folder / "holiday" / "0.png").resize((320, 240))
+    if SHARED.is_dir():
+        photograph = Image.open(next((SHARED / "imagenet-val-2k" / "n02099601").glob("*.jpg")))
+        (folder / "u2netp.onnx").symlink_to(SHARED / "weights" / "u2netp.onnx")
+    for name in ("photo.jpg", "dog.jpg", "cat.jpg"):
+        photograph.convert("RGB").save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def here(stage, monkeypatch):
+    """That folder, with weights for every timm name: those of ../shared, or new ones."""
+    load_timm = checkpoints.load_timm
+
+    def offline(name, weights, options):
+        file = SHARED / "weights" / f"{name}.safetensors"
+        if weights is None and file.is_file():
+            return load_timm(name, file, options)
+        if weights is None:
+            small = {"depth": 2} if "base" in name else {}
+            return checkpoints.adapt(name, **small, **options).eval()
+        return load_timm(name, weights, options)
+
+    monkeypatch.setattr(checkpoints, "load_timm", offline)
+    monkeypatch.chdir(stage)
+    return stage
+
+
+def with_limits(words):
+    """A printed command with placeholders filled in and its verb's limits, where it does not say its own."""
+    verb, *rest = [WORDS.get(word, word) for word in words[1:]]
+    more, keep = [], False
+    for word in LIMITS.get(verb, []):
+        if word.startswith("--"):
+            keep = word not in rest and known_option(verb, word) and not (word == "--limit" and "--data" not in rest)
+        more += [word] if keep else []
+    return [verb, *rest, *more]
+
+
+def known_option(verb, option):
+    return option in options(verb)
+
+
+def options(verb):
+    parser = tyro.extras.get_parser(verb_function(verb))
+    return {name for action in parser._actions for name in action.option_strings}
+
+
+@pytest.mark.parametrize("page, line, code, mark", CASES)
+def test_every_command_runs_as_printed(page, line, code, mark, here):
+    if mark.startswith("needs ../shared") and not SHARED.is_dir():
+        pytest.skip("needs ../shared")
+    for words in commands(code):
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
+        elif words[0] == "spot" and (mark.startswith("not run") or words[1:3] in LONG):
+            assert words[1] in VERBS, words
+            assert {word for word in words if word.startswith("--")} <= options(words[1]), words
+        elif words[0] == "spot":
+            main(with_limits(words))
+        else:
+            assert mark.startswith("not run"), f"{page.name}:{line}: {words[0]} is not run; mark the block"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_code_block_runs_as_printed(page, here):
+    torch.manual_seed(0)
+    names = {"images": torch.rand(2, 3, 224, 224), "labels": torch.tensor([1, 2])}
+    for line, language, code, mark in blocks(page):
+        needs_shared = mark.startswith("needs ../shared") and not SHARED.is_dir()
+        if language == "python" and not mark.startswith("not run") and not needs_shared:
+            exec(compile("\n" * line + code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_says_what_it_is(page):
+    for line, language, code, mark in blocks(page):
+        assert language, f"{page.name}:{line} has no language; text is for reading only"
+        assert not mark or mark.startswith(MARKS), f"{page.name}:{line}: {mark}"
+        if language not in ("sh", "python"):
+            assert not re.search(r"^(spot|import spot)\b", code, re.M), f"{page.name}:{line} would not be run"
