@@ -66,6 +66,7 @@ def study(
     from spot.studies.lab import Lab
     from spot.studies.run import run as run_studies
     from spot.studies.run import tell_findings, write
+    from spot.studies.sources import StudySettings
     from spot.studies.study import STUDIES, Result, find_study
 
     if name == "findings":
@@ -79,9 +80,10 @@ def study(
         return
     if not model and data != "scenes":
         raise InputError(f"say which models to study on {data}, with --model; the built-in ones know scenes only")
-    lab = Lab(
-        backbones(model or SCENE_BACKBONES, this_process().device), data, cache=cache or out / "cache", split=split,
-        root=data_root, tokens=tokens, seeds=seeds, limit=limit, oracle_limit=oracle_limit, saliency=saliency,
-        bank=bank, bank_limit=bank_limit, runs=run, batch_size=batch_size, workers=workers,
+    settings = StudySettings(
+        data=data, split=split or "", root=data_root, tokens=tokens, seeds=seeds, limit=limit,
+        oracle_limit=oracle_limit, saliency=saliency or "", bank=bank, bank_limit=bank_limit, runs=run,
+        batch_size=batch_size, workers=-1 if workers is None else workers,
     )  # fmt: skip
+    lab = Lab(backbones(model or SCENE_BACKBONES, this_process().device), settings, cache=cache or out / "cache")
     run_studies(studies, lab, out)

@@ -12,8 +12,6 @@ numbers need not fit into memory, and on one process. A bank file is safetensors
     header     under "spot-knn-bank", JSON with "version" and "about" (weights, placement, tokens, seed, data, classes)
 """
 
-import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +22,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from spot.data.images import Data, Stream, loader
-from spot.data.scenes import Scenes
+from spot import report
+from spot.data.images import Data, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, as_candidates, evaluate
+from spot.evaluation.cache import Cache, determinants, hash_images, spot_version
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.processes import this_process
-from spot.store import hash_json, hash_model, open_tensors, refuse_difference, write_tensors
+from spot.store import hash_model, open_tensors, refuse_difference, write_tensors
 
 FORMAT, VERSION = "spot-knn-bank", 2
 K, TEMPERATURE = 20, 0.07
@@ -48,13 +47,13 @@ class Bank:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Evaluation, index: int, **about: Any) -> "Bank":
+    def of(cls, evaluation: Evaluation, index: int, **about: Any) -> "Bank":
         """The bank of one setting of an evaluation that kept features."""
-        if bool((found.labels < 0).any()):
+        if bool((evaluation.labels < 0).any()):
             raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
-        candidate = found.candidates[index]
-        about = {"placement": candidate.label, "tokens": candidate.budget, **about, "seed": candidate.seed}
-        return cls(F.normalize(found.features[index], dim=1), found.labels, about)
+        candidate = evaluation.candidates[index]
+        about = {"placement": candidate.label, "tokens": candidate.budget, "seed": candidate.seed, **about}
+        return cls(F.normalize(evaluation.features[index], dim=1), evaluation.labels, about)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -125,30 +124,30 @@ def nearest(features: Tensor, bank: Bank, k: int, chunk: int = CHUNK) -> Iterato
         for index, rows in enumerate(queries):
             similarity, places = (rows @ entries).topk(min(k, entries.shape[1]))
             similarity = torch.cat([best[index][0], similarity], 1)
-            found = torch.cat([best[index][1], labels.to(places.device)[places]], 1)
+            known = torch.cat([best[index][1], labels.to(places.device)[places]], 1)
             similarity, places = similarity.topk(min(k, similarity.shape[1]))
-            best[index] = similarity, found.gather(1, places)
+            best[index] = similarity, known.gather(1, places)
     yield from best
 
 
 def knn_rows(
-    found: Evaluation,
+    evaluation: Evaluation,
     banks: Sequence[Bank],
     *,
     k: int = K,
     temperature: float = TEMPERATURE,
     device: torch.device | str = "cpu",
 ) -> list[dict[str, Any]]:
-    """kNN accuracy in percent for each row of `found.rows()`: mean and standard deviation over seeds.
+    """kNN accuracy in percent for each row of `evaluation.rows()`: mean and standard deviation over seeds.
 
     banks: one for each setting. device: where similarities are computed.
     """
     right = []
-    for features, bank in zip(found.features, banks, strict=True):
-        answers = classify(features.to(device), bank, k=k, temperature=temperature).cpu() == found.labels[:, None]
+    for features, bank in zip(evaluation.features, banks, strict=True):
+        answers = classify(features.to(device), bank, k=k, temperature=temperature).cpu() == evaluation.labels[:, None]
         right.append(torch.stack([answers[:, 0], answers.any(1)]).double().mean(1) * 100)
     table = []
-    for members in found.groups():
+    for members in evaluation.groups():
         top1, top5 = torch.stack([right[index] for index in members], 1)
         std = top1.std().item() if len(members) > 1 else None
         table.append({"knn": top1.mean().item(), "knn_std": std, "knn_top5": top5.mean().item()})
@@ -164,12 +163,13 @@ def build_banks(
     batch_size: int = 64,
     workers: int = 0,
     saliency: Maps | None = None,
+    maps: str = "",
     memory: float = 8e9,
     shown: bool = True,
 ) -> list[Bank]:
     """A bank for each setting, read from the folder `cache` or made and kept there.
 
-    An entry of the cache is found again only by the same weights, placement and image files.
+    An entry of the cache is found again only by the same weights, placement, image files and maps (`hash_maps`).
     Images are decoded once for as many settings as fit into `memory` bytes of features.
     """
     candidates = as_candidates(model, settings)
@@ -177,43 +177,33 @@ def build_banks(
         if isinstance(candidate.placement, Placements):
             raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
     state = this_process()
-    names: dict[str, Any] = {"data": listing(data), "weights": hash_model(model), "classes": list(data.classes)}
-    paths = [Path(cache) / _name(candidate, names) for candidate in candidates]
-    missing = [index for index, path in enumerate(paths) if not path.is_file()]
+    images, classes, version = hash_images(data), list(data.classes), spot_version()
+    weights = {each: hash_model(each) for each in {candidate.model.spot_vit for candidate in candidates}}
+    abouts = [determinants(each, weights[each.model.spot_vit], images, maps) for each in candidates]
+    abouts = [{**about, "kind": "banks", "classes": classes, "spot": version} for about in abouts]
+    paths = [Cache(cache).path(about) for about in abouts]
+    banks = [_kept(path) for path in paths]
+    state.wait_for_everyone()  # before the first process writes what another looks for
+    missing = [index for index, bank in enumerate(banks) if bank is None]
     at_once = max(1, int(memory / (4 * len(cast(Sized, data)) * model.embed_dim)))
     for start in range(0, len(missing), at_once):
         chosen = missing[start : start + at_once]
         batches = loader(data, batch_size, workers, process=state.process_index, processes=state.num_processes)
         some = [candidates[index] for index in chosen]
-        found = evaluate(
+        made = evaluate(
             model, batches, some, saliency=saliency, features=True, accuracy=False, shown=shown, title="bank"
         )
         for place, index in enumerate(chosen):
             if state.is_main_process:
-                Bank.of(found, place, **names).save(paths[index])
+                Bank.of(made, place, **abouts[index]).save(paths[index])
         state.wait_for_everyone()
-    return [Bank.load(path) for path in paths]
+    return [bank or Bank.load(path) for bank, path in zip(banks, paths, strict=True)]
 
 
-def listing(data: Data) -> str:
-    """A fingerprint of images: it changes when a file is added, removed, renamed or rewritten."""
-    digest = hashlib.sha256()
-    if isinstance(data, Scenes):
-        digest.update(f"scenes {data.split} {data.seed} {data.length} {data.difficulty}".encode())
-    elif isinstance(data, Stream):
-        raise InputError("a kNN bank is made from a folder, hfds/ or torch/ data, not from a stream")
-    else:
-        for key, index in zip(data.keys, data.order, strict=True):
-            digest.update(f"{key}\n".encode(errors="surrogateescape"))
-            if isinstance(data.source, list):  # files; a timm data set has its samples' numbers only
-                path, label = data.source[index]
-                state = Path(path).stat()
-                digest.update(f"{label} {state.st_size} {state.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def _name(candidate: Candidate, names: Mapping[str, Any]) -> str:
-    """A file name that a person can tell apart, and a program too."""
-    label, tokens, seed = candidate.label, candidate.budget, candidate.seed
-    digest = hash_json([label, tokens, seed, names])[:12]
-    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', label)}-{tokens}-{seed}-{digest}.safetensors"
+def _kept(path: Path) -> Bank | None:
+    """The bank of a file, unless there is none or it is damaged."""
+    try:
+        return Bank.load(path) if path.is_file() else None
+    except InputError as error:
+        report.warn(f"{error}; it is made again")
+        return None

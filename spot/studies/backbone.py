@@ -1,16 +1,18 @@
 """The models of a study: retrofitted ViTs, the plain ViTs they were made of, and what one would use instead."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import timm
+import torch
+
 from spot.errors import InputError
 from spot.models.checkpoints import built_in, load
 from spot.models.deltas import is_delta, read_about
-from spot.models.spot_vit import SpotViT
+from spot.models.spot_vit import SpotViT, adapt
 from spot.store import hash_model
 
 SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
@@ -45,32 +47,30 @@ class Backbone:
         return self.model
 
     @cached_property
-    def fingerprint(self) -> str:
+    def hash(self) -> str:
         return hash_model(self.model)
 
     @cached_property
-    def parent_fingerprint(self) -> str:
+    def parent_hash(self) -> str:
         return "" if self.parent is None else hash_model(self.parent)
 
     def by_itself(self) -> "Backbone":
-        """The same without its parent, so that baselines too are read by the retrofitted weights."""
-        found = copy.copy(self)
-        found.__dict__ |= {"parent": None, "parent_fingerprint": ""}
-        return found
+        """The same without its parent, so that baselines too have the retrofitted weights."""
+        alone = Backbone(self.name, self.source, self.weights, self.device)
+        alone.__dict__ |= {"model": self.model, "hash": self.hash, "parent": None, "parent_hash": ""}
+        return alone
 
 
 def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
     """Models by `NAME` or `NAME=WEIGHTS FILE`, the file being of the timm ViT below it."""
-    found = []
-    for given in sources:
-        source, equals, weights = given.rpartition("=")
-        found.append((source, Path(weights)) if equals else (given, None))
-    if len(set(found)) < len(found):
+    pairs = [(given.rpartition("=")[0] or given, given.rpartition("=")[2] if "=" in given else "") for given in sources]
+    if len(set(pairs)) < len(pairs):
         raise InputError(f"each model is studied once, got {', '.join(sources)}")
-    names = [_short(source) for source, _ in found]
+    names = [_short(source) for source, _ in pairs]
     if len(set(names)) < len(names):
-        names = [source for source, _ in found]
-    return [Backbone(name, source, weights, device) for name, (source, weights) in zip(names, found, strict=True)]
+        names = [source for source, _ in pairs]
+    files = [Path(weights) if weights else None for _, weights in pairs]
+    return [Backbone(name, source, file, device) for name, (source, _), file in zip(names, pairs, files, strict=True)]
 
 
 def budgets(cells: int) -> tuple[int, ...]:
@@ -78,6 +78,13 @@ def budgets(cells: int) -> tuple[int, ...]:
     squares = [side * side for side in range(1, int(cells**0.5) + 2)]
     wanted = (cells / 8, cells / 4, cells / 2)
     return tuple(sorted({min(squares, key=lambda square: abs(square - each)) for each in wanted} | {cells}))
+
+
+def vit_b16() -> SpotViT:
+    """The paper's ViT-B/16, without numbers: for counting."""
+    with torch.device("meta"):
+        vit = timm.create_model("vit_base_patch16_224")
+    return adapt(vit).to("meta")
 
 
 def _short(source: str) -> str:

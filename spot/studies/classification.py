@@ -1,18 +1,15 @@
 """Priors, budgets and backbones: Acc@1 and kNN, with the plain ViT on a part of its grid and the oracle."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from spot.evaluation.accuracy import Setting
 from spot.studies.lab import Lab
+from spot.studies.predictions import NO_KNN, Predictions, over_seeds
 from spot.studies.priors import PRIORS
-from spot.studies.reading import Reading
-from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, pivot
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.statistics import difference
+from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, by_budget, cell, pivot
 
 DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"
 LINES = (DROPOUT, *PRIORS, ORACLE)
@@ -67,28 +64,28 @@ def run(lab: Lab) -> Result:
             for placement in (*(dropout if tokens <= cells else []), *PRIORS)
             for setting in lab.seeded(placement, tokens, None if tokens == lab.sparse else 1)
         ]
-        found: dict[tuple[str, int], list[Reading]] = {}
-        for setting, reading in zip(settings, lab.accuracy(backbone, settings, knn=True), strict=True):
-            found.setdefault((setting.label, int(setting.tokens or 0)), []).append(reading)
+        made: dict[tuple[str, int], list[Predictions]] = {}
+        for setting, predictions in zip(settings, lab.accuracy(backbone, settings, knn=True), strict=True):
+            made.setdefault((setting.label, int(setting.tokens or 0)), []).append(predictions)
         for tokens in lab.tokens:
             about: Row = {"backbone": backbone.name, "tokens": tokens}
-            isotropic = found["isotropic", tokens][0].right
+            isotropic = made["isotropic", tokens][0].right
             for line in LINES[:-1]:
-                readings = found.get(("patch-dropout" if line == DROPOUT else line, tokens))
-                if readings is None:
+                own = made.get(("patch-dropout" if line == DROPOUT else line, tokens))
+                if own is None:
                     continue
-                row = {**about, "placement": line, **measured(readings)}
+                row = {**about, "placement": line, **over_seeds(own)}
                 if line != "isotropic":
-                    row |= difference(isotropic, torch.stack([each.right for each in readings]))
+                    row |= difference(isotropic, torch.stack([each.right for each in own]))
                 without_knn |= row.get("knn") is None
                 rows.append(row)
-            searched = lab.read(backbone, lab.oracle(backbone, tokens=tokens), bank=Setting("isotropic", tokens))
-            rows.append({**about, "placement": ORACLE, **measured([searched])})
+            searched = lab.at(backbone, lab.oracle(backbone, tokens=tokens), bank=Setting("isotropic", tokens))
+            rows.append({**about, "placement": ORACLE, **over_seeds([searched])})
     notes = [
         lab.differs(),
-        f"At {lab.sparse} tokens random placements are means over {lab.seeds} seeds, at more tokens of one. Salient, "
-        "focus and oracle know more than the model: the object's place, or the label. Focus is ours: even coverage "
-        "drawn towards what is salient.",
+        f"At {lab.sparse} tokens random placements are means over {lab.settings.seeds} seeds, at more tokens of one. "
+        "Salient, focus and oracle know more than the model: the object's place, or the label. Focus is ours: even "
+        "coverage drawn towards what is salient.",
         "Oracle: 5 steps at 0.003. Its kNN compares searched images with a bank placed by isotropic.",
     ]
     if absent:
@@ -96,33 +93,15 @@ def run(lab: Lab) -> Result:
             f"{DROPOUT} needs the plain ViT, which is not there for {', '.join(absent)}; give it as NAME=FILE."
         )
     if without_knn:
-        notes.append(
-            "Rows without kNN need labelled images for a bank: --bank DIR (and, for salient and focus, their maps in "
-            "--saliency)."
-        )
+        notes.append(NO_KNN)
     cells = len(lab.backbones[0].model.grid())
     return Result(rows, paper_rows(), notes, data={"cells": cells, "paper_cells": PAPER_TOKENS[-1]})
 
 
-def measured(readings: list[Reading]) -> Row:
-    row: Row = {"seeds": len(readings), **share(torch.stack([reading.right for reading in readings]))}
-    votes = [reading.knn for reading in readings if reading.knn is not None]
-    if votes:
-        seen = share(torch.stack(votes), "knn")
-        row |= {"knn": seen["knn"], "knn_low": seen["low"], "knn_high": seen["high"], "knn_std": seen["std"]}
-    return row
-
-
 def paper_rows() -> list[Row]:
     return [
-        {
-            "backbone": f"paper: {backbone}",
-            "tokens": tokens,
-            "placement": line,
-            "top1": top1,
-            "knn": knn,
-            "images": PAPER_IMAGES,
-        }
+        {"backbone": f"paper: {backbone}", "tokens": tokens, "placement": line, "top1": top1, "knn": knn}
+        | {"images": PAPER_IMAGES}
         for backbone, lines in PAPER.items()
         for line, values in lines.items()
         for tokens, (top1, knn) in zip(PAPER_TOKENS, values, strict=True)
@@ -135,22 +114,12 @@ def table(result: Result) -> list[Row]:
     def both(row: Any) -> str:
         return cell(row) + (f" / {row['knn']:.1f}" if row.get("knn") is not None else "")
 
-    ours, theirs = (sorted({row["tokens"] for row in rows}) for rows in (result.rows, result.paper))
-    lines = []
-    for rows, budgets in ((result.rows, ours), (result.paper, theirs)):
-        named = []
-        for row in rows:
-            head = f"{row['tokens']} tokens"
-            if len(ours) == len(theirs):  # the paper's budgets stand below ours
-                place = budgets.index(row["tokens"])
-                same = ours[place] == theirs[place]
-                head = f"{ours[place]} tokens" + ("" if same else f" (paper: {theirs[place]})")
-            named.append({**row, "budget": head})
-        lines += pivot(named, ("backbone", "placement"), "budget", both)
-    return lines
+    named = [{**row, "budget": budget} for row, budget in by_budget(result.rows, result.paper)]
+    ours, papers = named[: len(result.rows)], named[len(result.rows) :]
+    return [line for rows in (ours, papers) for line in pivot(rows, ("backbone", "placement"), "budget", both)]
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.accuracy import accuracy
 
     rows = [{**row, "share": 100 * row["tokens"] / result.data["cells"]} for row in result.rows]
@@ -162,10 +131,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "classification",
-    "tab:imgcls",
+    "classification", "tab:imgcls",
     "How accurate are priors, budgets and backbones (Acc@1 / kNN), beside a plain ViT on fewer patches and the oracle?",
-    run,
-    draw,
-    table,
-)
+    run, draw, table,
+)  # fmt: skip

@@ -1,20 +1,15 @@
 """From a fifth of the tokens to all of them: SPoT beside elastic windows, with the same weights.
 
 The paper compares with an ElasticViT that was trained as such, and sets its own numbers beside the
-published ones. There are no such weights here. Instead the retrofitted model itself reads three
-placements: windows on whole pixels, shifted and rescaled at random and some dropped, as ElasticViT's
+published ones. There are no such weights here. Instead the retrofitted model itself is measured with
+three placements: windows on whole pixels, shifted and rescaled at random and some dropped, as ElasticViT's
 are in training; patches of the grid, some dropped at random; and SPoT's isotropic placement.
 """
-
-from typing import TYPE_CHECKING
 
 from spot.evaluation.accuracy import Setting
 from spot.studies.lab import Lab
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, pivot, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, cell, pivot, signed
 
 SPOT, ELASTIC, DROPPED = "SPoT, isotropic", "elastic windows", "patch dropout"
 PLACEMENTS = {ELASTIC: "elastic", DROPPED: "patch-dropout", SPOT: "isotropic"}
@@ -34,34 +29,28 @@ def budgets(cells: int) -> list[int]:
 
 def run(lab: Lab) -> Result:
     """Three placements at nine budgets; SPoT is compared with each of the others image by image."""
-    lab = lab.fewer(SCENES) if lab.scenes else lab
+    lab = lab.fewer(SCENES) if lab.settings.scenes else lab
     rows: list[Row] = []
     for backbone in lab.backbones:
         cells = len(backbone.model.grid())
         asked = [(name, tokens) for tokens in budgets(cells) for name in PLACEMENTS]
         settings = [Setting(PLACEMENTS[name], tokens) for name, tokens in asked]
-        found = dict(zip(asked, lab.accuracy(backbone.by_itself(), settings), strict=True))
-        for (name, tokens), reading in found.items():
+        made = dict(zip(asked, lab.accuracy(backbone.by_itself(), settings), strict=True))
+        for (name, tokens), predictions in made.items():
             row: Row = {"backbone": backbone.name, "placement": name, "tokens": tokens, "share": 100 * tokens / cells}
-            row |= share(reading.right)
+            row |= share(predictions.right)
             if name != SPOT:
-                row |= difference(reading.right, found[SPOT, tokens].right)
+                row |= difference(predictions.right, made[SPOT, tokens].right)
             rows.append(row)
+    about: Row = {"backbone": "paper: MAE-IN1k", "images": PAPER_IMAGES}
     paper = [
-        {
-            "backbone": "paper: MAE-IN1k",
-            "placement": name,
-            "tokens": tokens,
-            "share": 100 * tokens / 196,
-            "top1": value,
-            "images": PAPER_IMAGES,
-        }
+        {**about, "placement": name, "tokens": tokens, "share": 100 * tokens / 196, "top1": value}
         for name, values in PAPER.items()
         for tokens, value in zip(budgets(196), values, strict=True)
     ]
     notes = [
         lab.differs(searched=False),
-        "All of ours are read by the same retrofitted weights, one seed. Elastic windows begin and end on whole "
+        "All of ours have the same retrofitted weights, one seed. Elastic windows begin and end on whole "
         "pixels, are shifted by up to half a patch and have half to twice its side, which these weights were never "
         "trained on; the paper's ElasticViT was trained on them, and its row is as published.",
         "The difference is SPoT minus the placement at the same budget, on the same images; p is McNemar's, exact.",
@@ -80,7 +69,7 @@ def table(result: Result) -> list[Row]:
     return lines
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.accuracy import accuracy
 
     return accuracy(
@@ -90,10 +79,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "elastic",
-    "tab:elasticvit",
+    "elastic", "tab:elasticvit",
     "From a fifth of the tokens to all: how accurate are SPoT's placements beside elastic windows on whole pixels?",
-    run,
-    draw,
-    table,
-)
+    run, draw, table,
+)  # fmt: skip

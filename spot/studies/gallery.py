@@ -7,7 +7,7 @@ The file keeps them as PNG, so that the figure can be drawn again without data o
 import base64
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +21,7 @@ from spot.placement.priors import omega
 from spot.placement.saliency import rgb
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
-from spot.studies.study import Result, Row, Study, pivot
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import Figure, Result, Row, Study, pivot
 
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient")
 TRAJECTORIES, MASKS, ADVERSARIAL, PLACES = "trajectories", "over masks", "adversarial", "priors"
@@ -46,13 +43,13 @@ PARTS = {
 def run(lab: Lab) -> Result:
     """The first backbone at the sparse budget; only the images shown are searched."""
     backbone = lab.backbones[0]
-    data: Any = lab.images(backbone, oracle=True)
+    data: Any = lab.sources.images(backbone.model, oracle=True)
     chosen = spaced(range(len(data)), SHOWN)
     samples = [sample for sample in (data[index] for index in chosen) if sample is not None]
     images, labels = torch.stack([each[0] for each in samples]), torch.tensor([each[1] for each in samples])
     images = images.to(next(backbone.model.parameters()).device)
     keys = [each[2] for each in samples]
-    maps = lab.saliency(backbone)(images, keys)
+    maps = lab.sources.saliency(backbone.model)(images, keys)
     model = backbone.model
     searched = {}
     for prior in PRIORS:
@@ -89,7 +86,7 @@ def run(lab: Lab) -> Result:
         f"{backbone.name}, {lab.sparse} tokens, {given.steps} steps at {given.lr:g}; {len(keys)} of "
         f"{len(data):,} images, evenly spaced, not picked. Paths run from dark purple to bright yellow, adversarial "
         "ones to red.",
-        f"Over masks, what is salient is bright, by {lab.settings()['saliency']}.",
+        f"Over masks, what is salient is bright, by {lab.describe()['saliency']}.",
         f"Positions are kept in the image; {100 * held:.0f} % of isotropic tokens end on its border. The paper notes "
         "that after 20 steps or more many leave it.",
         "The paper's figures show ImageNet photographs with 25 tokens, and no numbers.",
@@ -115,7 +112,7 @@ def panel(part: str, keys: Sequence[str], labels: Tensor, row: int, prior: str, 
 
 def names(lab: Lab, backbone: Backbone, labels: Sequence[int]) -> list[str]:
     """What the classes are called."""
-    known = CLASSES if lab.scenes else class_names(backbone.model)
+    known = CLASSES if lab.settings.scenes else class_names(backbone.model)
     return [known[label].split(",")[0] if known else f"class {label}" for label in labels]
 
 
@@ -140,7 +137,7 @@ def table(result: Result) -> list[Row]:
     )
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.placements import Gallery, galleries
 
     data = result.data
@@ -168,10 +165,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "gallery",
-    ", ".join(figure for figure, _, _ in PARTS.values()),
+    "gallery", ", ".join(figure for figure, _, _ in PARTS.values()),
     "Where does an oracle move tokens, over saliency masks, adversarially, and where do priors put them?",
-    run,
-    draw,
-    table,
-)
+    run, draw, table,
+)  # fmt: skip

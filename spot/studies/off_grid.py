@@ -3,16 +3,11 @@
 The grid rows are the same search with its final positions moved to the nearest cells, as in the paper.
 """
 
-from typing import TYPE_CHECKING
-
 from spot.placement.oracle import PRESETS
 from spot.studies.lab import Lab
-from spot.studies.reading import outcome
+from spot.studies.predictions import predicted
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, Table, cell, p_value, signed
 
 PRIOR, GRID, SUBPIXEL = "prior", "oracle, grid", "oracle, subpixel"
 
@@ -32,11 +27,10 @@ def run(lab: Lab) -> Result:
         about = {"backbone": backbone.name, "tokens": lab.sparse}
         searched = {}
         for preset in ("paper", "paper-long"):
-            found = lab.oracle(backbone, preset=preset)
-            free, grid = outcome(found), lab.read(backbone, found, snap=True)
-            searched[preset] = free, grid
+            placements = lab.oracle(backbone, preset=preset)
+            searched[preset] = predicted(placements), lab.at(backbone, placements, snap=True)
             if preset == "paper":
-                rows.append({**about, "placement": PRIOR, **share(outcome(found, 0).right)})
+                rows.append({**about, "placement": PRIOR, **share(predicted(placements, 0).right)})
         for name, which in ((GRID, 1), (SUBPIXEL, 0)):
             for preset, pair in searched.items():
                 row = {
@@ -59,23 +53,15 @@ def run(lab: Lab) -> Result:
     return Result(rows, paper, notes)
 
 
-def table(result: Result) -> list[Row]:
-    return [
-        {
-            "backbone": row["backbone"],
-            "tokens": row["tokens"],
-            "placement": row["placement"],
-            "steps × lr": f"{row['steps']} × {row['lr']:g}" if "lr" in row else "",
-            "top-1 %": cell(row),
-            "gain over grid": signed(row) if "delta" in row else "",
-            "p": f"{row['p']:.2g}" if "p" in row else "",
-            "images": row["images"],
-        }
-        for row in [*result.rows, *result.paper]
-    ]
+TABLE: Table = {
+    "backbone": "backbone", "tokens": "tokens", "placement": "placement",
+    "steps × lr": lambda row: f"{row['steps']} × {row['lr']:g}" if "lr" in row else "",
+    "top-1 %": cell, "gain over grid": lambda row: signed(row) if "delta" in row else "", "p": p_value,
+    "images": "images",
+}  # fmt: skip
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.bars import grouped_bars
 
     rows = [
@@ -89,10 +75,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "off-grid",
-    "tab:off_grid_vs_grid",
+    "off-grid", "tab:off_grid_vs_grid",
     "Are grids a limitation: how much do searched positions lose when they must lie on the patch grid?",
-    run,
-    draw,
-    table,
-)
+    run, draw, TABLE,
+)  # fmt: skip

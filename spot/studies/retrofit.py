@@ -9,18 +9,15 @@ import copy
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
+from spot.evaluation.cache import spot_version
 from spot.store import hash_json, read_json
 from spot.studies.backbone import Backbone
-from spot.studies.cache import spot_version
 from spot.studies.lab import Lab
-from spot.studies.study import Result, Row, Study, cell
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import Figure, Result, Row, Study, cell
 
 RECIPE = "scenes-retrofit"
 CHANGES = {"epochs": 6.0, "warmup_epochs": 0.4}  # of SCENES scenes each, where the recipe's epochs are longer
@@ -37,7 +34,7 @@ PAPER: list[Row] = [
 
 def run(lab: Lab) -> Result:
     """Read the logs of runs, or make one."""
-    folders = [Path(folder) for folder in lab.runs] or own_runs(lab.backbones)
+    folders = [Path(folder) for folder in lab.settings.runs] or own_runs(lab.backbones)
     notes = [
         "The paper's log is not published with it: its figure (CLS-IN21k, 50 epochs) is described in words. It "
         "validates with a crop of the whole image, and says that this is somewhat lower than its tables.",
@@ -90,7 +87,7 @@ def wanted(name: str) -> bool:
 def small_run(lab: Lab) -> tuple[str, list[Row]]:
     """Retrofit the first grid parent on scenes, or go on with that; validation rows have intervals."""
     parents = [each for each in lab.backbones if each.parent is not None]
-    if not lab.scenes or not parents:
+    if not lab.settings.scenes or not parents:
         raise InputError(
             "accuracy per epoch is read from the log of a run: spot retrofit MODEL … --out RUN, then "
             "spot study retrofit --run RUN"
@@ -103,7 +100,7 @@ def small_run(lab: Lab) -> tuple[str, list[Row]]:
     backbone = parents[0]
     parent: Any = backbone.parent
     recipe = override(find_recipe(RECIPE), CHANGES)
-    mark = hash_json([as_dict(recipe), SCENES, VALIDATED, backbone.parent_fingerprint, spot_version()])[:12]
+    mark = hash_json([as_dict(recipe), SCENES, VALIDATED, backbone.parent_hash, spot_version()])[:12]
     folder = lab.cache.folder / "retrofit" / f"{backbone.name}-{mark}"
     options = Options(
         data="scenes", out=folder, limit=SCENES, val="scenes", val_limit=VALIDATED, checkpoint_minutes=0.2
@@ -152,7 +149,7 @@ def table(result: Result) -> list[Row]:
     return [*lines, *({"run": row["run"], "epoch": f"{row['epoch']}: {row['says']}"} for row in result.paper)]
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.training import training_logs
 
     logs: dict[str, list[Row]] = {}
@@ -162,10 +159,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "retrofit",
-    "fig:retrofit_abl",
+    "retrofit", "fig:retrofit_abl",
     "How fast does accuracy come while a ViT is retrofitted?",
-    run,
-    draw,
-    table,
-)
+    run, draw, table,
+)  # fmt: skip

@@ -1,17 +1,14 @@
 """Harmful priors and adversarial searches with few tokens, and how much accuracy they cost."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from spot.evaluation.accuracy import Setting
 from spot.studies.lab import Lab
-from spot.studies.reading import outcome
+from spot.studies.predictions import predicted
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, pivot
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, cell, pivot
 
 BASELINE = "isotropic"
 HARMS = ("background", "boundary", "ascent", "label obfuscation")
@@ -33,17 +30,17 @@ def run(lab: Lab) -> Result:
         about = {"backbone": backbone.name, "tokens": lab.sparse}
         settings = [Setting(BASELINE, lab.sparse)]
         settings += [setting for prior in HARMS[:2] for setting in lab.seeded(prior, lab.sparse)]
-        readings = lab.accuracy(backbone, settings)
-        rows.append({**about, "placement": BASELINE, **share(readings[0].right)})
+        made = list(zip(settings, lab.accuracy(backbone, settings), strict=True))
+        original = made[0][1].right
+        rows.append({**about, "placement": BASELINE, **share(original)})
         for prior in HARMS[:2]:
-            harmed = torch.stack(
-                [each.right for each, setting in zip(readings, settings, strict=True) if setting.label == prior]
-            )
-            rows.append({**about, "placement": prior, **harm(readings[0].right, harmed)})
+            harmed = torch.stack([each.right for setting, each in made if setting.label == prior])
+            rows.append({**about, "placement": prior, **harm(original, harmed)})
         for name, objective in zip(HARMS[2:], ("ascent", "obfuscate"), strict=True):
-            found = lab.oracle(backbone, objective=objective)
-            rows.append({**about, "placement": name, **harm(outcome(found, 0).right, outcome(found).right)})
-        said = found.values["predictions"][:, -1] == found.values["targets"]
+            placements = lab.oracle(backbone, objective=objective)
+            before, after = predicted(placements, 0), predicted(placements)
+            rows.append({**about, "placement": name, **harm(before.right, after.right)})
+        said = placements.values["predictions"][:, -1] == placements.values["targets"]
         rows.append({**about, "placement": TARGET, **share(said)})
     classes = lab.backbones[0].model.num_classes
     notes = [
@@ -63,24 +60,19 @@ def run(lab: Lab) -> Result:
 def harm(before: torch.Tensor, after: torch.Tensor) -> Row:
     """Accuracy under a harm and the drop, with its interval."""
     change = difference(before, after)
-    return {
-        **share(after),
-        "drop": -change["delta"],
-        "drop_low": -change["delta_high"],
-        "drop_high": -change["delta_low"],
-        "p": change["p"],
-    }
+    drop = {"drop": -change["delta"], "drop_low": -change["delta_high"], "drop_high": -change["delta_low"]}
+    return {**share(after), **drop, "p": change["p"]}
 
 
 def slips() -> list[str]:
     """Drops that the paper prints and that are not the difference of the accuracies it prints."""
-    found = [
+    wrong = [
         f"{backbone}, {name}: {printed} is printed, {original:.2f} − {top1:.2f} = {original - top1:.2f}"
         for backbone, (original, values) in PAPER.items()
         for name, (top1, printed) in zip(HARMS, values, strict=True)
         if abs(original - top1 - printed) > ROUNDING
     ]
-    return [f"Slips in the paper's drops, computed here: {'; '.join(found)}."]
+    return [f"Slips in the paper's drops, computed here: {'; '.join(wrong)}."]
 
 
 def paper_rows() -> list[Row]:
@@ -104,7 +96,7 @@ def table(result: Result) -> list[Row]:
     return pivot([*result.rows, *result.paper], ("backbone", "tokens"), "placement", both)
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.bars import grouped_bars
 
     return grouped_bars(
@@ -114,10 +106,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "robustness",
-    "tab:ablations",
+    "robustness", "tab:ablations",
     "How much do harmful priors and adversarial searches cost with few tokens?",
-    run,
-    draw,
-    table,
-)
+    run, draw, table,
+)  # fmt: skip

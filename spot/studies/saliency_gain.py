@@ -8,8 +8,6 @@ prefers is the excess over that. The ratio of the mean scores of all of an image
 sensitive to edges.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -21,10 +19,7 @@ from spot.store import encode_names, hash_tensors
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.statistics import mean
-from spot.studies.study import PAPER_IMAGES, Result, Row, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, by_budget, p_value, signed
 
 QUANTITIES = {"rsg": "RSG", "control": "control", "excess": "excess", "image_excess": "excess, per image"}
 PAPER_TOKENS = (25, 49, 100, 196)
@@ -40,15 +35,15 @@ def run(lab: Lab) -> Result:
     rows: list[Row] = []
     for backbone in lab.backbones:
         for tokens in lab.tokens:
-            found = lab.oracle(backbone, tokens=tokens)
-            gains = {name: 100 * values for name, values in measured(lab, backbone, found).items()}
+            placements = lab.oracle(backbone, tokens=tokens)
+            gains = {name: 100 * values for name, values in measured(lab, backbone, placements).items()}
             row: Row = {"backbone": backbone.name, "tokens": tokens}
             row |= named("rsg", mean(gains["token"]))
             row |= named("control", mean(gains["token_control"]))
             row |= named("excess", mean(gains["token"] - gains["token_control"]))
             row |= named("image_excess", mean(gains["image"] - gains["image_control"]))
             rows.append(row)
-    source = "the scenes' own masks" if lab.scenes else f"{lab.settings()['saliency']}"
+    source = "the scenes' own masks" if lab.settings.scenes else f"{lab.describe()['saliency']}"
     notes = [
         lab.differs(),
         f"Saliency: {source}; the paper's is CLIPSeg's. Windows as large as the model's patches.",
@@ -61,31 +56,22 @@ def run(lab: Lab) -> Result:
 
 def named(name: str, values: dict[str, float | int]) -> Row:
     """Numbers of one quantity, under its name."""
-    kept = {"mean": name, "low": f"{name}_low", "high": f"{name}_high", "p": f"{name}_p", "median": f"{name}_median"}
-    kept |= {"images": f"{name}_images"}
-    return {kept[key]: value for key, value in values.items() if key in kept}
+    return {name: values["mean"]} | {f"{name}_{key}": values[key] for key in ("low", "high", "median", "p", "images")}
 
 
-def measured(lab: Lab, backbone: Backbone, found: Placements) -> dict[str, Tensor]:
+def measured(lab: Lab, backbone: Backbone, placements: Placements) -> dict[str, Tensor]:
     """Gains (M,) per image, in the placements' order: mean over tokens, of all tokens together, and the control's."""
-    source = lab.saliency(backbone)
-    ends = found.trajectory[:, [0, -1]]
-    about = {
-        "kind": "saliency-gain",
-        "backbone": backbone.name.replace("/", "-"),
-        "tokens": found.tokens,
-        "positions": hash_tensors({"ends": ends, "keys": encode_names(found.keys)}),
-        "images": lab.identity(backbone, oracle=True),
-        "saliency": lab.saliency_identity(),
-        "window": backbone.model.patch_size,
-    }
+    model, ends = backbone.model, placements.trajectory[:, [0, -1]]
+    source, size = lab.sources.saliency(model), model.patch_size
+    about = {"kind": "saliency-gain", "name": backbone.name.replace("/", "-"), "window": size}
+    about |= {"positions": hash_tensors({"ends": ends, "keys": encode_names(placements.keys)})}
+    about |= {"images": lab.sources.images_hash(model, oracle=True), "maps": lab.sources.maps_hash()}
 
     def compute() -> dict[str, Tensor]:
-        size = backbone.model.patch_size
         parts: dict[str, list[Tensor]] = {}
-        batches = loader(lab.images(backbone, oracle=True), lab.batch_size, lab.workers)
-        for batch in batches:
-            rows = found.rows(batch.keys)
+        images = lab.sources.images(model, oracle=True)
+        for batch in loader(images, lab.settings.batch_size, lab.settings.workers):
+            rows = placements.rows(batch.keys)
             maps = source(batch.images, batch.keys)
             start, end = ends[rows].unbind(1)
             low, high = omega(batch.images)
@@ -115,37 +101,21 @@ def table(result: Result) -> list[Row]:
     for row in [*result.rows, *result.paper]:
         line: Row = {"backbone": row["backbone"], "tokens": row["tokens"]}
         for name, title in QUANTITIES.items():
-            line[f"{title} %"] = shown(row, name)
-        line["p"] = f"{row['excess_p']:.2g}" if "excess_p" in row else ""
-        lines.append({**line, "images": row["rsg_images"]})
+            line[f"{title} %"] = signed(row, name, 2) if name in row else ""
+        lines.append({**line, "p": p_value(row, "excess_p"), "images": row["rsg_images"]})
     return lines
 
 
-def shown(row: Row, name: str) -> str:
-    if row.get(name) is None:
-        return ""
-    text = f"{row[name]:+.2f}"
-    return f"{text} ({row[name + '_low']:+.2f} to {row[name + '_high']:+.2f})" if f"{name}_low" in row else text
-
-
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.bars import grouped_bars
 
-    ours, theirs = (sorted({row["tokens"] for row in table}) for table in (result.rows, result.paper))
     rows = []
-    for table, budgets in ((result.rows, ours), (result.paper, theirs)):
-        for row in table:
-            head = f"{row['tokens']} tokens"
-            if len(ours) == len(theirs):  # the paper's budgets stand beside ours
-                place = budgets.index(row["tokens"])
-                head = f"{ours[place]} (paper {theirs[place]})"
-            for name, title in QUANTITIES.items():
-                if name in row:
-                    ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
-                    rows.append(
-                        {"backbone": row["backbone"], "budget": head, "what": title, "value": row[name], **ends}
-                    )
-    rows.sort(key=lambda row: list(QUANTITIES.values()).index(row["what"]))
+    for name, title in QUANTITIES.items():
+        for row, budget in by_budget(result.rows, result.paper):
+            if name in row:
+                ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
+                about = {"backbone": row["backbone"], "budget": budget.replace(" tokens", "").replace(":", "")}
+                rows.append({**about, "what": title, "value": row[name], **ends})
     return grouped_bars(
         rows, group="budget", bar="backbone", value="value", low="low", high="high", panel="what",
         label="gain, %", title="Saliency that tokens gain by the search, by number of tokens",
@@ -153,10 +123,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "saliency-gain",
-    "tab:spot_on_saliency",
+    "saliency-gain", "tab:spot_on_saliency",
     "Does the search prefer salient regions: how much more salient are the places it moves tokens to?",
-    run,
-    draw,
-    table,
-)
+    run, draw, table,
+)  # fmt: skip

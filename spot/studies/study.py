@@ -13,7 +13,7 @@ To add a study, write such a module and list its name in STUDIES.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from spot.studies.lab import Lab
+else:
+    Figure = Any  # matplotlib takes a second to import
 
 FORMAT = 1
 
@@ -46,6 +48,7 @@ STUDIES = (
 )
 
 Row = dict[str, Any]
+Table = Mapping[str, str | Callable[[Row], Any]]  # column → name in the rows, or what to show of a row
 PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
 
 
@@ -86,21 +89,24 @@ class Result:
 class Study:
     """A question of the paper.
 
-    table: the Result as a person reads it, ours and the paper's, where that is not rows after rows.
+    table: how a person reads the result, ours and the paper's.
     """
 
     name: str
     paper: str  # the label of its table or figure in the paper's source
     question: str
     run: "Callable[[Lab], Result]"
-    draw: "Callable[[Result], Figure]"
-    table: Callable[[Result], list[Row]] | None = None
+    draw: Callable[[Result], Figure]
+    table: Callable[[Result], list[Row]] | Table
 
     def lines(self, result: Result) -> list[Row]:
         """The table for people."""
-        if self.table is not None:
+        if callable(self.table):
             return self.table(result)
-        return [*result.rows, *({"source": "paper", **row} for row in result.paper)]
+        return [
+            {name: row.get(show) if isinstance(show, str) else show(row) for name, show in self.table.items()}
+            for row in [*result.rows, *result.paper]
+        ]
 
     def markdown(self, result: Result, picture: str = "") -> str:
         """A page: the question, the table, the notes, the figure."""
@@ -124,22 +130,36 @@ def find_study(name: str) -> Study:
 
 def cell(row: Mapping[str, Any], value: str = "top1", low: str = "low", high: str = "high", digits: int = 1) -> str:
     """A number with its interval, as tables show it: 44.1 (41.0–47.2)."""
-    if row.get(value) is None:
-        return "–"
-    text = f"{row[value]:.{digits}f}"
-    if row.get(low) is None or row.get(high) is None:
-        return text
-    return f"{text} ({row[low]:.{digits}f}–{row[high]:.{digits}f})"
+    return _shown(row, (value, low, high), f".{digits}f", "–")
 
 
-def signed(row: Mapping[str, Any], value: str = "delta", low: str = "delta_low", high: str = "delta_high") -> str:
+def signed(row: Mapping[str, Any], value: str = "delta", digits: int = 1) -> str:
     """A difference with its sign and interval: +3.2 (+1.0 to +5.4)."""
-    if row.get(value) is None:
+    return _shown(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
+
+
+def p_value(row: Mapping[str, Any], name: str = "p") -> str:
+    """A test's p with two digits, or nothing."""
+    return f"{row[name]:.2g}" if name in row else ""
+
+
+def _shown(row: Mapping[str, Any], names: Sequence[str], form: str, between: str) -> str:
+    value, low, high = (row.get(name) for name in names)
+    if value is None:
         return "–"
-    text = f"{row[value]:+.1f}"
-    if row.get(low) is None or row.get(high) is None:
-        return text
-    return f"{text} ({row[low]:+.1f} to {row[high]:+.1f})"
+    interval = "" if low is None or high is None else f" ({low:{form}}{between}{high:{form}})"
+    return f"{value:{form}}{interval}"
+
+
+def by_budget(ours: Sequence[Row], papers: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+    """Every row with the name of its budget; where both have as many, the paper's stands under ours."""
+    here, there = (sorted({row["tokens"] for row in rows}) for rows in (ours, papers))
+    for rows, budgets in ((ours, here), (papers, there)):
+        for row in rows:
+            place = budgets.index(row["tokens"])
+            name = f"{(here if len(here) == len(there) else budgets)[place]} tokens"
+            same = len(here) != len(there) or here[place] == there[place]
+            yield row, name if same else f"{name} (paper: {there[place]})"
 
 
 def pivot(

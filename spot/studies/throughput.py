@@ -1,20 +1,15 @@
 """Accuracy against throughput: a ViT on a part of its patches, SPoT, and the ceiling that an oracle reaches.
 
 Throughput is relative to the dense ViT in the same run. The oracle's accuracy stands at the speed of
-reading its positions, as in the paper: the search that finds them is not counted.
+a forward pass at its positions, as in the paper: the search that finds them is not counted.
 """
-
-from typing import TYPE_CHECKING
 
 from spot.evaluation.accuracy import Setting
 from spot.studies import timing
 from spot.studies.lab import Lab
-from spot.studies.reading import outcome
+from spot.studies.predictions import predicted
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, Table, cell, signed
 
 VIT, SPOT, ORACLE = "ViT, patch dropout", "SPoT", "SPoT-ON (oracle)"
 PRIORS = ("isotropic", "center")  # SPoT is the better of these at a budget, as in the paper's figure
@@ -40,11 +35,9 @@ def run(lab: Lab) -> Result:
         dense = Setting("plain", cells)
         settings = [dense, *(Setting("patch-dropout", tokens) for tokens in budgets)]
         settings += [Setting(prior, tokens) for tokens in budgets for prior in PRIORS]
-        readings = {
-            (setting.label, setting.tokens): reading
-            for setting, reading in zip(settings, lab.accuracy(backbone, settings), strict=True)
-        }
-        best = {tokens: max(PRIORS, key=lambda prior: int(readings[prior, tokens].right.sum())) for tokens in budgets}
+        predictions = lab.accuracy(backbone, settings)
+        made = {(each.label, each.tokens): own for each, own in zip(settings, predictions, strict=True)}
+        best = {tokens: max(PRIORS, key=lambda prior: int(made[prior, tokens].right.sum())) for tokens in budgets}
         timed = {"dense": lab.model(backbone, dense)}
         for tokens in budgets:
             timed[f"{VIT} {tokens}"] = lab.model(backbone, Setting("patch-dropout", tokens))
@@ -53,8 +46,8 @@ def run(lab: Lab) -> Result:
         for tokens in budgets:
             about: Row = {"backbone": backbone.name, "tokens": tokens}
             plain = "dense" if tokens == cells else f"{VIT} {tokens}"  # with all its patches a ViT drops none
-            grid, placed = readings["patch-dropout", tokens], readings[best[tokens], tokens]
-            searched = outcome(lab.oracle(backbone, tokens=tokens))
+            grid, placed = made["patch-dropout", tokens], made[best[tokens], tokens]
+            searched = predicted(lab.oracle(backbone, tokens=tokens))
             rows.append({**about, "method": VIT, **timing.speed(times[plain]), **share(grid.right)})
             fast = timing.speed(times[f"{SPOT} {tokens}"])
             row = {**about, "method": SPOT, "prior": best[tokens], **fast, **share(placed.right)}
@@ -67,14 +60,14 @@ def run(lab: Lab) -> Result:
         timing.how(lab),
         "The change is SPoT minus ViT, and for the oracle the gap, oracle minus SPoT, on the same images. The oracle "
         "knows the label, and its search is not timed: it shows what better placing could give.",
-        "Patches of a part of the grid are cut by SPoT's own reader, so ViT and SPoT differ in speed by what placing "
+        "Patches of a part of the grid are cut by SPoT's own windows, so ViT and SPoT differ in speed by what placing "
         "costs; with all tokens the ViT is timm's own. What reading costs is in the study overhead.",
         f"SPoT is the better of {' and '.join(PRIORS)} at each budget, chosen on these images; the paper's SPoT is "
         "the best of all backbones and priors.",
     ]
     absent = [backbone.name for backbone in lab.backbones if backbone.parent is None]
     if absent:
-        notes.append(f"The plain ViT is not there for {', '.join(absent)}: patches are read by SPoT's weights instead.")
+        notes.append(f"The plain ViT is not there for {', '.join(absent)}: SPoT's weights get the patches instead.")
     return Result(rows, paper_rows(), notes, timing.about(lab))
 
 
@@ -88,26 +81,14 @@ def paper_rows() -> list[Row]:
     return rows
 
 
-def table(result: Result) -> list[Row]:
-    return [
-        {
-            "backbone": row["backbone"],
-            "method": row["method"],
-            "prior": row.get("prior", ""),
-            "tokens": row["tokens"],
-            "images/s": f"{row['images/s']:,.0f}",
-            "speed-up": f"{row['speed-up']:.2f}×"
-            + (f" ({row['speed_low']:.2f}–{row['speed_high']:.2f})" if "speed_low" in row else ""),
-            "by MACs": f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else "",
-            "top-1 %": cell(row),
-            "change": signed(row) if "delta" in row else "",
-            "images": row["images"],
-        }
-        for row in [*result.rows, *result.paper]
-    ]
+TABLE: Table = {
+    "backbone": "backbone", "method": "method", "prior": lambda row: row.get("prior", ""), "tokens": "tokens",
+    "images/s": lambda row: f"{row['images/s']:,.0f}", "speed-up": timing.shown, "by MACs": timing.shown_macs,
+    "top-1 %": cell, "change": lambda row: signed(row) if "delta" in row else "", "images": "images",
+}  # fmt: skip
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.trade_off import trade_off
 
     # The paper's ViT is the most robust of its three, MAE-IN1k; the table has them all.
@@ -120,10 +101,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "throughput",
-    "fig:comp_vs_acc, tab:throughput",
+    "throughput", "fig:comp_vs_acc, tab:throughput",
     "What accuracy is there at which speed, and how far is it to what an oracle reaches?",
-    run,
-    draw,
-    table,
-)
+    run, draw, TABLE,
+)  # fmt: skip

@@ -30,40 +30,42 @@ def timed(lab: Lab, models: Mapping[str, TokenModel], rounds: int = ROUNDS) -> d
 
 def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
     """What call(clock, batch) returns in the first process; the others wait, they would disturb it."""
-    found: list[Any] = [None]
+    result: list[Any] = [None]
     if lab.main:
         given = about(lab)["timing"]
         with threads(given["threads"]):
-            found = [call(given["clock"], given["batch"])]
+            result = [call(given["clock"], given["batch"])]
     if lab.state.num_processes > 1:
-        broadcast_object_list(found)
-    return found[0]
+        broadcast_object_list(result)
+    return result[0]
 
 
 def speed(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a timing that tables show: speed-up with its interval, MAC ratio, images a second."""
-    return {
-        "speed-up": row["speed-up"],
-        "speed_low": row["speed-up low"],
-        "speed_high": row["speed-up high"],
-        "MAC ratio": row["MAC ratio"],
-        "GMACs": row["GMACs"],
-        "images/s": row["images/s"],
-    }
+    ends = {"speed_low": row["speed-up low"], "speed_high": row["speed-up high"]}
+    return {"speed-up": row["speed-up"], **ends, **{name: row[name] for name in ("MAC ratio", "GMACs", "images/s")}}
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    """A speed-up as tables show it: 3.31× (3.20–3.40)."""
+    interval = f" ({row['speed_low']:.2f}–{row['speed_high']:.2f})" if "speed_low" in row else ""
+    return f"{row['speed-up']:.2f}×{interval}"
+
+
+def shown_macs(row: Mapping[str, Any]) -> str:
+    return f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else ""
 
 
 def about(lab: Lab, rounds: int = ROUNDS) -> dict[str, Any]:
     """How times were taken, for a result's settings."""
     device = lab.state.device.type
-    return {
-        "timing": {
-            "device": device,
-            "threads": 1 if device == "cpu" else None,
-            "clock": "processor" if device == "cpu" else "wall",
-            "batch": BATCH.get(device, OTHERWISE),
-            "rounds": rounds,
-        }
+    one = device == "cpu"
+    how = {
+        "threads": 1 if one else None,
+        "clock": "processor" if one else "wall",
+        "batch": BATCH.get(device, OTHERWISE),
     }
+    return {"timing": {"device": device, **how, "rounds": rounds}}
 
 
 def how(lab: Lab, rounds: int = ROUNDS) -> str:

@@ -6,7 +6,7 @@ device, relative to one dense ViT. Each SPoT budget meets the ToMe that costs as
 where it can cost so few, and the ToMe of the published speed-up stands beside them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
@@ -15,33 +15,25 @@ from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import merging_macs
 from spot.studies import timing
-from spot.studies.backbone import Backbone
+from spot.studies.backbone import Backbone, vit_b16
 from spot.studies.lab import Lab
-from spot.studies.reading import Reading
+from spot.studies.predictions import Predictions
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, Table, cell, signed
 
 VIT, SPOT, MERGED, SAME = "ViT", "SPoT", "ToMe", "ToMe, SPoT's weights"
 MOST = "half in every block"  # the most it can merge
 PUBLISHED = 1.95  # ToMe's speed-up in the paper's table
 NEAR = 0.06  # multiply-adds that differ by less are the same cost
 
-PAPER: list[Row] = [
-    {"backbone": "paper: CLS-IN21k", "method": MERGED, "setting": "as published", "speed-up": 1.95, "delta": -4.20},
-    {"backbone": "paper: CLS-IN21k", "method": SPOT, "setting": "100 tokens", "speed-up": 3.31, "delta": -2.95},
-    {"backbone": "paper: MAE-IN1k", "method": MERGED, "setting": "as published", "speed-up": 1.94, "delta": -4.87},
-    {
-        "backbone": "paper: MAE-IN1k",
-        "method": "ToMe, fine-tuned so",
-        "setting": "as published",
-        "speed-up": 1.95,
-        "delta": -1.71,
-    },
-    {"backbone": "paper: MAE-IN1k", "method": SPOT, "setting": "100 tokens", "speed-up": 3.31, "delta": -1.13},
-]
+# Backbone, method, setting, speed-up, change in accuracy.
+PAPER = (
+    ("CLS-IN21k", MERGED, "as published", 1.95, -4.20),
+    ("CLS-IN21k", SPOT, "100 tokens", 3.31, -2.95),
+    ("MAE-IN1k", MERGED, "as published", 1.94, -4.87),
+    ("MAE-IN1k", "ToMe, fine-tuned so", "as published", 1.95, -1.71),
+    ("MAE-IN1k", SPOT, "100 tokens", 3.31, -1.13),
+)
 
 
 def run(lab: Lab) -> Result:
@@ -67,8 +59,13 @@ def run(lab: Lab) -> Result:
         "few tokens is out of its reach.",
         *dict.fromkeys(notes),
     ]
-    paper = [{"images": PAPER_IMAGES, **row} for row in PAPER]
-    return Result(rows, paper, notes, timing.about(lab))
+    return Result(rows, paper_rows(), notes, timing.about(lab))
+
+
+def paper_rows() -> list[Row]:
+    names = ("backbone", "method", "setting", "speed-up", "delta")
+    rows = [dict(zip(names, line, strict=True)) for line in PAPER]
+    return [{"images": PAPER_IMAGES, **row, "backbone": f"paper: {row['backbone']}"} for row in rows]
 
 
 def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str]) -> list[Row]:
@@ -78,9 +75,9 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
     holders = {MERGED: backbone}
     if backbone.parent is None:
         notes.append(f"The plain ViT of {backbone.name} is not there: its ToMe merges tokens of SPoT's weights.")
-    elif backbone.parent_fingerprint != backbone.fingerprint:
+    elif backbone.parent_hash != backbone.hash:
         holders[SAME] = itself
-    # A line: method, what it was asked for, the budget it answers, and who reads it.
+    # A line: method, what it was asked for, the budget it answers, and whose weights it has.
     lines: list[tuple[str, str, Setting, Backbone]] = [(VIT, "dense", Setting("plain", cells), backbone)]
     lines.append((SPOT, "dense", Setting("isotropic", cells), backbone))
     lines += [(SPOT, f"{tokens} tokens", Setting("isotropic", tokens), backbone) for tokens in budgets]
@@ -95,22 +92,22 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
         lines += [(method, f"as {tokens} tokens", Setting("tome-cost", tokens), holder) for tokens in asked]
     if most is not None:
         lines.append((MERGED, MOST, Setting("tome-cost", most), backbone))
-    readings: dict[tuple[str, str], Reading] = {}
+    made: dict[tuple[str, str], Predictions] = {}
     for holder in (backbone, itself):  # one pass over the images each
-        own = [(method, what, setting) for method, what, setting, reader in lines if reader is holder]
-        found = lab.accuracy(holder, [setting for _, _, setting in own]) if own else []
-        readings |= {(method, what): reading for (method, what, _), reading in zip(own, found, strict=True)}
+        own = [line for line in lines if line[3] is holder]
+        predictions = lab.accuracy(holder, [setting for _, _, setting, _ in own]) if own else []
+        made |= {(method, what): each for (method, what, _, _), each in zip(own, predictions, strict=True)}
     times = timing.timed(
         lab, {f"{method} {what}": lab.model(holder, setting) for method, what, setting, holder in lines}
     )
     rows = []
     for method, what, setting, _ in lines:
-        dense = readings[SPOT if method in (SPOT, SAME) or backbone.parent is None else VIT, "dense"]
+        dense = made[SPOT if method in (SPOT, SAME) or backbone.parent is None else VIT, "dense"]
         row: Row = {"backbone": backbone.name, "method": method, "setting": what, "tokens": setting.tokens}
-        row |= timing.speed(times[f"{method} {what}"]) | share(readings[method, what].right)
-        row |= difference(dense.right, readings[method, what].right)
+        row |= timing.speed(times[f"{method} {what}"]) | share(made[method, what].right)
+        row |= difference(dense.right, made[method, what].right)
         if what.startswith("as "):
-            against = difference(readings[method, what].right, readings[SPOT, what.removeprefix("as ")].right)
+            against = difference(made[method, what].right, made[SPOT, what.removeprefix("as ")].right)
             row |= {f"versus{name.removeprefix('delta')}": value for name, value in against.items() if name != "p"}
             row["versus_p"] = against["p"]
         rows.append(row)
@@ -130,44 +127,21 @@ def matched(model: SpotViT, budgets: list[int]) -> tuple[list[int], int | None]:
 
 def paper_mac_ratio() -> float:
     """How many times fewer multiply-adds ViT-B/16 needs with 100 of its 196 tokens, by torch's counter."""
-    import timm
-    import torch
-
-    from spot.models.spot_vit import adapt
-
-    with torch.device("meta"):  # counting needs no numbers
-        vit = timm.create_model("vit_base_patch16_224")
-    model = adapt(vit).to("meta")
+    model = vit_b16()
     return macs(model, tokens=196) / macs(model, tokens=100)
 
 
-def table(result: Result) -> list[Row]:
-    def times(row: Row) -> str:
-        text = f"{row['speed-up']:.2f}×"
-        return f"{text} ({row['speed_low']:.2f}–{row['speed_high']:.2f})" if "speed_low" in row else text
-
-    def versus(row: Row) -> str:
-        if "versus" not in row:
-            return ""
-        return f"{signed(row, 'versus', 'versus_low', 'versus_high')}, p = {row['versus_p']:.2g}"
-
-    return [
-        {
-            "backbone": row["backbone"],
-            "method": row["method"],
-            "setting": row["setting"],
-            "speed-up": times(row),
-            "by MACs": f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else "",
-            "top-1 %": cell(row),
-            "change": signed(row),
-            "SPoT minus ToMe": versus(row),
-            "images": row["images"],
-        }
-        for row in [*result.rows, *result.paper]
-    ]
+def versus(row: Row) -> str:
+    return f"{signed(row, 'versus')}, p = {row['versus_p']:.2g}" if "versus" in row else ""
 
 
-def draw(result: Result) -> "Figure":
+TABLE: Table = {
+    "backbone": "backbone", "method": "method", "setting": "setting", "speed-up": timing.shown,
+    "by MACs": timing.shown_macs, "top-1 %": cell, "change": signed, "SPoT minus ToMe": versus, "images": "images",
+}  # fmt: skip
+
+
+def draw(result: Result) -> Figure:
     from spot.plots.accuracy import accuracy
 
     rows: list[dict[str, Any]] = [row for row in result.rows if row["method"] != VIT]
@@ -179,10 +153,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "tome",
-    "tab:tome",
+    "tome", "tab:tome",
     "How much faster, and how much less accurate, are SPoT and ToMe than the dense model, in one run?",
-    run,
-    draw,
-    table,
-)
+    run, draw, TABLE,
+)  # fmt: skip

@@ -1,18 +1,13 @@
-"""Do placements transfer: positions found with one model, read by another, for all ordered pairs.
+"""Do placements transfer: positions found with one model, used by another, for all ordered pairs.
 
 The difference is what transfer adds, as in the paper's table; its equation has the opposite sign.
 """
 
-from typing import TYPE_CHECKING
-
 from spot.errors import InputError
 from spot.studies.lab import Lab
-from spot.studies.reading import outcome
+from spot.studies.predictions import predicted
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Result, Row, Study, cell, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, Table, cell, p_value, signed
 
 # Source, target, the target's own accuracy with isotropic tokens, and with the source's positions.
 PAPER = (
@@ -26,7 +21,7 @@ PAPER = (
 
 
 def run(lab: Lab) -> Result:
-    """Every source's searched positions, read by every other model."""
+    """Every source's searched positions, used by every other model."""
     if len(lab.backbones) < 2:
         raise InputError("transfer is between models; give at least two with --model")
     rows: list[Row] = []
@@ -35,11 +30,11 @@ def run(lab: Lab) -> Result:
             if source is target:
                 continue
             own = lab.oracle(target)
-            original = outcome(own, 0)
-            read = lab.read(target, lab.oracle(source)).on(original.keys)
+            original = predicted(own, 0)
+            moved = lab.at(target, lab.oracle(source)).on(original.keys)
             row: Row = {"source": source.name, "target": target.name, "tokens": lab.sparse}
-            row |= {"original": share(original.right)["top1"], "own": share(outcome(own).right)["top1"]}
-            rows.append({**row, **share(read.right, "transfer"), **difference(original.right, read.right)})
+            row |= {"original": share(original.right)["top1"], "own": share(predicted(own).right)["top1"]}
+            rows.append({**row, **share(moved.right, "transfer"), **difference(original.right, moved.right)})
     notes = [
         lab.differs(),
         "Δ = the target's accuracy with the source's positions − with isotropic tokens, on the same images; p is "
@@ -57,31 +52,22 @@ def paper_rows() -> list[Row]:
             "target": f"paper: {target}",
             "tokens": 25,
             "original": original,
-            "transfer": read,
-            "delta": round(read - original, 2),
+            "transfer": moved,
+            "delta": round(moved - original, 2),
             "images": PAPER_IMAGES,
         }
-        for source, target, original, read in PAPER
+        for source, target, original, moved in PAPER
     ]
 
 
-def table(result: Result) -> list[Row]:
-    return [
-        {
-            "source → target": f"{row['source']} → {row['target'].removeprefix('paper: ')}",
-            "tokens": row["tokens"],
-            "original %": row["original"],
-            "transfer %": cell(row, "transfer"),
-            "Δ": signed(row),
-            "p": f"{row['p']:.2g}" if "p" in row else "",
-            "own %": row.get("own"),
-            "images": row["images"],
-        }
-        for row in [*result.rows, *result.paper]
-    ]
+TABLE: Table = {
+    "source → target": lambda row: f"{row['source']} → {row['target'].removeprefix('paper: ')}",
+    "tokens": "tokens", "original %": "original", "transfer %": lambda row: cell(row, "transfer"), "Δ": signed,
+    "p": p_value, "own %": "own", "images": "images",
+}  # fmt: skip
 
 
-def draw(result: Result) -> "Figure":
+def draw(result: Result) -> Figure:
     from spot.plots.matrix import matrix
 
     rows = [{**row, "whose": "ours"} for row in result.rows]
@@ -93,10 +79,7 @@ def draw(result: Result) -> "Figure":
 
 
 STUDY = Study(
-    "transfer",
-    "tab:transfer",
-    "Do searched placements transfer: does a model read better at positions that another model found?",
-    run,
-    draw,
-    table,
-)
+    "transfer", "tab:transfer",
+    "Do searched placements transfer: is a model more accurate at positions that another model found?",
+    run, draw, TABLE,
+)  # fmt: skip

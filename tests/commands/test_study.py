@@ -12,8 +12,9 @@ from PIL import Image
 
 from spot import store
 from spot.cli import main
+from spot.evaluation import cache
 from spot.models.checkpoints import save_folder
-from spot.studies import cache, study
+from spot.studies import study
 from tests.conftest import make_nano
 
 
@@ -111,7 +112,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_finished_work_stays(given, tmp
     with monkeypatch.context() as full:
         full.setattr(cache, "write_tensors", fills_up)
         assert "the disk is full; what was finished stays" in refused(capsys, "robustness", *given)
-    assert len(list((tmp_path / "out" / "cache" / "reading").glob("*.safetensors"))) == 2
+    assert len(list((tmp_path / "out" / "cache" / "predictions").glob("*.safetensors"))) == 2
     main(["study", "robustness", *given])
     assert (tmp_path / "out" / "robustness.json").is_file()
 

@@ -7,6 +7,7 @@ from PIL import Image
 from spot.models.checkpoints import save_folder
 from spot.studies.backbone import backbones
 from spot.studies.lab import Lab
+from spot.studies.sources import StudySettings
 from tests.conftest import make_nano
 
 
@@ -32,8 +33,9 @@ def make_lab(small, tmp_path):
     """A function that makes a lab on the small data, with its own cache unless another is named."""
 
     def make(models=("one", "two"), **options) -> Lab:
-        given = {"cache": tmp_path / "cache", "tokens": (4, 9), "seeds": 2, "oracle_limit": 30, "workers": 0}
-        given |= {"saliency": str(small / "maps"), "bank": str(small / "bank")}
-        return Lab(backbones([str(small / name) for name in models]), str(small / "images"), **{**given, **options})
+        given = {"data": str(small / "images"), "tokens": (4, 9), "seeds": 2, "oracle_limit": 30, "workers": 0}
+        given |= {"saliency": str(small / "maps"), "bank": str(small / "bank"), **options}
+        cache = given.pop("cache", tmp_path / "cache")
+        return Lab(backbones([str(small / name) for name in models]), StudySettings(**given), cache=cache)
 
     return make

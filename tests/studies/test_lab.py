@@ -8,17 +8,20 @@ import torch
 import spot
 from spot.data.images import data_for, loader
 from spot.errors import InputError
+from spot.evaluation import cache
 from spot.evaluation.accuracy import Setting
 from spot.models.checkpoints import save_folder
 from spot.models.deltas import save_delta
+from spot.placement import files, priors
 from spot.placement.files import Placements
 from spot.placement.oracle import search, snapped
 from spot.store import hash_model
 from spot.studies import lab as module
+from spot.studies import sources
 from spot.studies.backbone import Backbone, backbones, budgets
 from spot.studies.lab import Lab
-from spot.studies.maps import scene_masks
-from spot.studies.reading import Reading, outcome
+from spot.studies.predictions import Predictions, predicted
+from spot.studies.sources import StudySettings, scene_masks
 from tests.conftest import VIT_TINY, make_nano
 from tests.data.files import folders
 
@@ -106,18 +109,85 @@ def test_what_determines_a_measurement_is_in_its_name(make_lab, counted, other):
     assert counted["evaluate"] == 2
 
 
+def change_sigma(small, lab, monkeypatch):
+    model = lab.backbones[0].model
+    lab.backbones[0].__dict__["model"] = spot.SpotViT(model.vit, tokens=4, sigma=0.7, options=model.options).eval()
+
+
+def change_constant_of_prior(small, lab, monkeypatch):
+    monkeypatch.setattr(priors, "FOCUS_BLUR", 2 * priors.FOCUS_BLUR)
+
+
+def rewrite_a_map(small, lab, monkeypatch):
+    path = small / "maps" / "0" / "i00.png"
+    path.write_bytes(path.read_bytes())  # of the same size
+
+
+def rewrite_an_image(small, lab, monkeypatch):
+    path = small / "images" / "0" / "i00.png"
+    path.write_bytes(path.read_bytes())
+
+
+def rewrite_an_image_of_the_bank(small, lab, monkeypatch):
+    path = small / "bank" / "0" / "b00.png"
+    path.write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change_sigma, change_constant_of_prior, rewrite_a_map, rewrite_an_image, rewrite_an_image_of_the_bank],
+    ids=lambda change: change.__name__,
+)
+def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, counted, monkeypatch, change):
+    def measure():
+        lab = make_lab(["one"])
+        change(small, lab, monkeypatch) if changed else None
+        lab.accuracy(lab.backbones[0], [Setting("focus", 4)], knn=True)
+        return counted["evaluate"]
+
+    changed = False
+    assert measure() == measure()
+    changed = True
+    assert measure() > 1
+
+
+def test_a_folder_is_listed_once_and_a_measurement_read_once(small, make_lab, monkeypatch):
+    lab = make_lab(["one", "two"])
+    wanted = [Setting("uniform", 4), Setting("isotropic", 4)]
+    for backbone in lab.backbones:
+        lab.accuracy(backbone, wanted)
+        lab.oracle(backbone)
+    counts = dict.fromkeys(["data_for", "read_tensors", "placements"], 0)
+
+    def count(name, original):
+        def counting(*given, **options):
+            counts[name] += 1
+            return original(*given, **options)
+
+        return counting
+
+    monkeypatch.setattr(sources, "data_for", count("data_for", sources.data_for))
+    monkeypatch.setattr(cache, "read_tensors", count("read_tensors", cache.read_tensors))
+    monkeypatch.setattr(files, "read_tensors", count("placements", files.read_tensors))
+    again = make_lab(["one", "two"])
+    for backbone in again.backbones:
+        again.accuracy(backbone, wanted)
+        again.oracle(backbone)
+    assert counts == {"data_for": 1, "read_tensors": 4, "placements": 2}
+
+
 def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch, counted):
     monkeypatch.setattr(module, "AT_ONCE", 2)
     wanted = [Setting("uniform", 4, seed) for seed in range(5)]
-    lab, keep = make_lab(), Lab._pass
+    lab, keep = make_lab(), Lab._measured
 
-    def killed(self, backbone, settings, **options):
-        if settings[0].seed == 2:
+    def killed(self, backbone, some, *options):
+        if some[0][0].seed == 2:
             raise KeyboardInterrupt
-        return keep(self, backbone, settings, **options)
+        return keep(self, backbone, some, *options)
 
     with monkeypatch.context() as during:
-        during.setattr(Lab, "_pass", killed)
+        during.setattr(Lab, "_measured", killed)
         with pytest.raises(KeyboardInterrupt):
             lab.accuracy(lab.backbones[0], wanted)
     assert counted["evaluate"] == 1
@@ -130,7 +200,7 @@ def test_a_search_starts_where_the_prior_places(small, make_lab):
     found = lab.oracle(lab.backbones[0], tokens=4)
     (read,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)])
     assert len(found) == 30
-    assert torch.equal(outcome(found, 0).right, read.on(outcome(found).keys).right)
+    assert torch.equal(predicted(found, 0).right, read.on(predicted(found).keys).right)
 
 
 def test_snapped_positions_are_the_search_with_a_grid(small, make_lab):
@@ -142,7 +212,7 @@ def test_snapped_positions_are_the_search_with_a_grid(small, make_lab):
     torch.testing.assert_close(snapped(found.positions_for(keys), (4, 4)), expected.positions)
     right = expected.logits[:, -1].argmax(1) == labels
     order = sorted(range(30), key=keys.__getitem__)
-    assert torch.equal(lab.read(lab.backbones[0], found, snap=True).right, right[order])
+    assert torch.equal(lab.at(lab.backbones[0], found, snap=True).right, right[order])
 
 
 def test_positions_are_read_by_another_model(small, make_lab):
@@ -152,7 +222,7 @@ def test_positions_are_read_by_another_model(small, make_lab):
     with torch.no_grad():
         right = make_nano(1)(images, found.positions_for(keys)).argmax(1) == labels
     order = sorted(range(30), key=keys.__getitem__)
-    assert torch.equal(lab.read(lab.backbones[1], found).right, right[order])
+    assert torch.equal(lab.at(lab.backbones[1], found).right, right[order])
 
 
 def test_a_search_of_another_version_is_named_and_made_again(make_lab, monkeypatch, capsys):
@@ -193,7 +263,7 @@ def test_without_maps_of_the_bank_salient_tokens_have_no_neighbours(small, make_
 
 def test_built_in_backbones_know_their_parents():
     first, _, masked = backbones(["scenes-a", "scenes-b", "scenes-mae"])
-    assert first.parent is not None and first.parent_fingerprint != first.fingerprint
+    assert first.parent is not None and first.parent_hash != first.hash
     assert masked.parent is None
 
 
@@ -208,8 +278,9 @@ def test_models_are_named_without_the_tag_of_their_weights():
 def test_a_model_whose_classes_are_not_the_datas_is_refused(small, make_lab, tmp_path):
     lab = Lab(backbones([str(small / "one")]), cache=tmp_path)
     with pytest.raises(InputError, match="knows 10 classes, the scenes are of 32"):
-        lab.images(lab.backbones[0])
-    lab = Lab(backbones(["scenes-a"]), str(folders(tmp_path / "pets", "cat", "dog")), cache=tmp_path)
+        lab.sources.images(lab.backbones[0].model)
+    pets = str(folders(tmp_path / "pets", "cat", "dog"))
+    lab = Lab(backbones(["scenes-a"]), StudySettings(pets), cache=tmp_path)
     with pytest.raises(InputError, match="32 unnamed classes, the data 2"):
         lab.accuracy(lab.backbones[0], [Setting("isotropic", 9)])
 
@@ -220,11 +291,11 @@ def test_placements_that_have_no_name_are_refused(make_lab):
         lab.accuracy(lab.backbones[0], [Setting("sobolev", 4)])
 
 
-def test_a_reading_of_some_images_keeps_their_order():
-    reading = Reading(["a", "b", "c"], torch.tensor([True, False, True]))
-    assert reading.on(["c", "b"]).right.tolist() == [True, False]
-    with pytest.raises(InputError, match="'d' was not read"):
-        reading.on(["d"])
+def test_predictions_of_some_images_keep_their_order():
+    predictions = Predictions(["a", "b", "c"], torch.tensor([True, False, True]))
+    assert predictions.on(["c", "b"]).right.tolist() == [True, False]
+    with pytest.raises(InputError, match="'d' was not measured"):
+        predictions.on(["d"])
 
 
 def test_scenes_know_their_masks():
@@ -237,7 +308,7 @@ def test_scenes_know_their_masks():
 def test_placements_of_other_images_are_not_read(make_lab):
     lab = make_lab()
     with pytest.raises(InputError, match="no placement for image"):
-        lab.read(lab.backbones[0], Placements(["x"], torch.rand(1, 4, 2)))
+        lab.at(lab.backbones[0], Placements(["x"], torch.rand(1, 4, 2)))
 
 
 def test_a_backbone_saved_by_spot_needs_its_weights_to_know_its_parent(small):
@@ -258,12 +329,12 @@ def test_a_retrofit_of_a_timm_vit_knows_it_by_its_weights(vit_tiny, shared_data,
         save_delta(trained, vit_tiny.vit.state_dict(), path, base=VIT_TINY, method="float16")
     (found,) = backbones([f"{path}={weights}"])
     assert found.name == "model"
-    assert found.parent_fingerprint == hash_model(vit_tiny)
+    assert found.parent_hash == hash_model(vit_tiny)
     torch.testing.assert_close(found.model.vit.head.bias, trained.vit.head.bias)
 
 
 @pytest.mark.parametrize("limit, oracle_limit, searched", [(25, 7, 7), (None, 13, 13), (5, 9, 5)])
 def test_what_is_searched_is_among_what_is_read(make_lab, limit, oracle_limit, searched):
     lab = make_lab(["one"], limit=limit, oracle_limit=oracle_limit)
-    read, chosen = (lab.images(lab.backbones[0], oracle=oracle).keys for oracle in (False, True))
+    read, chosen = (lab.sources.images(lab.backbones[0].model, oracle=oracle).keys for oracle in (False, True))
     assert set(chosen) <= set(read) and len(chosen) == searched

@@ -9,7 +9,7 @@ import torch
 from spot.errors import InputError
 from spot.placement.scores import score
 from spot.studies import classification, off_grid, priors, robustness, saliency_gain, transfer
-from spot.studies.reading import outcome
+from spot.studies.predictions import predicted
 from spot.studies.study import STUDIES, Result, Study, cell, find_study, pivot, signed
 
 MODULES = (off_grid, priors, saliency_gain, transfer, classification, robustness)
@@ -78,7 +78,7 @@ def test_drops_are_differences_on_the_same_images(lab):
         own = {row["placement"]: row for row in rows if row["backbone"] == name}
         assert own["background"]["drop"] == pytest.approx(own["isotropic"]["top1"] - own["background"]["top1"])
         found = lab.oracle(next(each for each in lab.backbones if each.name == name), objective="ascent")
-        lost = outcome(found, 0).right.double().mean() - outcome(found).right.double().mean()
+        lost = predicted(found, 0).right.double().mean() - predicted(found).right.double().mean()
         assert own["ascent"]["drop"] == pytest.approx(100 * lost.item())
 
 
@@ -95,10 +95,10 @@ def test_saliency_gain_is_that_of_the_positions_scores(lab):
     backbone = lab.backbones[0]
     found = lab.oracle(backbone, tokens=4)
     gains = saliency_gain.measured(lab, backbone, found)
-    data = lab.images(backbone, oracle=True)
+    data = lab.sources.images(backbone.model, oracle=True)
     for number in (0, 7, 29):
         image, _, key = data[data.keys.index(found.keys[number])]
-        maps = lab.saliency(backbone)(image[None], [key])
+        maps = lab.sources.saliency(backbone.model)(image[None], [key])
         start, end = (score(maps, found.positions_for([key], step), 8)[0] for step in (0, -1))
         assert gains["token"][number].item() == pytest.approx(((end - start) / start).mean().item(), rel=1e-4)
         assert gains["image"][number].item() == pytest.approx((end.sum() / start.sum() - 1).item(), rel=1e-3)
@@ -109,7 +109,7 @@ def test_the_control_of_the_saliency_gain_moves_as_another_image(lab):
     from spot.placement.files import Placements
 
     backbone = lab.backbones[0]
-    keys = lab.images(backbone, oracle=True).keys
+    keys = lab.sources.images(backbone.model, oracle=True).keys
     start = 0.3 + 0.4 * torch.rand(len(keys), 4, 2, generator=torch.Generator().manual_seed(0))
     moved = Placements(list(keys), torch.stack([start, start + torch.tensor([0.05, -0.1])], 1))
     gains = saliency_gain.measured(lab, backbone, moved)
@@ -121,28 +121,6 @@ def test_too_few_images_are_one_sentence_and_what_was_measured_stays(make_lab):
     with pytest.raises(InputError, match="at least 20 images, got 10"):
         off_grid.run(few)
     assert list((few.cache.folder / "oracle").glob("*.safetensors"))
-
-
-@pytest.mark.skipif(not PAPER.is_file(), reason="the paper's source is not here")
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.STUDY.name)
-def test_the_papers_numbers_are_the_papers(module):
-    text = PAPER.read_text()
-    assert module.STUDY.paper in text
-    values = set(numbers(module.PAPER))
-    assert len(values) > 3
-    known = {abs(value) for value in values if value not in (24.0, 16.9)}  # differences, which the text has in words
-    assert not [value for value in known if f"{value:.2f}" not in text and f"{value:.1f}" not in text]
-
-
-def numbers(thing):
-    """Every accuracy in a nested table."""
-    if isinstance(thing, dict):
-        thing = [value for key, value in thing.items() if key not in ("lr", "steps")]
-    if isinstance(thing, (list, tuple)):
-        for each in thing:
-            yield from numbers(each)
-    elif isinstance(thing, float):
-        yield thing
 
 
 def test_the_classification_rows_are_in_the_papers_order():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from spot.studies import cache as module
-from spot.studies.cache import Cache
+from spot.evaluation import cache as module
+from spot.evaluation.cache import Cache
 
 ABOUT = {"kind": "reading", "backbone": "a", "placement": "isotropic", "tokens": 9, "seed": 0}
 

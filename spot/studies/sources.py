@@ -1,0 +1,154 @@
+"""What studies measure on: the settings, and the images and saliency maps they name."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from spot.data.images import Data, Images, Stream, available_workers, class_folders, data_for
+from spot.data.picture import evaluation_transform
+from spot.data.scenes import CLASSES, Scenes
+from spot.errors import InputError
+from spot.evaluation.accuracy import Maps
+from spot.evaluation.cache import hash_images, hash_maps
+from spot.models.spot_vit import SpotViT
+from spot.placement.saliency import KeyedSaliency, map_path, resolve_saliency
+from spot.store import hash_json
+
+SCENES = "scenes"
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """What to measure on; whatever is left out is as it suits the data.
+
+    data: a folder of labelled images, a timm data set, or "scenes".
+    split, root: see `spot.data.images.data_for`.
+    tokens: budgets; by default squares near an eighth, a quarter, a half and all of the first model's grid.
+    seeds: how many, for placements that are drawn.
+    limit: images for plain rows; by default 1,024 scenes, or all photographs.
+    oracle_limit: images for rows that are searched; by default 512 scenes, or as many as `limit`.
+    saliency: spectral, an .onnx file, clipseg or a folder of maps; scenes know their masks.
+    bank: labelled images for kNN; by default training scenes, and none for photographs.
+    bank_limit: how many of them; by default 1,024 scenes, or all photographs.
+    runs: folders of training runs, whose logs the study retrofit reads.
+    """
+
+    data: str = SCENES
+    split: str = ""
+    root: str | Path | None = None
+    tokens: tuple[int, ...] = ()
+    seeds: int = 3
+    limit: int | None = None
+    oracle_limit: int | None = None
+    saliency: str = ""
+    bank: str | None = None
+    bank_limit: int | None = None
+    runs: tuple[str | Path, ...] = ()
+    batch_size: int = 64
+    workers: int = -1  # as many as there are cores to spare
+    memory: float = 2e9  # bytes of features at a time
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise InputError(f"at least one seed is needed, got {self.seeds}")
+        for name in ("limit", "oracle_limit", "bank_limit"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise InputError(f"the {name.replace('_', ' ')} must be at least one image, got {number}")
+        limit = self.limit or (1024 if self.scenes else None)
+        bank = self.bank or (SCENES if self.scenes else None)
+        chosen = {
+            "split": self.split or ("test" if self.scenes else "val"),
+            "tokens": tuple(sorted(set(self.tokens))),
+            "limit": limit,
+            "oracle_limit": self.oracle_limit or (min(512, limit or 512) if self.scenes else limit),
+            "saliency": self.saliency or ("masks" if self.scenes else "spectral"),
+            "bank": bank,
+            "bank_limit": self.bank_limit or (1024 if bank == SCENES else None),
+            "workers": (0 if self.scenes else available_workers()) if self.workers < 0 else self.workers,
+        }
+        for name, value in chosen.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def scenes(self) -> bool:
+        """Whether the images are the built-in ones."""
+        return self.data == SCENES and not Path(self.data).is_dir()
+
+
+class Sources:
+    """The images and saliency maps of a study, as each model wants them. A folder is listed once."""
+
+    def __init__(self, settings: StudySettings) -> None:
+        self.settings = settings
+        self._listed: dict[Any, Data] = {}
+        self._hashes: dict[Any, str] = {}
+
+    def images(self, model: SpotViT, *, oracle: bool = False) -> Any:
+        """The images as a model wants them; with `oracle`, those of them that are searched."""
+        given = self.settings
+        if model.num_classes == 0:
+            raise InputError(f"{model.name} has no classifier, and studies need its predictions")
+        if given.scenes and model.num_classes != len(CLASSES):
+            raise InputError(
+                f"{model.name} knows {model.num_classes} classes, the scenes are of {len(CLASSES)}; give --data"
+            )
+        limit = given.oracle_limit if oracle and given.scenes else given.limit
+        data = self._open(model, given.data, given.split, limit, given.root)
+        if isinstance(data, Stream):
+            raise InputError(f"{given.data} is a stream, whose images have no names to compare results by")
+        if oracle and isinstance(data, Images) and given.oracle_limit is not None:
+            data.thin(given.oracle_limit)
+        return data
+
+    def bank(self, model: SpotViT) -> Any:
+        """The labelled images of kNN banks."""
+        return self._open(model, str(self.settings.bank), "train", self.settings.bank_limit, None)
+
+    def _open(self, model: SpotViT, name: str, split: str, limit: int | None, root: str | Path | None) -> Data:
+        classes = class_folders(model)
+        key = (name, split, limit, classes if isinstance(classes, int) else tuple(classes))
+        if key not in self._listed:
+            self._listed[key] = data_for(model, name, split=split, limit=limit, root=root)
+        data = self._listed[key]
+        if not isinstance(data, Images):
+            return data_for(model, name, split=split, limit=limit, root=root)
+        data = copy.copy(data)
+        data.transform, data.skipped = evaluation_transform(model.data_config), []
+        return data
+
+    def saliency(self, model: SpotViT, data: str = "") -> Maps:
+        """Maps (B, H, W) for images as the model sees them and their keys in the data."""
+        source, config = self.settings.saliency, model.data_config
+        if source == "masks":
+            return KeyedSaliency(lambda images, keys: scene_masks(keys).to(images.device), "masks")
+        return resolve_saliency(source, config, evaluation_transform(config), data or self.settings.data)
+
+    def has_maps_of_bank(self, model: SpotViT) -> bool:
+        """Whether there are saliency maps of the bank's images too."""
+        source = Path(self.settings.saliency)
+        return not source.is_dir() or map_path(source, self.bank(model).keys[0]).is_file()
+
+    def images_hash(self, model: SpotViT, *, oracle: bool = False, bank: bool = False) -> str:
+        """A hash of the images' files and of how the model wants them."""
+        config = {name: str(value) for name, value in model.data_config.items()}
+        key = (str(config), oracle, bank)
+        if key not in self._hashes:
+            data = self.bank(model) if bank else self.images(model, oracle=oracle)
+            self._hashes[key] = hash_json([hash_images(data), config])
+        return self._hashes[key]
+
+    def maps_hash(self) -> str:
+        if "maps" not in self._hashes:
+            self._hashes["maps"] = hash_maps(self.settings.saliency)
+        return self._hashes["maps"]
+
+
+def scene_masks(keys: Sequence[str]) -> Tensor:
+    """The object's mask (B, H, W) of scenes, by key."""
+    split = keys[0].partition("/")[0]
+    return Scenes(split).draw([int(key.rpartition("/")[2]) for key in keys]).masks
