@@ -54,7 +54,12 @@ def test_a_name_that_cannot_be_looked_up_is_given_up_after_two_seconds(monkeypat
     from spot.models.checkpoints import reachable
 
     monkeypatch.setattr("spot.models.checkpoints.getproxies", dict)
-    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(5))
+
+    def slow(*_, **__):
+        time.sleep(5)
+        raise OSError("no such host")
+
+    monkeypatch.setattr(socket, "create_connection", slow)
     began = time.perf_counter()
     assert not reachable("nowhere.example", 443)
     assert time.perf_counter() - began < 3
