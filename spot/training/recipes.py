@@ -7,15 +7,13 @@ checkpoint was trained, also where the paper's table has ImageNet's mean and dev
 list an instance in RECIPES.
 """
 
-import ast
 import math
-import types
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from spot.errors import InputError, unknown
+from spot.training.fields import read
 
 
 @dataclass(frozen=True)
@@ -417,45 +415,6 @@ def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
             raise unknown(f"field of recipe {recipe.name}", name, known)
         values[name] = read(value, hints[name], name)
     return replace(recipe, **values)
-
-
-def read(value: Any, hint: Any, name: str) -> Any:
-    """Text as a Python value of the type, or a sentence about what would be."""
-    if isinstance(value, str) and hint is not str:
-        with suppress(ValueError, SyntaxError):  # a bare word, such as one of a Literal's, stays as it is
-            value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
-    fitted = fit(value, hint)
-    if fitted is REFUSED:
-        raise InputError(f"recipe field {name} must be {spell(hint)}, got {value!r}")
-    return fitted
-
-
-REFUSED = object()
-
-
-def fit(value: Any, hint: Any) -> Any:
-    """The value as the type has it (4 as 4.0, a list as a tuple), or REFUSED."""
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind is Literal:
-        return value if value in inner else REFUSED
-    if kind in (Union, types.UnionType):
-        return next((fitted for each in inner if (fitted := fit(value, each)) is not REFUSED), REFUSED)
-    if kind is tuple:
-        if not isinstance(value, (tuple, list)):
-            return REFUSED
-        wanted = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
-        parts = [fit(part, each) for part, each in zip(value, wanted, strict=False)]
-        return REFUSED if len(value) != len(wanted) or any(part is REFUSED for part in parts) else tuple(parts)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return value if type(value) is hint or (hint is type(None) and value is None) else REFUSED
-
-
-def spell(hint: Any) -> str:
-    """A type as a person writes its values."""
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
-    return str(getattr(hint, "__name__", hint) if not get_args(hint) else hint).replace("typing.", "")
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
