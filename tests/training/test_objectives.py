@@ -76,7 +76,9 @@ def test_a_step_of_every_recipe_sees_windows_off_the_grid(name):
     objective.trained().tokenizer.register_forward_pre_hook(lambda _, given: positions.append(given[1]))
     for step in range(4):
         objective(WHOLE._replace(step=step)).loss.backward()
-    cells = torch.cat([each[..., :2].flatten(0, 1) for each in positions]) * 4 - 0.5  # whole numbers on the grid of 4 × 4
+    cells = (
+        torch.cat([each[..., :2].flatten(0, 1) for each in positions]) * 4 - 0.5
+    )  # whole numbers on the grid of 4 × 4
     off = ((cells - cells.round()).abs() > 0.02).any(1).float().mean()
     assert off > 0.3
 
