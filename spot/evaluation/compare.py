@@ -48,7 +48,7 @@ class Comparison:
         return [{name: value for name, value in line.items() if name not in empty} for line in lines]
 
     def summary(self) -> str:
-        """What the table stands on, and whether reading images held the model up."""
+        """What the table stands on, and whether loading images held the model up."""
         made = self.evaluation
         share = made.waited / max(made.seconds, 1e-9)
         text = (
@@ -110,8 +110,8 @@ def compare(
     maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, data)
     settings = candidates_of(model, priors, tokens, seeds, placements, baselines)
     workers = available_workers() if workers is None else workers
-    reading: dict[str, Any] = {"unreadable": unreadable, "limit": limit, "root": root, "split": split}
-    images, classified = opened(model, data, need_classes=knn is None, **reading)
+    opening: dict[str, Any] = {"unreadable": unreadable, "limit": limit, "root": root, "split": split}
+    images, classified = opened(model, data, need_classes=knn is None, **opening)
     batches = loader(images, batch_size, workers, process=state.process_index, processes=state.num_processes)
     banks: list[Bank] = []
     if knn is not None:
@@ -159,16 +159,16 @@ def candidates_of(
     return [replace(each, seed=seed) for each in candidates for seed in range(seeds if each.random else 1)]
 
 
-def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **reading: Any) -> tuple[Data, bool]:
+def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: Any) -> tuple[Data, bool]:
     """The images, and whether their labels are the model's classes. Neighbours vote for any classes."""
     if model.num_classes == 0 and need_classes:
         raise InputError(f"{model.name} has no classifier; pass knn=FOLDER to measure its features")
     try:
-        return data_for(model, data, **reading), model.num_classes > 0
+        return data_for(model, data, **opening), model.num_classes > 0
     except InputError:
         if need_classes:
             raise
-    return open_data(data, transform=evaluation_transform(model.data_config), **reading), False
+    return open_data(data, transform=evaluation_transform(model.data_config), **opening), False
 
 
 def bank_images(model: SpotViT, source: Path, images: Data, classified: bool, unreadable: Unreadable) -> Data:

@@ -1,7 +1,7 @@
 """What a prediction costs: multiply-adds (MACs) by torch's own counter, and the paper's sampling formula.
 
 torch counts matrix products, convolutions and attention, two FLOPs to a MAC. Element-wise work is
-not counted; the one such step that SPoT adds, reading windows, has the paper's formula, and
+not counted; the one such step that SPoT adds, sampling windows, has the paper's formula, and
 `arithmetic` counts what is really done.
 """
 

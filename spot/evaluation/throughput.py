@@ -157,7 +157,7 @@ def spread(seconds: Sequence[float]) -> float:
 
 
 def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall", rounds: int = 5) -> float:
-    """Median share of a call that passes before the first block begins: placing, reading and embedding tokens."""
+    """Median share of a call that passes before the first block begins: placing, sampling and embedding tokens."""
     now = CLOCKS[clock]
     begun: list[float] = []
 

@@ -227,8 +227,8 @@ class _Batches(Dataset[Any]):
             samples = at_once(chunk) if at_once else [self.data[index] for index in chunk]
         except InputError as error:  # handed over, because a reader process would wrap it in its traceback
             return error
-        found = [sample for sample in samples if sample is not None]
-        if not found:
+        readable = [sample for sample in samples if sample is not None]
+        if not readable:
             return None
-        images, labels, keys = zip(*found, strict=True)
+        images, labels, keys = zip(*readable, strict=True)
         return torch.stack(images), torch.tensor(labels, dtype=torch.int64), list(keys)

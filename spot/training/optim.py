@@ -44,9 +44,9 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[Group]:
 
 def block_of(name: str) -> int:
     """The number of the ViT block a parameter belongs to, or -1."""
-    _, found, rest = name.rpartition("vit.")
+    _, inside, rest = name.rpartition("vit.")
     parts = rest.split(".")
-    return int(parts[1]) if found and parts[0] == "blocks" else -1
+    return int(parts[1]) if inside and parts[0] == "blocks" else -1
 
 
 def undecayed(model: nn.Module) -> set[str]:

@@ -1,0 +1,48 @@
+"""Nothing is skipped silently: every reason to skip a test is listed here, with what runs in its place anywhere.
+
+`make test` prints the reasons of what was skipped (pytest -ra). Where ../shared is, only what needs an option or a
+browser is skipped.
+"""
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+SKIPS = {
+    # Real weights and photographs: the same code runs on random ViTs, drawn images and written files in the same file.
+    "the shared data is not here": "tests/conftest.py",
+    # Blocks of guides that use real models: the other blocks run with the built-in one.
+    "needs ../shared": "tests/test_guides.py",
+    # The paper's tables, cell by cell: the studies' own copies are compared with what they compute.
+    "the paper's source is not here": "tests/studies",
+    "the paper's source is not here; its twin below runs anywhere": "tests/studies",
+    # Formats that a build of Pillow lacks: the others of the same test.
+    "Pillow cannot write ": "tests/data/test_picture.py",
+    # Options of `make test ARGS=--all-models`: smaller models of the same families run always.
+    "large: with --all-models": "tests/models/test_spot_vit.py",
+    # Optional programs: the page's server and session are tested without a browser, tracing without ONNX.
+    "no chromium is installed (apt-get install chromium), so the page is not tested in a browser": "tests/play",
+    "onnxruntime": "tests/models/test_tracing.py",
+    "onnxscript": "tests/models/test_tracing.py",
+    "compiling takes half a minute; --all-models compiles": "tests/export/test_files.py",
+}
+
+
+def reasons(tree: ast.AST) -> list[str]:
+    """What a file's skips say."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    said = []
+    for call in calls:
+        name = ast.unparse(call.func)
+        if name.endswith(("pytest.skip", "mark.skipif", "mark.skip", "importorskip")):
+            texts = [*call.args, *(word.value for word in call.keywords if word.arg == "reason")]
+            parts = [each for text in reversed(texts) for each in ast.walk(text) if isinstance(each, ast.Constant)]
+            said.append(str(parts[0].value) if parts else name)
+    return said
+
+
+def test_every_skip_is_known():
+    for path in sorted(TESTS.rglob("*.py")):
+        for reason in reasons(ast.parse(path.read_text())):
+            assert reason in SKIPS, f"{path.name} skips because {reason!r}"
+            assert str(path.relative_to(TESTS.parent)).startswith(SKIPS[reason])
