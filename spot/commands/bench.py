@@ -3,6 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
+from typing import Literal
 
 from spot.commands import options
 
@@ -21,6 +22,9 @@ def bench(
     device: str | None = None,
     threads: int | None = None,
     processor_time: bool = False,
+    runtime: tuple[Literal["eager", "compile", "onnx", "onnx-int8"], ...] = (),
+    weights: options.Weights = None,
+    calibrate: Path | None = None,
     json: options.Json = None,
     plot: Path | None = None,
 ) -> None:
@@ -43,10 +47,18 @@ def bench(
         threads: CPU threads.
         processor_time: count the processor time of one CPU thread instead of the wall clock's; on a
             machine that others use too, this is far steadier. Goes with --threads 1.
+        runtime: compare these, each with the plain ViT and SPoT at every budget, by processor time on one and
+            two threads (or --threads); onnx files are exported first.
+        calibrate: a folder of pictures for onnx-int8; by default built-in scenes.
         plot: draw measured speed-up against MAC ratio.
 
     example: spot bench vit_small_patch16_224 --tokens 25 49 100 --batch-size 1 64
     """
+    if runtime:
+        from spot.export.bench import bench_command
+
+        bench_command(models, runtime, tokens, batch_size, weights, calibrate, rounds, threads, json)
+        return
     import torch
 
     from spot import report

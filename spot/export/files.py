@@ -230,11 +230,22 @@ def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
     return images, {0: batch, 1: dim("tokens", min=low, max=high)}
 
 
-def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATTENTION_OPSET) -> None:
-    """Trace a graph and write it as ONNX, with `about` among its metadata."""
+def write_onnx(
+    graph: Graph,
+    about: dict[str, Any],
+    path: Path,
+    opset: int = ATTENTION_OPSET,
+    *,
+    inputs: tuple[Tensor, ...] | None = None,
+    free: tuple[dict[int, Any], ...] | None = None,
+) -> None:
+    """Trace a graph and write it as ONNX, with `about` among its metadata.
+
+    inputs, free: what to trace with and its free dimensions, by default those of an exported SpotViT.
+    """
     import onnx
 
-    inputs = example(about)
+    inputs = example(about) if inputs is None else inputs
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
@@ -244,7 +255,7 @@ def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATT
             opset_version=opset,
             input_names=["images", "positions"][: len(inputs)],
             output_names=about["outputs"],
-            dynamic_shapes=free_dimensions(about),
+            dynamic_shapes=free_dimensions(about) if free is None else free,
             verbose=False,
         )
     file = program.model_proto

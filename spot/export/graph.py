@@ -105,6 +105,27 @@ class Graph(nn.Module):
         return attention.proj(attention.norm(y.reshape(-1, attention.attn_dim)))
 
 
+class DenseGraph(Graph):
+    """The plain ViT inside a SpotViT, written the same way: what an exported SpotViT is compared with."""
+
+    kernel: Tensor
+    bias: Tensor
+
+    def __init__(self, model: SpotViT, *, attention_node: bool = True) -> None:
+        super().__init__(model, attention_node=attention_node)
+        tokenizer: Any = self.model.tokenizer
+        windows = tokenizer.weight.unflatten(1, (model.patch_size, model.patch_size, 3))  # normalises, as above
+        self.register_buffer("kernel", windows.permute(0, 3, 1, 2).contiguous())
+        self.register_buffer("bias", tokenizer.bias)
+
+    def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
+        vit = self.model.vit
+        pixels = images.permute(0, 3, 1, 2).float()
+        x = F.conv2d(pixels, self.kernel, self.bias, stride=self.model.patch_size)
+        x = vit.norm_pre(vit._pos_embed(vit.patch_embed.norm(x.flatten(2).transpose(1, 2))))
+        return (self.model.forward_head(self.encode(x, None)),)
+
+
 def is_standard(block: nn.Module) -> bool:
     """Whether a block is timm's Block with its Attention, and nothing more."""
     attention = getattr(block, "attn", None)

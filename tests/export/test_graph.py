@@ -5,7 +5,7 @@ import torch
 
 import spot
 from spot.errors import InputError
-from spot.export.graph import Graph, flat_windows
+from spot.export.graph import DenseGraph, Graph, flat_windows
 from tests.conftest import make_nano
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
@@ -94,6 +94,14 @@ def test_on_the_grid_gathered_windows_are_the_patches_bit_for_bit():
     grid = model.grid().reshape(-1, 2).expand(2, -1, -1)
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).flatten(1, 2)
     assert torch.equal(flat_windows(images, grid, 8), patches.float())
+
+
+@torch.no_grad()
+def test_the_plain_vit_to_compare_with_is_timm_s():
+    model = make_nano()
+    pixels, _ = bytes_and_positions()
+    (logits,) = DenseGraph(model, attention_node=False)(pixels)
+    torch.testing.assert_close(logits, model.vit(normalised(model, pixels)), atol=1e-5, rtol=1e-5)
 
 
 def test_the_model_is_left_as_it_was():
