@@ -74,10 +74,11 @@ export function changed(panel) {
 }
 
 export function setPositions(panel, positions, { trajectory = null, keepSearch = false } = {}) {
+  const searched = panel.searched !== null;
   if (!keepSearch) panel.searched = null;
   panel.stage.show({ positions, trajectory });
   changed(panel);
-  searchShown();
+  if (searched) searchShown();
 }
 
 export const hooks = {

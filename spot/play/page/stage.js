@@ -11,7 +11,7 @@ export class Stage {
   constructor(canvas, hooks) {
     Object.assign(this, { canvas, hooks, positions: [], selected: null, image: null, size: [1, 1], window: 1 });
     Object.assign(this, { trajectory: null, away: false, overlay: null, dim: true, sizes: false, grip: null });
-    this.veil = document.createElement("canvas");
+    this.pictures = { bright: document.createElement("canvas"), dark: document.createElement("canvas") };
     canvas.addEventListener("pointerdown", (event) => this.down(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", () => this.up());
@@ -170,19 +170,41 @@ export class Stage {
 
   // ---- picture
 
+  /** Draw with the next frame, once for all that changes until then. */
   draw() {
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
+      this.paint();
+    });
+  }
+
+  /** The image at the canvas's size, as it is and dimmed; made anew only when one of them changes. */
+  prepare(width, height) {
+    const made = this.pictures;
+    if (made.image === this.image && made.bright.width === width && made.bright.height === height) return;
+    made.image = this.image;
+    for (const [canvas, veil] of [[made.bright, null], [made.dark, "rgb(8 10 14 / 62%)"]]) {
+      Object.assign(canvas, { width, height });
+      const pen = canvas.getContext("2d");
+      pen.imageSmoothingEnabled = this.image.width >= 1.5 * this.size[1];
+      pen.imageSmoothingQuality = "high";
+      pen.drawImage(this.image, 0, 0, width, height);
+      pen.fillStyle = veil;
+      if (veil) pen.fillRect(0, 0, width, height);
+    }
+  }
+
+  paint() {
     const ratio = window.devicePixelRatio || 1;
     const [width, height] = [this.canvas.clientWidth * ratio, this.canvas.clientHeight * ratio].map(Math.round);
-    if (!width || !height) return;
+    if (!width || !height || !this.image) return;
     if (this.canvas.width !== width || this.canvas.height !== height) Object.assign(this.canvas, { width, height });
     const pen = this.canvas.getContext("2d");
     const unit = width / this.size[1]; // screen pixels of one image pixel
     const thin = Math.max(1, ratio);
-    pen.clearRect(0, 0, width, height);
-    if (this.image) {
-      pen.imageSmoothingEnabled = this.image.width >= 1.5 * this.size[1];
-      pen.drawImage(this.image, 0, 0, width, height);
-    }
+    this.prepare(width, height);
+    const dimmed = this.dim && !this.overlay;
+    pen.drawImage(dimmed ? this.pictures.dark : this.pictures.bright, 0, 0);
     const boxes = this.positions.map(([y, x, scale = 1]) => {
       const side = this.window * scale * unit;
       return [x * width - side / 2, y * height - side / 2, side, side];
@@ -197,7 +219,13 @@ export class Stage {
       const { canvas, inset } = this.overlay;
       pen.drawImage(canvas, inset, inset, canvas.width - 2 * inset, canvas.height - 2 * inset, 0, 0, width, height);
       pen.globalAlpha = 1;
-    } else if (this.dim) this.drawVeil(pen, boxes, width, height);
+    } else if (dimmed) {
+      for (const [x, y, side] of boxes) {
+        const [left, top] = [Math.max(x, 0), Math.max(y, 0)];
+        const [wide, high] = [Math.min(x + side, width) - left, Math.min(y + side, height) - top];
+        if (wide > 0 && high > 0) pen.drawImage(this.pictures.bright, left, top, wide, high, left, top, wide, high);
+      }
+    }
     const line = (box, color, wide) => {
       pen.strokeStyle = color;
       pen.lineWidth = wide;
@@ -222,15 +250,6 @@ export class Stage {
       line([x * width - 6 * thin, y * height - 6 * thin, 12 * thin, 12 * thin], "rgb(0 0 0 / 60%)", 4 * thin);
       line([x * width - 6 * thin, y * height - 6 * thin, 12 * thin, 12 * thin], "#7df9c0", 2 * thin);
     }
-  }
-
-  drawVeil(pen, boxes, width, height) {
-    Object.assign(this.veil, { width, height });
-    const brush = this.veil.getContext("2d");
-    brush.fillStyle = "rgb(8 10 14 / 62%)";
-    brush.fillRect(0, 0, width, height);
-    for (const box of boxes) brush.clearRect(...box);
-    pen.drawImage(this.veil, 0, 0);
   }
 
   drawPaths(pen, width, height, thin) {
