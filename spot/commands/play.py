@@ -27,6 +27,7 @@ def play(
     Without arguments it shows the built-in model on scenes; with images or data a retrofitted ViT-Ti/16.
 
     Args:
+        data: samples from a folder with one sub-folder per class, a timm data set, or "scenes".
         weights: files with the timm models' weights, one for all or one each, instead of downloading them.
         port: of the server; 0 takes any that is free.
         no_browser: only print the address.

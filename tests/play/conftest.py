@@ -101,7 +101,7 @@ def settled(page) -> None:
     page.locator(".top li").first.wait_for()
     for _ in range(2):
         page.locator('main[aria-busy="false"]').wait_for()
-        page.wait_for_timeout(220)  # the address is written a moment after the last change
+        page.wait_for_timeout(130)  # the address is written a moment after the last change
     page.locator('main[aria-busy="false"]').wait_for()
 
 

@@ -97,7 +97,7 @@ def test_tokens_are_added_selected_moved_and_removed_by_mouse_and_keys(page):
     assert view(page)["positions"].shape[1] == 24
     page.keyboard.press("a")
     page.keyboard.press(",")
-    assert "Token 24 of 25" in page.locator(".token h2").inner_text()
+    expect(page.locator(".token h2")).to_have_text("Token 24 of 25")
 
 
 def test_the_wheel_and_keys_change_a_window_s_size(page, scenes_a, scene):
@@ -329,7 +329,7 @@ def test_every_control_has_a_name_for_screen_readers(page):
         }).map((element) => element.outerHTML)"""
     )
     assert unnamed == []
-    assert "token 13 at row" in page.locator("canvas.stage").get_attribute("aria-label")
+    expect(page.locator("canvas.stage")).to_have_attribute("aria-label", re.compile("token 13 at row"))
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])

@@ -9,10 +9,10 @@ import { overlay, whyShown } from "./why.js";
 
 const STEP_TIME = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 90; // ms that a step of a search is shown
 export const OBJECTIVES = {
-  descent: "make it more probable",
-  obfuscate: "make a wrong label probable",
-  agree: "agree with the dense ViT",
-  entropy: "be surer of anything",
+  descent: "more probable",
+  obfuscate: "a wrong label",
+  agree: "as the dense ViT",
+  entropy: "surer of anything",
 };
 
 export function searching(running) {

@@ -11,7 +11,7 @@ export class Stage {
   constructor(canvas, hooks) {
     Object.assign(this, { canvas, hooks, positions: [], selected: null, image: null, size: [1, 1], window: 1 });
     Object.assign(this, { trajectory: null, away: false, overlay: null, dim: true, sizes: false, grip: null });
-    this.pictures = { bright: document.createElement("canvas"), dark: document.createElement("canvas") };
+    this.pictures = Object.fromEntries(["bright", "dark", "grey"].map((name) => [name, document.createElement("canvas")]));
     canvas.addEventListener("pointerdown", (event) => this.down(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", () => this.up());
@@ -131,7 +131,10 @@ export class Stage {
     else if (event.key === ",") this.select(this.selected ? this.selected - 1 : last);
     else if ((event.key === "+" || event.key === "-") && this.sizes && this.selected !== null)
       this.resize((this.positions[this.selected][2] ?? 1) * (event.key === "+" ? 1.05 : 1 / 1.05), "size");
-    else return;
+    else {
+      if (event.key === "Escape") this.select(null);
+      return;
+    }
     event.preventDefault();
   }
 
@@ -178,19 +181,18 @@ export class Stage {
     });
   }
 
-  /** The image at the canvas's size, as it is and dimmed; made anew only when one of them changes. */
+  /** The image at the canvas's size: as it is, dimmed, and without colours; made anew only when one of them changes. */
   prepare(width, height) {
     const made = this.pictures;
     if (made.image === this.image && made.bright.width === width && made.bright.height === height) return;
     made.image = this.image;
-    for (const [canvas, veil] of [[made.bright, null], [made.dark, "rgb(8 10 14 / 62%)"]]) {
+    for (const [canvas, filter] of [[made.bright, "none"], [made.dark, "brightness(0.4)"], [made.grey, "grayscale(1) brightness(0.8)"]]) {
       Object.assign(canvas, { width, height });
       const pen = canvas.getContext("2d");
+      pen.filter = filter;
       pen.imageSmoothingEnabled = this.image.width >= 1.5 * this.size[1];
       pen.imageSmoothingQuality = "high";
       pen.drawImage(this.image, 0, 0, width, height);
-      pen.fillStyle = veil;
-      if (veil) pen.fillRect(0, 0, width, height);
     }
   }
 
@@ -204,14 +206,12 @@ export class Stage {
     const thin = Math.max(1, ratio);
     this.prepare(width, height);
     const dimmed = this.dim && !this.overlay;
-    pen.drawImage(dimmed ? this.pictures.dark : this.pictures.bright, 0, 0);
+    pen.drawImage(this.pictures[this.overlay ? "grey" : dimmed ? "dark" : "bright"], 0, 0);
     const boxes = this.positions.map(([y, x, scale = 1]) => {
       const side = this.window * scale * unit;
       return [x * width - side / 2, y * height - side / 2, side, side];
     });
     if (this.overlay) {
-      pen.fillStyle = "rgb(12 14 18 / 35%)";
-      pen.fillRect(0, 0, width, height);
       pen.imageSmoothingEnabled = true;
       pen.imageSmoothingQuality = "high";
       pen.globalAlpha = this.overlay.alpha;

@@ -10,7 +10,7 @@ import { activate, changed, hooks, modelShown, setPositions, useModel } from "./
 
 export async function begin() {
   const { about } = app;
-  $("prior").replaceChildren(...about.priors.map(({ name, map }) => new Option(map ? `${name} (by ${about.saliency} saliency)` : name, name)));
+  $("prior").replaceChildren(...about.priors.map(({ name, map }) => new Option(map ? `${name}, by ${about.saliency} saliency` : name, name)));
   $("objective").replaceChildren(...about.objectives.filter((name) => name in OBJECTIVES).map((name) => new Option(`${name}: ${OBJECTIVES[name]}`, name)));
   $("preset").replaceChildren(...Object.keys(about.presets).map((name) => new Option(name, name)));
   $("tokens").max = about.limit;
@@ -133,7 +133,7 @@ export function writeAddress() {
     if (!app.panels.every((panel) => panel.positions.length)) return;
     app.address = address.fragment({ ...snapshot(), ...settings() });
     history.replaceState(null, "", app.address);
-  }, 200);
+  }, 100);
 }
 
 export async function compare() {
