@@ -14,7 +14,7 @@ from torch import Tensor
 from spot.errors import InputError
 
 Scale = float | Literal["auto"]
-SHARE, MOST = 2 / 3, 5 / 3  # of the rule: how far towards tiling, in log scale, and no larger than this
+SHARE = 1 / 2  # of the rule: how far windows go from 1 towards tiling the image, in log scale
 STEP = 16.0  # a search's step that moves windows by 1 % of the image changes their size by so many percent
 
 
@@ -24,8 +24,12 @@ def tiling_scale(tokens: int, height: int, width: int, size: int) -> float:
 
 
 def auto_scale(tokens: int, height: int, width: int, size: int) -> float:
-    """The scale that "auto" means: two thirds of the way to tiling, at most 5/3; 1 for a grid's number of tokens."""
-    return min(MOST, tiling_scale(tokens, height, width, size) ** SHARE)
+    """The scale that "auto" means: half of the way to tiling, in log scale; 1 for as many tokens as the grid has.
+
+    Chosen on 500 images that are set aside (tools/set_aside.txt): ViT-Ti's retrofit at 25, 49 and 100 tokens
+    is right on 41.6, 61.4 and 68.6 % of them, and on 40.8, 59.6 and 67.4 % at scale 1.
+    """
+    return tiling_scale(tokens, height, width, size) ** SHARE
 
 
 def resolve_scale(scale: Scale | None, tokens: int, images: Tensor, size: int) -> float:

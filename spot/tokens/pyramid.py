@@ -8,11 +8,11 @@ position and scale. Below 1 samples stand closer than pixels: level 0 alone, bil
 
 The share of the coarser level is the square of the level's fraction. Proportional shares blur more: against
 an antialiased bicubic resize of photographs from 224 to 144 pixels the error is 0.024 instead of 0.034.
-
-All levels of an image lie one after the other in memory, so that tokens of one batch may be on any level.
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -25,36 +25,11 @@ from spot.errors import InputError
 class Pyramid(NamedTuple):
     """An image batch and its shrunk copies. Build it once where the same images are read many times."""
 
-    images: Tensor  # (B, C, H, W), level 0
-    pixels: Tensor  # B × C × plane, and a tail: every channel's levels one after the other, row by row
-    sizes: tuple[tuple[int, int], ...]  # (height, width) of each level
-
-    @property
-    def plane(self) -> int:
-        """Pixels of one channel in all levels."""
-        return sum(height * width for height, width in self.sizes)
-
-    @property
-    def starts(self) -> list[int]:
-        """Where each level begins within a channel."""
-        counts = [height * width for height, width in self.sizes]
-        return [sum(counts[:level]) for level in range(len(counts))]
-
-    def planes(self) -> Tensor:
-        """All levels of each channel: (B, C, plane)."""
-        batch, channels = self.images.shape[:2]
-        return self.pixels[: batch * channels * self.plane].view(batch, channels, self.plane)
-
-    def level(self, number: int) -> Tensor:
-        """The images of one level: (B, C, height, width)."""
-        if number == 0:
-            return self.images
-        height, width = self.sizes[number]
-        return self.planes()[..., self.starts[number] :][..., : height * width].unflatten(-1, (height, width))
+    levels: tuple[Tensor, ...]  # (B, C, H, W), then about half of the height and width each
 
     def part(self, images: slice) -> "Pyramid":
         """The pyramid of some of the images."""
-        return Pyramid(self.images[images], self.pixels[images.start * self.images.shape[1] * self.plane :], self.sizes)
+        return Pyramid(tuple(level[images] for level in self.levels))
 
 
 def pyramid(images: Tensor, size: int, scale: float | None = None) -> Pyramid:
@@ -66,14 +41,7 @@ def pyramid(images: Tensor, size: int, scale: float | None = None) -> Pyramid:
     levels = [images]
     for _ in range(max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6))):
         levels.append(halve(levels[-1]))
-    tail = images.new_zeros(2 * size + 2)  # a run of pixels may go on beyond the last one, and is mended then
-    pixels = torch.cat([torch.cat([level.flatten(2) for level in levels], 2).flatten(), tail])
-    return Pyramid(images, pixels, tuple((level.shape[-2], level.shape[-1]) for level in levels))
-
-
-def only(images: Tensor) -> Pyramid:
-    """Images as a pyramid of one level, without a copy."""
-    return Pyramid(images, images.reshape(-1), ((images.shape[-2], images.shape[-1]),))
+    return Pyramid(tuple(levels))
 
 
 def largest_scale(images: Tensor, size: int) -> float:
@@ -92,9 +60,7 @@ def halve(images: Tensor) -> Tensor:
 
 def check_scale(scale: Tensor, images: Tensor, size: int) -> None:
     """Refuse scales that are no size of a window, where values can be looked at without waiting for a device."""
-    if traced() or scale.device.type != "cpu":
-        return
-    if not scale.numel():
+    if traced() or scale.device.type != "cpu" or not scale.numel():
         return
     low, high = (float(each) for each in scale.detach().aminmax())
     if not (low > 0 and math.isfinite(high)):
@@ -110,101 +76,77 @@ def check_scale(scale: Tensor, images: Tensor, size: int) -> None:
 
 def scaled_windows(source: Pyramid, positions: Tensor, scale: Tensor, size: int) -> Tensor:
     """Windows at positions (B, N, 2) and scales (B, N): (B, N, C, K, K), in the positions' dtype."""
-    detail = scale.log2().clamp(0, len(source.sizes) - 1)
-    below = detail.detach().floor().clamp(max=max(0, len(source.sizes) - 2))
-    lower = _level_windows(source, positions, scale, below.long(), size)
-    if len(source.sizes) == 1:
-        return lower
-    upper = _level_windows(source, positions, scale, below.long() + 1, size)
-    return torch.lerp(lower, upper, (detail - below).square()[..., None, None, None])
-
-
-def _level_windows(source: Pyramid, positions: Tensor, scale: Tensor, level: Tensor, size: int) -> Tensor:
-    """Bilinear windows, each from one level (B, N) of the pyramid."""
-    heights, widths = (torch.tensor(each, device=level.device)[level] for each in zip(*source.sizes, strict=True))
-    begin = torch.tensor(source.starts, device=level.device)[level]
-    spacing = scale * torch.exp2(-level.to(scale.dtype))
+    detail = scale.log2().clamp(0, len(source.levels) - 1)
+    below = detail.detach().floor().clamp(max=max(0, len(source.levels) - 2)).long()
+    share = (detail - below).square()  # of the coarser level
     offsets = torch.arange(size, device=scale.device, dtype=scale.dtype) - (size - 1) / 2
-    whole, fractions = [], []
-    for axis, (length, kept) in enumerate(zip(source.images.shape[-2:], (heights, widths), strict=True)):
-        centre = positions[..., axis] * length * torch.exp2(-level.to(scale.dtype)) - 0.5
-        # Far outside every sample is the border pixel: keep numbers small enough to be whole.
-        start = (centre[..., None] + offsets * spacing[..., None]).clamp(-2.0 * size - 2, float("inf"))
-        start = torch.minimum(start, (kept + 2 * size)[..., None].to(start.dtype))
-        whole.append(start.detach().floor())
-        fractions.append(start - whole[-1])
-    y, x = fractions
-    if plain(source.images):
-        return _from_runs(source, whole, y, x, (begin, heights, widths))
-    rows, columns = (
-        torch.cat([each, each + 1], -1).long().clamp(min=0).minimum((length - 1)[..., None])
-        for each, length in zip(whole, (heights, widths), strict=True)
-    )
-    index = begin[..., None, None] + rows[..., :, None] * widths[..., None, None] + columns[..., None, :]
-    index = index.flatten(2)[:, :, None].expand(-1, -1, source.images.shape[1], -1)
-    corners = source.planes()[:, None].expand(-1, index.shape[1], -1, -1).gather(3, index)
-    corners = corners.unflatten(3, (2 * size, 2 * size)).to(scale.dtype)
-    left = torch.lerp(corners[..., :size], corners[..., size:], x[..., None, None, :])
-    return torch.lerp(left[..., :size, :], left[..., size:, :], y[..., None, :, None])
+    lengths = positions.new_tensor(source.levels[0].shape[-2:])
+    # Of all samples, in pixels of level 0 from the upper left corner: (B, N, 2, K), y and x.
+    points = (positions * lengths)[..., None] + (offsets * scale[..., None])[:, :, None]
+    if traced() or scale.device.type != "cpu" or not points.numel():
+        lower = _gathered(source, points, below)
+        return (
+            lower
+            if len(source.levels) == 1
+            else torch.lerp(lower, _gathered(source, points, below + 1), share[..., None, None, None])
+        )
+    first, last = int(below.min()), int(below.max())
+    numbers = range(first, min(last + 2, len(source.levels)))
+    read = _sampler(source, points)
+    if first == last and len(numbers) == 2:
+        return torch.lerp(read(first), read(first + 1), share[..., None, None, None])
+    result = read(first) * torch.where(below == first, 1 - share, 0)[..., None, None, None]
+    for number in numbers[1:]:
+        weight = torch.where(below == number, 1 - share, torch.where(below + 1 == number, share, 0))
+        result = result + weight[..., None, None, None] * read(number)
+    return result
 
 
-def plain(images: Tensor) -> bool:
-    """Whether these are pixels in CPU memory and nothing else: no gradient, no tracing, no transform."""
-    return images.device.type == "cpu" and not images.requires_grad and not traced()
+def _sampler(source: Pyramid, points: Tensor) -> Callable[[int], Tensor]:
+    """Bilinear samples of a level at all pairs of points (B, N, 2, K), by its number: (B, N, C, K, K)."""
+    size = points.shape[-1]
+
+    @cache
+    def places(height: int, width: int) -> Tensor:  # grid_sample wants (x, y) in [-1, 1]
+        y, x = (points[:, :, axis] * (2 / length) - 1 for axis, length in enumerate((height, width)))
+        return torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
+
+    def read(number: int) -> Tensor:
+        level = source.levels[number].to(points.dtype)  # bfloat16 images are interpolated in float32
+        where = places(
+            level.shape[-2] * 2**number, level.shape[-1] * 2**number
+        )  # the same for all unless sides are odd
+        sampled = F.grid_sample(level, where, padding_mode="border", align_corners=False)
+        return sampled.unflatten(2, (-1, size)).transpose(1, 2)
+
+    return read
+
+
+def _gathered(source: Pyramid, points: Tensor, level: Tensor) -> Tensor:
+    """The same, each token from a level of its own (B, N): no value is looked at, as tracing and a GPU want it."""
+    sizes = [level.shape[-2:] for level in source.levels]
+    heights, widths = (torch.tensor(each, device=level.device)[level] for each in zip(*sizes, strict=True))
+    starts = [sum(height * width for height, width in sizes[:number]) for number in range(len(sizes))]
+    begin = torch.tensor(starts, device=level.device)[level]
+    points = points * torch.exp2(-level.to(points.dtype))[..., None, None] - 0.5
+    pixels, fractions = [], []
+    for axis, length in enumerate((heights, widths)):
+        point = points[:, :, axis].clamp(min=-1).minimum(length[..., None].to(points.dtype))  # beyond is the border
+        whole = point.detach().floor()
+        fractions.append(point - whole)
+        both = torch.cat([whole, whole + 1], -1).long()
+        pixels.append(both.clamp(min=0).minimum((length - 1)[..., None]))
+    index = begin[..., None, None] + pixels[0][..., :, None] * widths[..., None, None] + pixels[1][..., None, :]
+    planes = torch.cat([each.flatten(2) for each in source.levels], 2)
+    index = index.flatten(2)[:, :, None].expand(-1, -1, planes.shape[1], -1)
+    corners = planes[:, None].expand(-1, index.shape[1], -1, -1).gather(3, index)
+    size = points.shape[-1]
+    corners = corners.unflatten(3, (2 * size, 2 * size)).to(points.dtype)
+    left = torch.lerp(corners[..., :size], corners[..., size:], fractions[1][..., None, None, :])
+    return torch.lerp(left[..., :size, :], left[..., size:, :], fractions[0][..., None, :, None])
 
 
 def traced() -> bool:
     """Whether operators are being written down or transformed, so that no value may decide what is run."""
     compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()  # the latter for torch.onnx's old exporter too
     return compiling or torch._C._are_functorch_transforms_active()
-
-
-def _from_runs(source: Pyramid, whole: list[Tensor], y: Tensor, x: Tensor, place: tuple[Tensor, ...]) -> Tensor:
-    """The same samples on a CPU: crops of whole runs of memory, and two small matrix products per channel."""
-    top, left = whole[0][..., 0].long(), whole[1][..., 0].long()
-    side = 2 + max((int((each[..., -1] - each[..., 0]).max()) if each.numel() else 0) for each in whole)
-    crops = crop_runs(source, place, top, left, side).to(y.dtype)
-    by_row, by_column = (
-        _hats(each - each[..., :1], fraction, side) for each, fraction in zip(whole, (y, x), strict=True)
-    )
-    return by_row[:, :, None] @ (crops @ by_column.transpose(-1, -2)[:, :, None])
-
-
-def _hats(whole: Tensor, fraction: Tensor, side: int) -> Tensor:
-    """Weights (B, N, K, side) of a crop's pixels for samples at whole + fraction: two neighbours each."""
-    steps = torch.arange(side, device=whole.device, dtype=whole.dtype)
-    distance = steps - whole[..., None]
-    fraction = fraction[..., None]
-    return (distance == 0) * (1 - fraction) + (distance == 1) * fraction
-
-
-def level_crops(source: Pyramid, level: int, top: Tensor, left: Tensor, side: int) -> Tensor:
-    """Crops of one level; see crop_runs."""
-    place = (source.starts[level], *source.sizes[level])
-    return crop_runs(source, tuple(torch.full((1, 1), each) for each in place), top, left, side)
-
-
-def crop_runs(source: Pyramid, place: tuple[Tensor, ...], top: Tensor, left: Tensor, side: int) -> Tensor:
-    """Crops of side × side pixels from (top, left), (B, N) each, border repeated: (B, N, C, side, side).
-
-    A row of a crop is a run of memory, so whole runs are copied: a third of the time of picking pixels.
-    Only those that would leave the image at the left or right are mended pixel by pixel.
-
-    place: for each token where its level begins within a channel, its height and its width, (B, N) or (1, 1).
-    """
-    begin, height, width = (each[..., None] for each in place)
-    channels, memory = source.images.shape[1], source.pixels
-    runs = memory.as_strided((max(0, len(memory) - side + 1), side), (1, 1))  # the run that begins at each pixel
-    column = left[..., None]
-    start = column.clamp(min=0).minimum(width - side).clamp(min=0)  # (B, N, 1)
-    rows = (top[..., None] + torch.arange(side)).clamp(min=0).minimum(height - 1)
-    planes = torch.arange(len(top) * channels).view(len(top), 1, channels, 1) * source.plane
-    index = planes + (begin + rows * width + start)[:, :, None]  # (B, N, C, side)
-    crops = runs.index_select(0, index.flatten()).view(*index.shape, side)
-    image, token = ((column != start) | (width < side))[..., 0].nonzero(as_tuple=True)
-    if len(image):
-        last = (width - 1).expand_as(column)[image, token]
-        columns = (column[image, token] + torch.arange(side)).clamp(min=0).minimum(last) - start[image, token]
-        mended = crops[image, token]
-        crops[image, token] = mended.gather(-1, columns[:, None, None].expand_as(mended))
-    return crops

@@ -23,7 +23,7 @@ def test_auto_grows_as_tokens_get_fewer_and_is_one_on_the_grid():
     scales = [auto_scale(tokens, 224, 224, 16) for tokens in (1, 9, 25, 49, 100, 196, 400)]
     assert scales == sorted(scales, reverse=True)
     assert scales[-2:] == [1, 1]
-    assert scales[3] == pytest.approx(2 ** (2 / 3))
+    assert scales[3] == pytest.approx(2**0.5)
     assert all(each <= tiling_scale(n, 224, 224, 16) for n, each in zip((1, 9, 25, 49, 100), scales, strict=False))
 
 
@@ -35,7 +35,7 @@ def test_a_model_places_windows_of_its_scale_and_two_columns_mean_one():
     assert torch.equal(large[..., :2], model.place(images, tokens=5)) and (large[..., 2] == 1.5).all()
     model.scale = "auto"
     assert model.place(images, tokens=16).shape == (2, 16, 2)
-    torch.testing.assert_close(model.place(images, tokens=4)[..., 2], torch.full((2, 4), 2 ** (2 / 3)))
+    torch.testing.assert_close(model.place(images, tokens=4)[..., 2], torch.full((2, 4), 2**0.5))
     assert torch.equal(model(images, tokens=4), model(images, model.place(images, tokens=4)))
     assert torch.equal(model(images, tokens=4, scale=1), model(images, model.place(images, tokens=4)[..., :2]))
 
