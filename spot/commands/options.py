@@ -57,7 +57,7 @@ Workers = Annotated[
     int | None, arg(help="processes that read images; by default one less than there are cores, at most 8")
 ]
 Json = Annotated[Path | None, arg(help="write the table, and what made it, to this file; - is standard output")]
-Baseline = Literal["plain", "patch-dropout", "tome", "tome-cost", "elastic"]
+Baseline = Literal["plain", "resize", "patch-dropout", "tome", "tome-cost", "elastic"]
 
 
 @dataclass(frozen=True, kw_only=True)

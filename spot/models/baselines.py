@@ -13,6 +13,7 @@ from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
 from spot.models.protocol import TokenModel
+from spot.models.resize import Resize
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 
@@ -42,6 +43,10 @@ BASELINES: dict[str, Baseline] = {
     "plain": Baseline(
         "plain", lambda model, tokens: PlainViT(model), "the timm ViT itself", "it has all tokens of its grid",
         dense=True,
+    ),
+    "resize": Baseline(
+        "resize", Resize, "the whole image, made smaller",
+        "the smaller image has N patches, which must fit its aspect (squares for square images)",
     ),
     "patch-dropout": Baseline(
         "patch-dropout", PatchDropout, "a random part of the ViT's own patches", "N patches are kept", random=True

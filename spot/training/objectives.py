@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError
 from spot.models.mae import MaskedAutoencoder
+from spot.models.resize import Resize, shrunk
 from spot.models.spot_vit import Features, SpotViT
 from spot.placement.priors import omega, resolve_prior
 from spot.placement.sizes import auto_scale, sized, tiling_scale
-from spot.tokens.position_embedding import grid_positions
 from spot.training.batches import Part
 from spot.training.recipes import Distil as DistilRecipe
 from spot.training.recipes import Masked as MaskedRecipe
@@ -110,7 +110,9 @@ class Distil(Objective):
             if not len(rows):
                 continue
             positions = self.place(images, number, part)[rows]
-            seen = self.shrunk(images[rows], positions) if recipe.view == "resize" else images[rows]
+            seen = images[rows]
+            if recipe.view == "resize":
+                seen = shrunk(seen, positions.shape[1], self.model.patch_size)
             with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
                 predicted = self.predict(self.model, seen, positions[..., :2] if recipe.view == "resize" else positions)
             # The mean over the rows that this pass takes of the step's whole batch, however that is cut.
@@ -145,7 +147,7 @@ class Distil(Objective):
             return grid
         if recipe.view == "resize":
             tiling = tiling_scale(tokens, images.shape[-2], images.shape[-1], self.model.patch_size)
-            return sized(small_grid(images, tokens), tiling)
+            return sized(Resize(self.model, tokens).place(images), tiling)
         if recipe.view == "dropout":
             order = torch.rand(part.of, grid.shape[1], generator=draw)[part.first : part.first + len(images)].argsort(1)
             return grid.gather(1, order[:, :tokens, None].expand(-1, -1, 2).to(grid.device))
@@ -171,13 +173,6 @@ class Distil(Objective):
         spread = self.recipe.sizes * torch.randn(part.of, generator=draw)[part.first : part.first + len(images)]
         scale = (middle * tiling**spread).clamp(1, max(1.0, tiling))
         return scale[:, None, None].expand(-1, tokens, 1)
-
-    def shrunk(self, images: Tensor, positions: Tensor) -> Tensor:
-        """Images so small that their own grid has these tokens."""
-        side = math.isqrt(positions.shape[1]) * self.model.patch_size
-        if side == images.shape[-1]:
-            return images
-        return F.interpolate(images, (side, side), mode="bicubic", antialias=True)
 
     def predict(self, model: SpotViT, images: Tensor, positions: Tensor) -> "Prediction":
         """One forward pass, keeping the tokens after a few blocks."""
@@ -273,12 +268,6 @@ def mean_weights(positions: Tensor, scale: Tensor, cells: int, points: int = 5) 
     at = positions[..., None] * cells - 0.5 + steps * (scale - 1).clamp(min=0)[..., None]
     distance = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=positions.device)
     return (1 - distance.abs()).clamp(min=0).mean(-2)
-
-
-def small_grid(images: Tensor, tokens: int) -> Tensor:
-    """The grid of images so small that it has this square number of tokens: (b, N, 2)."""
-    side = math.isqrt(tokens)
-    return grid_positions((side, side)).to(images.device).expand(len(images), -1, -1)
 
 
 def normalised_error(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def test_dropout_keeps_different_patches_of_the_grid():
 def test_resize_shows_the_grid_of_a_smaller_image():
     distil = objective(view="resize", sizes=None)
     positions = distil.place(part().images, 1, part())
-    assert positions.shape == (4, 9, 3) and distil.shrunk(part().images, positions).shape == (4, 3, 24, 24)
+    assert positions.shape == (4, 9, 3)
     assert positions[0, 0].tolist() == pytest.approx([1 / 6, 1 / 6, 4 / 3])
 
 
