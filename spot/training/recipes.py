@@ -8,7 +8,7 @@ list an instance in RECIPES.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_type_hints
 
@@ -67,10 +67,11 @@ class Recipe:
         return OBJECTIVES[type(self)]
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            for number in numbers(getattr(self, field.name)):
-                if trouble := out_of_range(field.name, number):
-                    raise InputError(f"recipe field {field.name} must be {trouble}, got {getattr(self, field.name)}")
+        for name, value in vars(self).items():
+            for number in numbers(value):
+                for needed, (holds, names) in RANGES.items():
+                    if (not names or name in names.split()) and not holds(number):
+                        raise InputError(f"recipe field {name} must be {needed}, got {value}")
         if self.crop_scale[0] > self.crop_scale[1]:
             raise InputError(f"recipe field crop_scale must be (least, most), got {self.crop_scale}")
 
@@ -135,30 +136,25 @@ class Masked(Recipe):
 
 OBJECTIVES: dict[type[Recipe], str] = {Supervised: "supervised", Distil: "distil", Masked: "mae"}
 
-# Which numbers a field may hold; a field that is not listed may hold any.
-ABOVE_ZERO = (
-    *("batch_size", "epochs", "img_size", "tokens", "budgets", "lr", "eps", "llrd", "clip_grad", "crop_scale"),
-    *("shares", "depths", "temperature", "visible", "decoder_width", "decoder_depth", "decoder_heads"),
-)
-NOT_NEGATIVE = (
-    *("weight_decay", "head_rate", "warmup_epochs", "warmup_lr", "min_lr", "randaug", "mixup", "cutmix"),
-    *("weights", "jitter", "logits", "pooled", "features", "balance", "sizes"),
-)
-AT_MOST_ONE = ("warmup_share", "crop_scale", "flip", "mix_share", "shares", "depths", "blend", "llrd")
-BELOW_ONE = ("betas", "drop_path", "ema", "smoothing", "visible")
-
-
-def out_of_range(name: str, number: float) -> str:
-    """What a field's number must be, where this one is not; "" where it is fine."""
-    if not abs(number) < 1e300:
-        return "a finite number"
-    if name in ABOVE_ZERO and not number > 0:
-        return "above 0"
-    if name in NOT_NEGATIVE and number < 0:
-        return "at least 0"
-    if (name in AT_MOST_ONE and not 0 <= number <= 1) or (name in BELOW_ONE and not 0 <= number < 1):
-        return "between 0 and 1" + (", and below it" if name in BELOW_ONE else "")
-    return ""
+# Which numbers the named fields may hold.
+RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "a finite number": (lambda number: abs(number) < 1e300, ""),  # every field
+    "above 0": (
+        lambda number: number > 0,
+        "batch_size epochs img_size tokens budgets lr eps llrd clip_grad crop_scale shares depths temperature visible "
+        "decoder_width decoder_depth decoder_heads",
+    ),
+    "at least 0": (
+        lambda number: number >= 0,
+        "weight_decay head_rate warmup_epochs warmup_lr min_lr randaug mixup cutmix weights jitter logits pooled "
+        "features balance sizes",
+    ),
+    "between 0 and 1": (
+        lambda number: 0 <= number <= 1,
+        "warmup_share crop_scale flip mix_share shares depths blend llrd",
+    ),
+    "between 0 and 1, and below it": (lambda number: 0 <= number < 1, "betas drop_path ema smoothing visible"),
+}
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -170,229 +166,131 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-PAPER = "SPoT paper, table of training protocols for retrofitting"
-GPUS = "50 epochs of ImageNet-1k at 224 × 224: days of one large GPU, or hours of eight; not run by us"
+# A recipe's values stand in a few lines, not one in each.
+# fmt: off
+PAPER = Supervised(
+    name="cls-in1k",
+    origin="SPoT paper, table of training protocols for retrofitting, CLS-IN1k; positions i.i.d. uniform, as its "
+    "equation says",
+    cost="50 epochs of ImageNet-1k at 224 × 224: days of one large GPU, or hours of eight; not run by us",
+    expected="see the paper's CLS-IN1k rows",
+    command="spot retrofit vit_base_patch16_224.augreg_in1k --recipe cls-in1k --data imagenet --out runs/in1k",
+    model="vit_base_patch16_224.augreg_in1k",
+)
 
-# The built-in models: nano ViTs on the built-in data set, where every scene is new and an epoch is 8,192 of them.
-FRESH: dict[str, Any] = {
-    "origin": "ours: nano ViTs on the built-in scenes",
-    "model": "vit_tiny_patch16_224",
-    "batch_size": 64,
-    "img_size": 64,
-    "prior": "isotropic",  # the grid
-    "optimizer": "muon",
-    "betas": (0.9, 0.95),
-    "llrd": 1.0,
-    "clip_grad": 1.0,
-    "drop_path": 0.0,
-    "mix_share": 0.0,
-    "randaug": None,
-}
-BUILT_IN = "spot/assets/README.md has what was measured"
-SPARSE = (9, 16, 16, 25, 36, 64)
-ANYWHERE = ("isotropic", "isotropic", "center", "sobol", "uniform")
+DISTIL = Distil(
+    name="distil",
+    origin="ours: the practical retrofit, from unlabelled images",
+    cost="ViT-Ti/16 on 5,500 images, 688 steps: 40 minutes of one CPU core",
+    expected="isotropic at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: ViT-Ti/16 39.3 / 57.4 / "
+    "67.5 / 72.6 (untrained 2.9 / 32.8 / 66.6 / 73.8), DeiT-Ti/16 42.4 / 57.8 / 66.4 / 71.3",
+    command="spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil --data images --out runs/tiny",
+    model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+    batch_size=32, epochs=4, lr=3e-4, weight_decay=0.0, llrd=0.8, head_rate=0.0, warmup_epochs=0.2, clip_grad=1.0,
+    drop_path=0.0, ema=0.995, crop_scale=(0.35, 1.0), randaug=None, cutmix=0.0, mix_share=0.5, blend=0.8,
+)
 
-SCENES: tuple[Recipe, ...] = (
-    Supervised(
-        name="scenes",
-        **FRESH,
-        cost="about 6 minutes of one CPU core",
-        expected=BUILT_IN,
-        command="spot pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 "
-        "num_classes=32 --recipe scenes --data scenes --out runs/scenes",
-        epochs=4,
-        lr=3e-3,
-        warmup_epochs=0.25,
-        smoothing=0.0,
-    ),
-    Supervised(
-        name="scenes-retrofit",
-        **FRESH,
-        cost="about 2 minutes of one CPU core",
-        expected=BUILT_IN,
-        command="spot retrofit runs/scenes/model --recipe scenes-retrofit --data scenes --out runs/retrofitted",
-        epochs=2.5,
-        lr=1e-3,
-        warmup_epochs=0.1,
-        smoothing=0.0,
-        budgets=SPARSE,
-        priors=ANYWHERE,
-    ),
-    Distil(
-        name="scenes-distil",
-        **FRESH,
-        cost="about 3 minutes of one CPU core",
-        expected=BUILT_IN,
-        command="spot retrofit runs/scenes/model --recipe scenes-distil --data scenes --out runs/distilled",
-        epochs=1.5,
-        lr=1e-3,
-        warmup_epochs=0.1,
-        budgets=((9, 16), (16, 25), (36, 49), (64,)),
-        shares=(0.5, 0.5, 0.5, 0.25),
-        weights=(1.0, 1.0, 1.0, 1.0),
-        priors=ANYWHERE,
-        balance=0.0,
+PHOTOGRAPHS: tuple[Recipe, ...] = (
+    PAPER,
+    replace(
+        PAPER,
+        name="cls-in21k",
+        origin=PAPER.origin.replace("CLS-IN1k", "CLS-IN21k"),
+        expected="see the paper's CLS-IN21k rows",
+        command="spot retrofit vit_base_patch16_224.augreg2_in21k_ft_in1k --recipe cls-in21k "
+        "--data imagenet --out runs/in21k",
+        model="vit_base_patch16_224.augreg2_in21k_ft_in1k",
+        drop_path=0.2,
     ),
     Masked(
-        name="scenes-mae",
-        **FRESH,
-        cost="about 2 minutes of one CPU core",
-        expected="no accuracy of its own: fine-tune afterwards with scenes-finetune",
-        command="spot pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 "
-        "num_classes=32 --recipe scenes-mae --data scenes --out runs/mae",
-        epochs=3,
-        lr=3e-3,
-        warmup_epochs=0.2,
-        decoder_width=64,
-        decoder_depth=2,
-        decoder_heads=2,
+        name="mae-in1k",
+        origin=f"{PAPER.origin.replace('CLS', 'MAE')}; hidden pixels normalised as in He et al.",
+        cost=PAPER.cost,
+        expected="no accuracy of its own: fine-tune afterwards with mae-finetune",
+        command="spot pretrain vit_base_patch16_224.mae --recipe mae-in1k --data imagenet --out runs/mae",
+        model="vit_base_patch16_224.mae",
+        batch_size=4096, betas=(0.9, 0.95), lr=3e-3, drop_path=0.0, randaug=None, llrd=0.75,
     ),
     Supervised(
-        name="scenes-finetune",
-        **FRESH,
-        cost="about 5 minutes of one CPU core",
-        expected=BUILT_IN,
-        command="spot finetune runs/mae/model --recipe scenes-finetune --data scenes --out runs/finetuned",
-        epochs=3.5,
-        lr=3e-3,
-        warmup_epochs=0.2,
-        smoothing=0.0,
-        global_pool="avg",
+        name="mae-finetune",
+        origin="He et al. (2022), table of end-to-end fine-tuning, ViT-B; the SPoT paper's footnote: cosine "
+        "warm-up from 1e-7 to 1e-3, clipping 3. Here later layers learn faster, as is usual in fine-tuning",
+        cost="100 epochs of ImageNet-1k at 224 × 224: days of one large GPU; not run by us",
+        expected="see the paper's MAE-IN1k rows",
+        command="spot finetune runs/mae/model --recipe mae-finetune --data imagenet --out runs/mae-ft",
+        model="vit_base_patch16_224.mae",
+        batch_size=1024, epochs=100, lr=1e-3, betas=(0.9, 0.999), faster="late", warmup_shape="cosine",
+        warmup_lr=1e-7, clip_grad=3.0, randaug=(9, 0.5), global_pool="avg",
+    ),
+    Supervised(
+        name="finetune-small",
+        origin="ours: a retrofitted ViT on a few hundred images of one's own",
+        cost="ViT-Ti/16, 10 classes of 30 images: a minute of one CPU core",
+        expected="84.5 / 91.2 / 94.8 / 96.2 % at 25 / 49 / 100 / 196 isotropic tokens (docs/fine-tuning.md)",
+        command=f"spot finetune {DISTIL.model}+spot --recipe finetune-small --data photos --out runs/mine",
+        model=DISTIL.model,
+        batch_size=16, epochs=3, lr=5e-4, betas=(0.9, 0.999), llrd=0.75, faster="late", warmup_share=0.1,
+        clip_grad=1.0, drop_path=0.0, crop_scale=(0.35, 1.0), randaug=None, mix_share=0.0,
+        budgets=(16, 25, 25, 25, 36, 49, 49, 100), priors=("isotropic",) * 4 + ("center", "sobol", "uniform"),
+    ),
+    DISTIL,
+    replace(
+        DISTIL,
+        name="distil-sizes",
+        origin="ours: distil, with windows that grow as tokens get fewer",
+        cost="not yet run to its end; a step takes as long as one of distil",
+        expected="not yet known; 172 steps gave what 688 steps of distil give",
+        command=f"spot retrofit {DISTIL.model} --recipe distil-sizes "
+        "--data images --leave-out tools/set_aside.txt --out runs/tiny-sizes",
+        epochs=12, lr=4e-4, warmup_epochs=0.3, ema=0.996, sizes=0.22, shares=(0.75, 0.75, 0.4, 0.125),
+        weights=(0.6, 1.0, 1.0, 1.2), blend=1.0,
     ),
 )
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        Supervised(
-            name="cls-in1k",
-            origin=f"{PAPER}, CLS-IN1k; positions i.i.d. uniform, as its equation says",
-            cost=GPUS,
-            expected="see the paper's CLS-IN1k rows",
-            command="spot retrofit vit_base_patch16_224.augreg_in1k --recipe cls-in1k --data imagenet --out runs/in1k",
-            model="vit_base_patch16_224.augreg_in1k",
-        ),
-        Supervised(
-            name="cls-in21k",
-            origin=f"{PAPER}, CLS-IN21k; positions i.i.d. uniform, as its equation says",
-            cost=GPUS,
-            expected="see the paper's CLS-IN21k rows",
-            command="spot retrofit vit_base_patch16_224.augreg2_in21k_ft_in1k --recipe cls-in21k "
-            "--data imagenet --out runs/in21k",
-            model="vit_base_patch16_224.augreg2_in21k_ft_in1k",
-            drop_path=0.2,
-        ),
-        Masked(
-            name="mae-in1k",
-            origin=f"{PAPER}, MAE-IN1k; positions i.i.d. uniform, as its equation says; hidden pixels normalised as in "
-            "He et al.",
-            cost=GPUS,
-            expected="no accuracy of its own: fine-tune afterwards with mae-finetune",
-            command="spot pretrain vit_base_patch16_224.mae --recipe mae-in1k --data imagenet --out runs/mae",
-            model="vit_base_patch16_224.mae",
-            batch_size=4096,
-            betas=(0.9, 0.95),
-            lr=3e-3,
-            drop_path=0.0,
-            randaug=None,
-            llrd=0.75,
-        ),
-        Supervised(
-            name="mae-finetune",
-            origin="He et al. (2022), table of end-to-end fine-tuning, ViT-B; the SPoT paper's footnote: cosine "
-            "warm-up from 1e-7 to 1e-3, clipping 3. Here later layers learn faster, as is usual in fine-tuning",
-            cost="100 epochs of ImageNet-1k at 224 × 224: days of one large GPU; not run by us",
-            expected="see the paper's MAE-IN1k rows",
-            command="spot finetune runs/mae/model --recipe mae-finetune --data imagenet --out runs/mae-ft",
-            model="vit_base_patch16_224.mae",
-            batch_size=1024,
-            epochs=100,
-            lr=1e-3,
-            betas=(0.9, 0.999),
-            faster="late",
-            warmup_shape="cosine",
-            warmup_lr=1e-7,
-            clip_grad=3.0,
-            randaug=(9, 0.5),
-            global_pool="avg",
-        ),
-        Supervised(
-            name="finetune-small",
-            origin="ours: a retrofitted ViT on a few hundred images of one's own",
-            cost="ViT-Ti/16, 10 classes of 30 images: a minute of one CPU core",
-            expected="84.5 / 91.2 / 94.8 / 96.2 % at 25 / 49 / 100 / 196 isotropic tokens (docs/fine-tuning.md)",
-            command="spot finetune vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot --recipe finetune-small "
-            "--data photos --out runs/mine",
-            model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-            batch_size=16,
-            epochs=3,
-            lr=5e-4,
-            betas=(0.9, 0.999),
-            llrd=0.75,
-            faster="late",
-            warmup_share=0.1,
-            clip_grad=1.0,
-            drop_path=0.0,
-            crop_scale=(0.35, 1.0),
-            randaug=None,
-            mix_share=0.0,
-            budgets=(16, 25, 25, 25, 36, 49, 49, 100),
-            priors=("isotropic",) * 4 + ("center", "sobol", "uniform"),
-        ),
-        Distil(
-            name="distil",
-            origin="ours: the practical retrofit, from unlabelled images",
-            cost="ViT-Ti/16 on 5,500 images, 688 steps: 40 minutes of one CPU core",
-            expected="isotropic at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: ViT-Ti/16 39.3 / 57.4 / "
-            "67.5 / 72.6 (untrained 2.9 / 32.8 / 66.6 / 73.8), DeiT-Ti/16 42.4 / 57.8 / 66.4 / 71.3",
-            command="spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil "
-            "--data images --out runs/tiny",
-            model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-            batch_size=32,
-            epochs=4,
-            lr=3e-4,
-            weight_decay=0.0,
-            llrd=0.8,
-            head_rate=0.0,
-            warmup_epochs=0.2,
-            clip_grad=1.0,
-            drop_path=0.0,
-            ema=0.995,
-            crop_scale=(0.35, 1.0),
-            randaug=None,
-            cutmix=0.0,
-            mix_share=0.5,
-            blend=0.8,
-        ),
-        Distil(
-            name="distil-sizes",
-            origin="ours: distil, with windows that grow as tokens get fewer",
-            cost="not yet run to its end; a step takes as long as one of distil",
-            expected="not yet known; 172 steps gave what 688 steps of distil give",
-            command="spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil-sizes "
-            "--data images --leave-out tools/set_aside.txt --out runs/tiny-sizes",
-            model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-            batch_size=32,
-            epochs=12,
-            lr=4e-4,
-            weight_decay=0.0,
-            llrd=0.8,
-            head_rate=0.0,
-            warmup_epochs=0.3,
-            clip_grad=1.0,
-            drop_path=0.0,
-            ema=0.996,
-            crop_scale=(0.35, 1.0),
-            randaug=None,
-            cutmix=0.0,
-            mix_share=0.5,
-            sizes=0.22,
-            shares=(0.75, 0.75, 0.4, 0.125),
-            weights=(0.6, 1.0, 1.0, 1.2),
-        ),
-        *SCENES,
-    )
-}
+
+def on_scenes(kind: type[Recipe], name: str, minutes: int, command: str, out: str, **values: Any) -> Recipe:
+    """A recipe of the built-in models: nano ViTs on scenes, where every one is new and an epoch is 8,192 of them."""
+    alike: dict[str, Any] = {
+        "origin": "ours: nano ViTs on the built-in scenes",
+        "cost": f"about {minutes} minutes of one CPU core",
+        "expected": "spot/assets/README.md has what was measured",
+        "command": f"spot {command} --recipe {name} --data scenes --out runs/{out}",
+        "model": "vit_tiny_patch16_224",
+        "batch_size": 64, "img_size": 64,
+        "prior": "isotropic",  # the grid
+        "optimizer": "muon", "lr": 3e-3, "warmup_epochs": 0.2, "betas": (0.9, 0.95), "llrd": 1.0, "clip_grad": 1.0,
+        "drop_path": 0.0, "mix_share": 0.0, "randaug": None,
+    }
+    return kind(name=name, **{**alike, **values})
+
+
+NANO = "pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 num_classes=32"
+ANYWHERE = ("isotropic", "isotropic", "center", "sobol", "uniform")
+
+SCENES: tuple[Recipe, ...] = (
+    on_scenes(Supervised, "scenes", 6, NANO, "scenes", epochs=4, warmup_epochs=0.25, smoothing=0.0),
+    on_scenes(
+        *(Supervised, "scenes-retrofit", 2, "retrofit runs/scenes/model", "retrofitted"),
+        epochs=2.5, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, budgets=(9, 16, 16, 25, 36, 64), priors=ANYWHERE,
+    ),
+    on_scenes(
+        *(Distil, "scenes-distil", 3, "retrofit runs/scenes/model", "distilled"),
+        epochs=1.5, lr=1e-3, warmup_epochs=0.1, budgets=((9, 16), (16, 25), (36, 49), (64,)),
+        shares=(0.5, 0.5, 0.5, 0.25), weights=(1.0, 1.0, 1.0, 1.0), priors=ANYWHERE, balance=0.0,
+    ),
+    on_scenes(
+        *(Masked, "scenes-mae", 2, NANO, "mae"),
+        expected="no accuracy of its own: fine-tune afterwards with scenes-finetune",
+        epochs=3, decoder_width=64, decoder_depth=2, decoder_heads=2,
+    ),
+    on_scenes(
+        *(Supervised, "scenes-finetune", 5, "finetune runs/mae/model", "finetuned"),
+        epochs=3.5, smoothing=0.0, global_pool="avg",
+    ),
+)
+
+# fmt: on
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*PHOTOGRAPHS, *SCENES)}
 
 
 def find_recipe(name: str) -> Recipe:
