@@ -10,7 +10,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from io import BytesIO
 from typing import Any, TypeVar
@@ -262,4 +262,5 @@ def serve(session: Session, sock: socket.socket, *, browser: bool = True, say: C
     say(f"The playground is at {address} (Ctrl-C ends it)")
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
-    web_server(Server(session), port).run(sockets=[sock])
+    with suppress(KeyboardInterrupt):  # uvicorn has shut down by then
+        web_server(Server(session), port).run(sockets=[sock])

@@ -62,8 +62,8 @@ class Session:
     ) -> None:
         self.loaders, self.pictures, self.saliency = dict(loaders), pictures, saliency
         self.model = lru_cache(maxsize=None)(self._model)
-        self.picture = lru_cache(maxsize=8)(pictures.open)
-        self.view = lru_cache(maxsize=8)(self._view)
+        self.picture = lru_cache(maxsize=2)(pictures.open)  # a photograph may have 120 MB
+        self.view = lru_cache(maxsize=4)(self._view)
         self.dense_logits = lru_cache(maxsize=64)(self._dense_logits)
         self.macs = lru_cache(maxsize=256)(self._macs)
         self.map = lru_cache(maxsize=8)(self._map)

@@ -1,9 +1,11 @@
 """The playground in a real browser. What the page shows is compared with what spot itself computes."""
 
+import base64
 import io
 import json
 import math
 import re
+import struct
 import subprocess
 import sys
 
@@ -251,6 +253,14 @@ def test_reload_restores_the_view(page, scenes_a):
     assert after["picture"] == before["picture"] and torch.equal(after["positions"], before["positions"])
     assert shown(page) == said
     assert page.input_value("#class") == "dots ring"
+
+
+def test_a_link_to_a_picture_that_is_gone_says_so_and_shows_another(context, served, scenes_a, scene):
+    at = base64.urlsafe_b64encode(struct.pack("<2f", 0.5, 0.5)).decode().rstrip("=")
+    page = opened(context, f"{served.url}#picture=gone&model=scenes-a&at=2.{at}")
+    assert "not on the server any more" in page.locator("#notes").inner_text()
+    assert view(page)["picture"] == "scene-0"
+    assert agrees(page, scenes_a, scene)
 
 
 def test_two_tabs_do_not_disturb_each_other(page, context, served, scenes_a, scene):

@@ -50,16 +50,16 @@ export function search(objective) {
   searching(true);
   link.start("search", request, (answer) => {
     if (answer.error) return searching(false);
-    app.steps.push(answer);
-    if (!app.showing) showStep(panel);
+    app.steps.push([panel, answer]);
+    if (!app.showing) showStep();
   });
 }
 
 /** Show the steps that have arrived, one after another, slowly enough to be seen. */
-function showStep(panel) {
-  const answer = app.steps.shift();
+function showStep() {
+  const [panel, answer] = app.steps.shift() ?? [];
   app.showing = Boolean(answer);
-  if (!answer || !panel.searched) return;
+  if (!answer) return;
   if (answer.done) {
     searching(false);
     app.showing = false;
@@ -74,7 +74,7 @@ function showStep(panel) {
   panel.stage.show({ positions: searched.trajectory.at(-1), trajectory: [...searched.trajectory], away: searched.away });
   panel.predict({ ...panel.prediction, top: answer.top }, answer.class);
   searchShown();
-  setTimeout(() => showStep(panel), STEP_TIME);
+  setTimeout(showStep, STEP_TIME);
 }
 
 export function searchShown() {
