@@ -21,6 +21,7 @@ VERBS: dict[str, str] = {
     "pretrain": "train a masked autoencoder on off-grid windows",
     "finetune": "fine-tune an encoder to classify",
     "delta": "keep a retrofit as what it adds to a timm checkpoint",
+    "embed": "write the features of a folder of images to one file",
     "export": "write a model as one ONNX or torch.export file, and verify it",
     "models": "list the models that come with spot, what each needs and how good it is",
     "data": "describe the built-in data set and show its classes",

@@ -24,6 +24,10 @@ Weights = Annotated[Path | None, arg(help="a file with the timm model's weights,
 Data = Annotated[
     str, arg(help='a folder with one sub-folder per class, ImageNet\'s root, a timm data set, or "scenes"')
 ]
+DataArgument = Annotated[
+    Positional[str],
+    arg(metavar="DATA", help='a folder of images, with or without classes, a timm data set, or "scenes"'),
+]
 Prior = Annotated[str | None, arg(help="where tokens go; by default as the model says")]
 Scale = Annotated[
     float | Literal["auto"] | None,

@@ -137,6 +137,8 @@ def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) ->
         raise InputError(f"a file for {to} ends in {SUFFIXES[to]}, got {path}")
     if not outputs:
         raise InputError("at least one output is needed: logits, pooled or tokens")
+    if model.scale not in (None, 1):
+        raise InputError(f"windows of scale {model.scale} cannot be exported yet; set model.scale to None")
     if "logits" in outputs and model.num_classes < 1:
         raise InputError(f"{model.name} has no classifier, and so no logits; ask for pooled or tokens instead")
     if to == "torch":

@@ -23,6 +23,7 @@ from timm.models._manipulate import checkpoint
 from torch import Generator, Tensor, nn
 
 from spot.errors import InputError
+from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
 from spot.placement.priors import AnyPrior, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
@@ -281,6 +282,14 @@ class SpotViT(
                 y = self.vit.norm(x) if norm else x
                 taken.append(Features(y[:, prefix:], y[:, :prefix], positions))
         return taken
+
+    def features_at(self, images: Tensor, points: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Features (B, M, D) at any points (B, M, 2); see spot.models.dense.features_at."""
+        return features_at(self, images, points, positions)
+
+    def to_map(self, features: Features, size: tuple[int, int] | None = None) -> Tensor:
+        """Scattered tokens → a map (B, D, height, width), by default of the grid's size; see spot.models.dense.to_map."""
+        return to_map(features.tokens, features.positions, self.grid_size if size is None else size)
 
     def embed(self, images: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """What enters the first block: prefix and placed tokens (B, P + N, D), and rotary angles where used."""

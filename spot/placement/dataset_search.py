@@ -105,7 +105,7 @@ def search_dataset(
         chunks = [range(len(keys))[first : first + batch_size] for first in range(0, len(keys), batch_size)]
         todo = [[index for index in chunk if keys[index] not in writer.done] for chunk in chunks]
         todo = [chunk for chunk in todo[process::processes] if chunk]
-        loader: Any = DataLoader(_Batches(data, todo), batch_size=None, num_workers=workers)
+        loader: Any = DataLoader(Batches(data, todo), batch_size=None, num_workers=workers)
         device = next(model.parameters()).device
         before, start = set(writer.done), time.perf_counter()
         with report.progress(shown=shown and process == 0) as bar:
@@ -211,7 +211,7 @@ def _name(thing: Any) -> str:
     return str(getattr(thing, "name", None) or getattr(thing, "__qualname__", type(thing).__name__))
 
 
-class _Batches(Dataset[Any]):
+class Batches(Dataset[Any]):
     """The batches of some indices, read in this process or another: images, labels and keys, or None."""
 
     def __init__(self, data: KeyedImages, chunks: list[list[int]]) -> None:

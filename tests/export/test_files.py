@@ -151,6 +151,13 @@ def test_a_model_without_classes_has_no_logits(tmp_path):
         export(make_nano(num_classes=0), tmp_path / "m.onnx")
 
 
+def test_windows_of_another_size_are_refused(tmp_path):
+    model = make_nano()
+    model.scale = 1.5
+    with pytest.raises(InputError, match=r"1\.5 cannot be exported"):
+        export(model, tmp_path / "m.onnx")
+
+
 def test_a_missing_extra_is_named_with_its_command(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(InputError, match=r"needs onnxscript; pip install 'spot-vit\[export\]'"):

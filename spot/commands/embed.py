@@ -1,0 +1,65 @@
+"""spot embed: the features of a folder of images."""
+
+from pathlib import Path
+from typing import Any
+
+from spot.commands import options
+
+
+def embed(
+    data: options.DataArgument,
+    /,
+    out: Path,
+    model: options.Model = options.MODEL,
+    weights: options.Weights = None,
+    tokens: int | None = None,
+    prior: options.Prior = None,
+    scale: options.Scale = None,
+    seed: options.Seed = 0,
+    split: options.Split = "val",
+    data_root: options.DataRoot = None,
+    limit: options.Limit = None,
+    skip_unreadable: options.SkipUnreadable = False,
+    batch_size: options.BatchSize = 64,
+    workers: options.Workers = None,
+) -> None:
+    """Write the pooled features of images, with their names and labels, to one safetensors file.
+
+    Started again after a kill it goes on where it stopped. Under `accelerate launch` or torchrun the
+    images are shared out. spot.evaluation.features.read_features opens the file.
+
+    Args:
+        out: the .safetensors file.
+        tokens: how many; by default the model's own.
+
+    example: spot embed photos/ --model vit-ti --tokens 49 --out features.safetensors
+    """
+    import spot
+    from spot import report
+    from spot.data.images import Stream, available_workers, data_for
+    from spot.errors import InputError
+    from spot.evaluation.features import embed
+    from spot.processes import this_process
+
+    if out.suffix != ".safetensors":
+        raise InputError(f"features are kept in a .safetensors file, got {out}")
+    state = this_process()
+    loaded = spot.load(model, weights=weights).to(state.device)
+    loaded.scale = loaded.scale if scale is None else scale
+    where: Any = {"split": split, "limit": limit, "root": data_root}
+    images = data_for(loaded, data, unreadable="skip" if skip_unreadable else "stop", **where)
+    if isinstance(images, Stream):
+        raise InputError(f"{data} is a stream, whose images cannot be shared out; use a folder or hfds/")
+    made = embed(
+        loaded,
+        images,
+        out,
+        tokens=tokens,
+        prior=prior,
+        seed=seed,
+        batch_size=batch_size,
+        workers=available_workers() if workers is None else workers,
+        state=state,
+    )
+    if made is not None:
+        report.say(f"{out} has {len(made.keys)} features of {made.features.shape[1]} numbers.")

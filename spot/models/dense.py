@@ -1,0 +1,76 @@
+"""Features where you want them: at any points of an image, and as a dense map from scattered tokens.
+
+features = model.features_at(images, points)            # (B, M, D) at points (B, M, 2), (y, x) fractions
+features = model.forward_intermediates(images, indices=1, norm=True, tokens=49)[0]
+dense = model.to_map(features, (14, 14))                # (B, D, 14, 14)
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from spot.errors import InputError
+
+if TYPE_CHECKING:
+    from spot.models.spot_vit import SpotViT
+
+NEIGHBOURS = 4
+
+
+def features_at(model: "SpotViT", images: Tensor, points: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Normalised features of the last block (B, M, D) of tokens at points (B, M, 2).
+
+    A token at each point looks at the image's tokens (`positions`, by default the ViT's own grid), which do
+    not look at it, and points do not look at each other. So a point's feature depends on no other point,
+    and at the position of one of the image's tokens it is that token's feature.
+    """
+    context = model.grid(images) if positions is None else positions
+    if points.ndim != 3 or points.shape[-1] != context.shape[-1] or len(points) != len(images):
+        wanted = (len(images), "M", context.shape[-1])
+        raise InputError(f"points must have shape {wanted} like positions, got {tuple(points.shape)}")
+    x, rope = model.embed(images, torch.cat([context, points.to(context)], 1))
+    known = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
+    known[model.num_prefix_tokens + context.shape[1] :] = False
+    mask = known[None, None, None].expand(len(x), 1, x.shape[1], -1)
+    for index, block in enumerate(model.vit.blocks):
+        if rope is None:
+            x = block(x, attn_mask=mask)
+        else:
+            x = block(x, rope=rope[index] if model.vit.rope_mixed else rope, attn_mask=mask)
+    return model.vit.norm(x)[:, model.num_prefix_tokens + context.shape[1] :]
+
+
+def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours: int = NEIGHBOURS) -> Tensor:
+    """Tokens (B, N, D) at positions (B, N, 2 or 3) → a map (B, D, height, width).
+
+    The value at the middle of a cell is a mean of its nearest tokens with weights ((R − d) / (R d))², where d
+    is a token's distance in cells of the map and R that of the nearest token that is left out (Franke and
+    Little's form of Shepard's interpolation). It is continuous in the positions, and the token itself where
+    one stands in the middle of a cell; so tokens on a grid give that grid's map exactly.
+    """
+    if tokens.ndim != 3 or tokens.shape[:2] != positions.shape[:2]:
+        raise InputError(f"tokens (B, N, D) and positions (B, N, 2) are needed, got {tuple(tokens.shape)} and "
+                         f"{tuple(positions.shape)}")  # fmt: skip
+    if min(size) < 1 or neighbours < 1:
+        raise InputError(f"a map needs at least one cell and one neighbour, got {size} and {neighbours}")
+    height, width = size
+    rows = (torch.arange(height, device=tokens.device) + 0.5) / height
+    columns = (torch.arange(width, device=tokens.device) + 0.5) / width
+    cells = torch.cartesian_prod(rows, columns).expand(len(tokens), -1, -1)
+    unit = torch.tensor([height, width], device=tokens.device)
+    apart = (cells[:, :, None] - positions[:, None, :, :2].float()) * unit
+    distance = apart.square().sum(-1).sqrt().clamp(min=1e-6)  # not cdist: it rounds small distances
+    near, which = distance.topk(min(neighbours + 1, distance.shape[2]), largest=False)
+    if near.shape[2] > neighbours:
+        radius, near, which = near[..., neighbours:], near[..., :neighbours], which[..., :neighbours]
+        weight = ((radius - near).clamp(min=1e-6) / (radius * near)).square()
+    else:
+        weight = near.reciprocal().square()
+    here = near < 1e-4
+    weight = torch.where(here.any(-1, keepdim=True), here.to(weight), weight)
+    weight = weight / weight.sum(-1, keepdim=True)
+    shape = (*which.shape, tokens.shape[2])
+    chosen = tokens[:, None].expand(-1, which.shape[1], -1, -1).gather(2, which[..., None].expand(shape))
+    values = (chosen * weight[..., None].to(tokens.dtype)).sum(2)
+    return values.transpose(1, 2).unflatten(2, size)

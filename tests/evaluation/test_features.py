@@ -1,0 +1,80 @@
+"""Features of a data set: the model's own, in order, resumable, refused under other settings."""
+
+import pytest
+import torch
+
+from spot.cli import main
+from spot.data.images import data_for
+from spot.errors import InputError
+from spot.evaluation import features as module
+from spot.evaluation.features import embed, read_features
+from spot.models.checkpoints import save_folder
+from tests.conftest import make_nano
+from tests.test_launchers import torchrun
+
+
+def nano_64():
+    return make_nano(img_size=64)
+
+
+@torch.no_grad()
+def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
+    model = nano_64()
+    data = data_for(model, "scenes", limit=10)
+    made = embed(model, data, tmp_path / "f.safetensors", tokens=5, prior="uniform", seed=3, shard=4, batch_size=3)
+    read = read_features(tmp_path / "f.safetensors")
+    images, labels, keys = zip(*(data[index] for index in range(10)), strict=True)
+    assert read.keys == list(keys) == list(made.keys)
+    assert read.labels.tolist() == list(labels)
+    positions = model.place(torch.stack(images), tokens=5, prior="uniform", keys=keys, seed=3)
+    pooled = model.forward_head(model.forward_features(torch.stack(images), positions), pre_logits=True)
+    torch.testing.assert_close(read.features, pooled, atol=1e-5, rtol=1e-4)
+    assert read.about["tokens"] == 5 and read.about["prior"] == "uniform"
+    assert [path.name for path in tmp_path.iterdir()] == ["f.safetensors"]
+
+
+def test_a_run_that_was_killed_goes_on_and_writes_the_same_bytes(tmp_path, monkeypatch):
+    model, settings = nano_64(), {"shard": 3, "tokens": 4}
+    data = data_for(model, "scenes", limit=10)
+    embed(model, data, tmp_path / "whole.safetensors", **settings)
+    real, made = module.write_shard, []
+
+    def killed(model, data, part, *rest):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(part)
+        real(model, data, part, *rest)
+
+    monkeypatch.setattr(module, "write_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        embed(model, data, tmp_path / "f.safetensors", **settings)
+    assert not (tmp_path / "f.safetensors").exists()
+    monkeypatch.setattr(module, "write_shard", lambda *rest: (made.append(rest[2]), real(*rest)))
+    with pytest.raises(InputError, match="tokens=4, now tokens=5"):
+        embed(model, data, tmp_path / "f.safetensors", shard=3, tokens=5)
+    embed(model, data, tmp_path / "f.safetensors", **settings)
+    assert len(made) == 4  # none twice
+    assert (tmp_path / "f.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_two_processes_write_what_one_writes(tmp_path):
+    save_folder(nano_64(), tmp_path / "model")
+    command = ["embed", "scenes", "--model", str(tmp_path / "model"), "--limit", "6", "--tokens", "4", "--workers", "0"]
+    main([*command, "--out", str(tmp_path / "one.safetensors")])
+    said = torchrun(*command, "--out", tmp_path / "two.safetensors")
+    assert said.count("6 features of 32 numbers") == 1
+    one, two = (read_features(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
+    assert one.keys == two.keys
+    torch.testing.assert_close(one.features, two.features, atol=1e-6, rtol=1e-5)
+
+
+def test_bad_input_is_one_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["embed", "scenes", "--out", str(tmp_path / "f.npy")])
+    assert "a .safetensors file" in capsys.readouterr().err
+    model = nano_64()
+    with pytest.raises(InputError, match="at least one image"):
+        embed(model, data_for(model, "scenes", limit=2), tmp_path / "f.safetensors", batch_size=0)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match="not a file of features"):
+        read_features(tmp_path / "model" / "model.safetensors")
