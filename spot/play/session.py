@@ -63,6 +63,7 @@ class Session:
         self.loaders, self.pictures, self.saliency = dict(loaders), pictures, saliency
         self.model = lru_cache(maxsize=None)(self._model)
         self.picture = lru_cache(maxsize=2)(pictures.open)  # a photograph may have 120 MB
+        self.names = lru_cache(maxsize=None)(self._names)
         self.view = lru_cache(maxsize=4)(self._view)
         self.dense_logits = lru_cache(maxsize=64)(self._dense_logits)
         self.macs = lru_cache(maxsize=256)(self._macs)
@@ -101,7 +102,7 @@ class Session:
         """The model and picture that a request names."""
         return self.view(request.text("picture"), request.text("model"))
 
-    def names(self, model: str) -> Sequence[str]:
+    def _names(self, model: str) -> Sequence[str]:
         """What the classes of a model are called."""
         loaded = self.model(model)
         scenes = model.startswith("scenes") and loaded.num_classes == len(CLASSES)
