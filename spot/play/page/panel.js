@@ -2,7 +2,10 @@
 
 import { Stage } from "./stage.js";
 
-export const percent = (p) => (p > 0.9995 && p < 1 ? ">99.9\u00a0%" : `${(100 * p).toFixed(p < 0.0995 ? 2 : 1)}\u00a0%`);
+export function percent(p) {
+  if (p < 0.00005) return "<0.01\u00a0%";
+  return p > 0.9995 ? ">99.9\u00a0%" : `${(100 * p).toFixed(p < 0.0995 ? 2 : 1)}\u00a0%`;
+}
 const giga = (macs) => (macs >= 1e8 ? `${(macs / 1e9).toFixed(2)} G` : `${(macs / 1e6).toFixed(1)} M`);
 
 export class Panel {

@@ -18,6 +18,7 @@ export const OBJECTIVES = {
 export function searching(running) {
   app.searching = running;
   $("stop").hidden = !running;
+  $("control").hidden = running;
   for (const name of ["search", "ascend"]) $(name).disabled = running;
   if (app.active?.info) searchShown();
 }
