@@ -31,6 +31,7 @@ from spot.models.protocol import Placed, TokenModel
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.placement.priors import AnyPrior, resolve_prior
+from spot.placement.sizes import Scale
 
 Maps = Callable[[Tensor, Sequence[str]], Tensor]  # images, keys → saliency (B, H, W)
 
@@ -46,12 +47,14 @@ class Setting:
     tokens: the budget; by default the model's own, or what the placements have.
     seed: of random placements, together with each image's key.
     name: what tables call it; by default the name of the prior or baseline.
+    scale: of the windows that a prior places; by default the model's own.
     """
 
     placement: AnyPrior | Placements | None = None
     tokens: int | None = None
     seed: int = 0
     name: str = ""
+    scale: Scale | None = None
 
     @property
     def label(self) -> str:
@@ -66,7 +69,7 @@ class Setting:
         if isinstance(self.placement, str) and self.placement in BASELINES:
             return Candidate(BASELINES[self.placement].build(model, self.tokens), None, None, self.seed, self.label)
         placement = model.prior if self.placement is None else self.placement
-        return Candidate(model, placement, self.tokens, self.seed, self.name)
+        return Candidate(model, placement, self.tokens, self.seed, self.name, self.scale)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Candidate:
     """Something to compare: a model, where its tokens go, how many, a seed, and what tables call it.
 
     placement: a prior (for a SpotViT) or placements read from a file; by default as the model places.
+    scale: of the windows that a SpotViT's prior places; by default the model's own.
     """
 
     model: TokenModel
@@ -81,6 +85,7 @@ class Candidate:
     tokens: int | None = None
     seed: int = 0
     name: str = ""
+    scale: Scale | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.placement, Placements):
@@ -127,6 +132,7 @@ class Candidate:
         needs_map = resolve_prior(self.placement).needs_map
         maps = saliency(images, keys) if saliency is not None and needs_map else None
         how: dict[str, Any] = {"keys": keys, "seed": self.seed, "maps": maps}
+        how |= {} if self.scale is None else {"scale": self.scale}
         return self.model.place(images, tokens=self.tokens, prior=self.placement, **how)
 
     def __call__(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:

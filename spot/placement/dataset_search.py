@@ -22,6 +22,7 @@ from spot.placement.files import Placements, PlacementWriter
 from spot.placement.oracle import SearchSettings, search, wrong_labels
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.placement.saliency import resolve_saliency
+from spot.placement.sizes import Scale
 from spot.store import as_json, hash_json, hash_model, locked
 
 Sample = tuple[Tensor, int, str]
@@ -52,6 +53,7 @@ def search_dataset(
     *,
     prior: AnyPrior | None = None,
     tokens: int | None = None,
+    scale: Scale | None = None,
     saliency: Maps | None = None,
     seed: int = 0,
     batch_size: int = 32,
@@ -69,7 +71,7 @@ def search_dataset(
         model: a SpotViT (or what answers as one).
         data: images, labels and keys; labels are read only if the objective needs them.
         path: the .safetensors file; shards stand beside it until all images are done.
-        prior, tokens: where searches start; by default the model's own.
+        prior, tokens, scale: where searches start; by default the model's own. Scales other than 1 are searched too.
         saliency: maps (B, H, W) for images and keys, where the prior needs them; by default the model's own.
         seed: of random priors and wrong labels, together with each image's key.
         batch_size: images searched together; changes no result beyond rounding.
@@ -91,12 +93,13 @@ def search_dataset(
     elif saliency is None:
         saliency = resolve_saliency(model.saliency, model.data_config, model.transform())
     about = _about(model, prior, tokens, saliency, seed, keep, settings)
+    about |= {} if scale is None else {"scale": scale}
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
 
     def search_chunk(images: Tensor, labels: Tensor, names: list[str]) -> Placements:
         return _search_batch(
             model, images, labels, names, about,
-            prior=prior, tokens=tokens, saliency=saliency, seed=seed, keep=keep, settings=settings,
+            prior=prior, tokens=tokens, scale=scale, saliency=saliency, seed=seed, keep=keep, settings=settings,
         )  # fmt: skip
 
     with locked(path) if process == 0 else nullcontext():  # the first process holds it for those started with it
@@ -145,13 +148,15 @@ def _search_batch(
     *,
     prior: AnyPrior,
     tokens: int,
+    scale: Scale | None,
     saliency: Maps | None,
     seed: int,
     keep: str,
     settings: SearchSettings,
 ) -> Placements:
     maps = None if saliency is None else saliency(images, keys)
-    start = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=maps)
+    sizes = {} if scale is None else {"scale": scale}
+    start = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=maps, **sizes)
     targets: Tensor | None = labels
     objective = settings.objective
     if settings.labelled and bool((labels < 0).any()):

@@ -31,6 +31,7 @@ from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
 from spot.placement.oracle import PRESETS, snapped
 from spot.placement.priors import PRIORS
+from spot.placement.sizes import Scale
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
 from spot.studies.backbone import Backbone, budgets
@@ -160,12 +161,14 @@ class Lab:
         preset: str = "paper",
         objective: str = "descent",
         seed: int = 0,
+        scale: Scale | None = None,
     ) -> Placements:
         """Positions found by searching every oracle image from a prior, with their trajectories.
 
+        With a scale other than 1 the search starts there, and moves the windows' scales too.
         `values` has labels (M,), predictions and losses (M, steps + 1); see `predicted`.
         """
-        start = Setting(prior, self.sparse if tokens is None else tokens, seed)
+        start = Setting(prior, self.sparse if tokens is None else tokens, seed, scale=scale)
         about = self.about(backbone, self.candidate(backbone, start), oracle=True)
         search = PRESETS[preset].changed(objective=objective)
         about |= {"kind": "oracle", "search": search.as_json(), "objective": objective}
@@ -175,6 +178,7 @@ class Lab:
             self.cache.path(about),
             prior=prior,
             tokens=start.tokens,
+            scale=scale,
             saliency=self.sources.saliency(backbone.model) if PRIORS[prior].needs_map else None,
             seed=seed,
             batch_size=self.settings.batch_size,

@@ -41,6 +41,7 @@ STUDIES = (
     "robustness",
     "tome",
     "elastic",
+    "scale",
     "throughput",
     "overhead",
     "retrofit",
