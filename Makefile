@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench assets install clean
+.PHONY: demo test lint bench assets dist install clean
 
 demo: install
 	@$(BIN)/spot demo
@@ -20,6 +20,15 @@ bench: install
 
 assets: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.make_assets $(ARGS)
+
+# Wheel and sdist, and the wheel tried in an environment that has nothing else.
+dist: install
+	rm -rf dist build/clean build/try
+	$(call step,Building wheel and sdist,$(BIN)/python -m pip install --quiet build && $(BIN)/python -m build --outdir dist .)
+	$(call step,Installing the wheel into an empty environment,$(PYTHON) -m venv build/clean && build/clean/bin/pip install --quiet dist/*.whl)
+	$(call step,Running spot demo,mkdir -p build/try && cd build/try && ../clean/bin/spot demo)
+	$(call step,Running spot predict,cd build/try && ../clean/bin/spot predict "$$(ls demo/*.png | head -1)" --model scenes-a)
+	@ls dist
 
 install: .venv/installed
 

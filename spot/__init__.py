@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spot.tokens.position_embedding import KernelPositionEmbedding as KernelPositionEmbedding
     from spot.tokens.windows import windows as windows
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "BASELINES": "spot.models.baselines",

@@ -288,7 +288,7 @@ class SpotViT(
         return features_at(self, images, points, positions)
 
     def to_map(self, features: Features, size: tuple[int, int] | None = None) -> Tensor:
-        """Scattered tokens → a map (B, D, height, width), by default of the grid's size; see spot.models.dense.to_map."""
+        """Scattered tokens → a map (B, D, height, width), by default of the grid's size; see spot.models.dense."""
         return to_map(features.tokens, features.positions, self.grid_size if size is None else size)
 
     def embed(self, images: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
