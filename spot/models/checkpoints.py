@@ -21,12 +21,13 @@ import timm
 import torch
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
 from spot.errors import InputError, unknown
-from spot.models.deltas import apply_delta, is_delta, read_about
+from spot.models.deltas import apply_delta, is_delta, read_about, refuse_misfit
 from spot.models.spot_vit import SpotViT, adapt
 from spot.models.timm_vit import create_timm, refuse_unfit
 from spot.placement.priors import AnyPrior, resolve_prior
@@ -66,33 +67,34 @@ def load(
         options: what timm.create_model takes, such as num_classes or img_size; for a hub id also its revision, token, …
     """
     model = _load(str(name), weights, options)
-    if tokens is not None:
-        model.tokens = tokens
-    if prior is not None:
-        model.prior = prior
-    if scale is not None:
-        model.scale = scale
-    return model.eval()
+    return with_placing(model, tokens=tokens, prior=prior, scale=scale).eval()
+
+
+def with_placing(model: SpotViT, **placing: Any) -> SpotViT:
+    """The model, which from now on places tokens as told where that is not None."""
+    for name, value in placing.items():
+        if value is not None:
+            setattr(model, name, value)
+    return model
 
 
 def _load(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
     path = built_in().get(ALIASES.get(name, name), Path(name))
     architecture = name.removeprefix("timm/").split(".")[0]
-    if path.exists() and weights is not None and not (path.is_file() and is_delta(path)):
-        raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
-    if path.is_dir():
-        return refitted(load_folder(path), options)
-    if path.is_file() and is_delta(path):
-        return refitted(load_delta(path, weights), options)
-    if path.is_file():
-        return refitted(load_file(path) if path.suffix == ".safetensors" else load_authors(path), options)
+    if path.exists():
+        if is_delta(path):
+            return refitted(load_delta(path, weights), options)
+        if weights is not None:
+            raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
+        ours = path.is_dir() or path.suffix == ".safetensors"
+        return refitted(load_file(path) if ours else load_authors(path), options)
     if path.suffix in (".safetensors", ".pth", ".pt", ".bin"):
         raise InputError(f"there is no file {path}")
     if (timm.is_model(architecture) and not name.endswith("+spot")) or ":" in name:
         return load_timm(name.removeprefix("timm/"), weights, options)
     if name.count("/") == 1:
-        ours = {key: options.pop(key) for key in HUB if key in options}
-        return refitted(load_pretrained(name, **ours), options)
+        hub = {key: options.pop(key) for key in HUB if key in options}
+        return refitted(load_pretrained(name, **hub), options)
     timms = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="eva")]
     begun = [known for known in built_in() if known.startswith(name.partition("+")[0])]  # deit_tiny+spot
     raise unknown("model", name, begun or [*built_in(), *ALIASES, *timms], hint="spot.list_models() lists ours")
@@ -110,11 +112,10 @@ def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     overlay = {"state_dict": model.vit.state_dict(), "custom_load": False, "source": ""}
     overlay |= {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
     vit = create_timm(model.name, pretrained=True, pretrained_cfg_overlay=overlay, **given)
-    names = model.class_names if vit.num_classes == model.num_classes else None
     vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
     fitted = SpotViT(vit, prior=model.prior, saliency=model.saliency, sigma=model.sigma, options=given)
     fitted.tokens = model.tokens if model.tokens != len(model.grid()) else fitted.tokens
-    fitted.class_names = names
+    fitted.class_names = model.class_names if fitted.num_classes == model.num_classes else None
     return fitted
 
 
@@ -155,9 +156,8 @@ def downloaded(name: str, config: Mapping[str, Any]) -> str | None:
         cached = try_to_load_from_cache(hub, file) if hub and file else None
         if isinstance(cached, str) and config.get("source") != "hf-hub":
             return cached
-    refuse_unreachable(
-        f"download {name}", constants.ENDPOINT if hub else str(url), "; pass weights=FILE if you have them"
-    )
+    where = constants.ENDPOINT if hub else str(url)
+    refuse_unreachable(f"download {name}", where, "; pass weights=FILE if you have them")
     return None
 
 
@@ -189,9 +189,7 @@ def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
     about = read_about(path)
     model = load_timm(about["base"], weights, {})
     model.vit.load_state_dict(apply_delta(model.vit.state_dict(), path))
-    for name in PLACING:
-        setattr(model, name, about["config"].get(name, getattr(model, name)))
-    return model
+    return with_placing(model, **{name: about["config"].get(name) for name in PLACING})
 
 
 # SPoT's own format
@@ -199,46 +197,37 @@ def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
 
 def save_folder(model: SpotViT, folder: str | Path) -> None:
     """Write a model as a folder with model.safetensors and config.json; each file whole or not at all."""
-    config = describe(model)
-    save_file_whole(model, Path(folder) / WEIGHTS, config=config)
+    config = save_file_whole(model, Path(folder) / WEIGHTS)
     write_json(Path(folder) / CONFIG, {KEY: config})
 
 
-def save_file_whole(
-    model: SpotViT,
-    path: str | Path,
-    *,
-    dtype: torch.dtype | None = None,
-    config: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a model as one safetensors file, in another dtype if asked."""
-    config = describe(model) if config is None else config
+def save_file_whole(model: SpotViT, path: str | Path, *, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Write a model as one safetensors file, in another dtype if asked; its configuration is returned."""
+    config = describe(model)
     state = {
         name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
         for name, tensor in model.state_dict().items()
     }
     write_tensors(path, state, KEY, config, format="pt")
+    return config
 
 
 def describe(model: SpotViT) -> dict[str, Any]:
     """What is needed to build the model again: JSON values only. Refuses a ViT that timm cannot rebuild."""
     if not isinstance(model.prior, str):
         raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
-    vit = model.vit
-    options = dict(model.options)
-    options.pop("pretrained_cfg_overlay", None)
-    options |= {"img_size": list(model.img_size), "num_classes": model.num_classes}
-    if vit.global_pool != "map":
-        options["global_pool"] = vit.global_pool
     if not isinstance(model.saliency, str) and resolve_prior(model.prior).needs_map:
         raise InputError("maps of a function or a tensor cannot be saved; set model.saliency to a name first")
+    options = {key: value for key, value in model.options.items() if key != "pretrained_cfg_overlay"}
+    options |= {"img_size": list(model.img_size), "num_classes": model.num_classes}
+    if model.vit.global_pool != "map":
+        options["global_pool"] = model.vit.global_pool
     known = {**model.pretrained_cfg, **model.data_config}
-    data = {key: known[key] for key in DATA if known.get(key) is not None}
     config = {
         "format": FORMAT,
         "model": model.name,
         "options": options,
-        "data": data,
+        "data": {key: known[key] for key in DATA if known.get(key) is not None},
         "tokens": model.tokens,
         "prior": model.prior,
         "saliency": model.saliency if isinstance(model.saliency, str) else "spectral",
@@ -271,9 +260,7 @@ def build(config: Mapping[str, Any]) -> SpotViT:
     )
     refuse_steering(config["model"], options, overlay)
     vit = create_timm(config["model"], pretrained_cfg_overlay=overlay, **options)
-    tokenizer = None
-    if config["tokenizer"] == "authors":
-        tokenizer = AuthorsTokenizer(vit.patch_embed.patch_size[0], vit.embed_dim)
+    authors = config["tokenizer"] == "authors"
     model = SpotViT(
         vit,
         tokens=config["tokens"],
@@ -282,7 +269,7 @@ def build(config: Mapping[str, Any]) -> SpotViT:
         scale=config.get("scale"),
         sigma=config["sigma"],
         options=options,
-        tokenizer=tokenizer,
+        tokenizer=AuthorsTokenizer(vit.patch_embed.patch_size[0], vit.embed_dim) if authors else None,
     )
     if config.get("class_names"):
         model.class_names = [str(name) for name in config["class_names"]]
@@ -297,38 +284,34 @@ def refuse_steering(name: str, options: Mapping[str, Any], data: Mapping[str, An
         raise InputError(f"the configuration asks timm for {strange or name}, which no saved model needs; refused")
 
 
-def load_folder(folder: Path, **overrides: Any) -> SpotViT:
-    """A model from a folder that save_pretrained wrote."""
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise InputError(f"{folder} holds no {name}, so it is not a saved SPoT model")
-    return load_file(folder / WEIGHTS, **overrides)
-
-
-def load_file(path: Path, **overrides: Any) -> SpotViT:
-    """A model from one safetensors file that SPoT wrote."""
+def load_file(path: Path) -> SpotViT:
+    """A model from one safetensors file that SPoT wrote, or from a folder that save_pretrained wrote."""
+    if path.is_dir():
+        for name in (CONFIG, WEIGHTS):
+            if not (path / name).is_file():
+                raise InputError(f"{path} holds no {name}, so it is not a saved SPoT model")
+        path = path / WEIGHTS
     advice = f"if it holds a timm model's weights, use spot.load('timm name', weights={str(path)!r})"
     state, config = read_tensors(path, KEY, "a SPoT model", advice)
     try:
-        model = build({**config, **{key: value for key, value in overrides.items() if value is not None}})
+        model = build(config)
     except KeyError as error:
         raise InputError(f"the configuration in {path} is damaged ({error!r}); save the model again") from error
-    _fill(model, {name: tensor.float() for name, tensor in state.items()}, path)
-    return model.eval()
+    return filled(model, {name: tensor.float() for name, tensor in state.items()}, path)
 
 
-def load_pretrained(model_id: str, *, tokens: int | None = None, prior: str | None = None, **hub: Any) -> SpotViT:
-    """What SpotViT.from_pretrained does: a folder, or a model on the hub."""
-    if Path(model_id).is_dir():
-        return load_folder(Path(model_id), tokens=tokens, prior=prior)
-    hub = {key: value for key, value in hub.items() if key in HUB}  # PyTorchModelHubMixin has some of its own
-    if not isinstance(try_to_load_from_cache(model_id, WEIGHTS), str):
-        refuse_unreachable(f"get {model_id} from the hub", constants.ENDPOINT)
-    try:
-        file = hf_hub_download(model_id, WEIGHTS, **hub)
-    except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise InputError(f"cannot get {model_id} from the hub: {error}") from error
-    return load_file(Path(file), tokens=tokens, prior=prior)
+def load_pretrained(model_id: str, **options: Any) -> SpotViT:
+    """What SpotViT.from_pretrained does: a folder, or a model on the hub, that places tokens as options say."""
+    path = Path(model_id)
+    if not path.is_dir():
+        if not isinstance(try_to_load_from_cache(model_id, WEIGHTS), str):
+            refuse_unreachable(f"get {model_id} from the hub", constants.ENDPOINT)
+        hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin has some of its own
+        try:
+            path = Path(hf_hub_download(model_id, WEIGHTS, **hub))
+        except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+            raise InputError(f"cannot get {model_id} from the hub: {error}") from error
+    return with_placing(load_file(path), **{name: options.get(name) for name in PLACING})
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
@@ -346,20 +329,11 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 
-def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Load a state that must fit exactly, naming the first thing that does not."""
-    own = model.state_dict()
-    for name in sorted(own.keys() | state.keys()):
-        if name not in state:
-            raise InputError(f"{path} is of another architecture: it lacks {name}")
-        if name not in own:
-            raise InputError(f"{path} is of another architecture: it has {name}, which the model does not")
-        if own[name].shape != state[name].shape:
-            raise InputError(
-                f"{path} is of another architecture: {name} has shape {tuple(state[name].shape)}, "
-                f"the model needs {tuple(own[name].shape)}"
-            )
+def filled(model: SpotViT, state: Mapping[str, Tensor], path: Path) -> SpotViT:
+    """The model with these weights, which must fit exactly."""
+    refuse_misfit(str(path), state, model.state_dict())
     model.load_state_dict(state)
+    return model.eval()
 
 
 # The authors' checkpoints: facts are in the design notes, the geometry in spot/tokens/authors.py
@@ -401,7 +375,8 @@ def load_authors(path: str | Path) -> SpotViT:
         "pos_embed": "none",
         "global_pool": "avg" if "fc_norm.weight" in state else "token",
     }
-    vit = create_timm("vit_base_patch16_224", **options, pretrained_cfg_overlay=IMAGENET)
+    data = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD, "crop_pct": 0.875, "interpolation": "bicubic"}
+    vit = create_timm("vit_base_patch16_224", **options, pretrained_cfg_overlay=data)
     tokenizer = AuthorsTokenizer(side, width)
     renamed = {
         "vit.patch_embed.proj.weight": weight[:, : 3 * side**2].unflatten(1, (3, side, side)),
@@ -413,14 +388,4 @@ def load_authors(path: str | Path) -> SpotViT:
         for theirs, ours in AUTHORS_NAMES.items():
             name = name.replace(theirs, ours)
         renamed[f"vit.{name}"] = tensor
-    model = SpotViT(vit, tokenizer=tokenizer, options=options)
-    _fill(model, renamed, Path(path))
-    return model.eval()
-
-
-IMAGENET = {
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "crop_pct": 0.875,
-    "interpolation": "bicubic",
-}
+    return filled(SpotViT(vit, tokenizer=tokenizer, options=options), renamed, Path(path))

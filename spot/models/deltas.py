@@ -44,7 +44,7 @@ def save_delta(
     if method not in get_args(Method):
         raise unknown("way to keep a delta", method, get_args(Method))
     state = model.vit.state_dict()  # type: ignore[union-attr]
-    refuse_misfit(state, base_state)
+    refuse_misfit("the base", base_state, state)
     kept: dict[str, Tensor] = {}
     for name, tensor in state.items():
         change = tensor.detach().cpu().float() - base_state[name].cpu().float()
@@ -105,9 +105,15 @@ def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str,
     return state
 
 
-def refuse_misfit(state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> None:
-    """Refuse a base of another architecture, naming the first tensor that differs."""
-    for name in sorted(state.keys() | base.keys()):
-        shapes = [tuple(each[name].shape) if name in each else None for each in (state, base)]
-        if shapes[0] != shapes[1]:
-            raise InputError(f"the base is of another architecture: {name} is {shapes[1]} there, {shapes[0]} here")
+def refuse_misfit(what: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuse weights of another architecture than a model's own, naming the first tensor that differs."""
+    for name in sorted(own.keys() | state.keys()):
+        if name not in state:
+            raise InputError(f"{what} is of another architecture: it lacks {name}")
+        if name not in own:
+            raise InputError(f"{what} is of another architecture: it has {name}, which the model does not")
+        if own[name].shape != state[name].shape:
+            raise InputError(
+                f"{what} is of another architecture: {name} has shape {tuple(state[name].shape)}, "
+                f"the model needs {tuple(own[name].shape)}"
+            )

@@ -1,6 +1,6 @@
 """timm's ViTs as SPoT holds them: built by name, asked as timm asks, refused where tokens cannot be placed freely."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import timm
@@ -15,7 +15,13 @@ from spot.data.picture import evaluation_transform
 from spot.errors import InputError, unknown
 from spot.tokens.position_embedding import ROTARY
 
+RELATIVE = ("rel_pos", "relative_position_bias_table", "rel_pos_h")  # timm's names for relative positions
 TimmViT = Any  # a timm VisionTransformer or Eva; timm's modules are not typed
+
+
+def _of_vit(name: str) -> Any:
+    """An attribute that is the ViT's own."""
+    return property(lambda model: getattr(model.vit, name))
 
 
 class AnswersAsTimm:
@@ -26,25 +32,13 @@ class AnswersAsTimm:
 
     vit: TimmViT
 
-    @property
-    def embed_dim(self) -> int:
-        return self.vit.embed_dim
-
-    @property
-    def num_features(self) -> int:
-        return self.vit.num_features
-
-    @property
-    def head_hidden_size(self) -> int:
-        return self.vit.head_hidden_size
-
-    @property
-    def num_classes(self) -> int:
-        return self.vit.num_classes
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        return self.vit.num_prefix_tokens
+    embed_dim: int = _of_vit("embed_dim")
+    num_features: int = _of_vit("num_features")
+    head_hidden_size: int = _of_vit("head_hidden_size")
+    num_classes: int = _of_vit("num_classes")
+    num_prefix_tokens: int = _of_vit("num_prefix_tokens")
+    get_classifier: Callable[[], nn.Module] = _of_vit("get_classifier")
+    set_grad_checkpointing: Callable[..., None] = _of_vit("set_grad_checkpointing")
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -87,17 +81,11 @@ class AnswersAsTimm:
     def feature_info(self) -> list[dict[str, Any]]:
         return [{**each, "module": f"vit.{each['module']}"} for each in self.vit.feature_info]
 
-    def get_classifier(self) -> nn.Module:
-        return self.vit.get_classifier()
-
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new, untrained classifier, or with 0 classes none: the model then returns pooled features."""
         names = self.class_names if num_classes == self.num_classes else None
         self.vit.reset_classifier(num_classes, global_pool)
         self.class_names = names
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.vit.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}
@@ -133,7 +121,8 @@ def refuse_unfit(vit: TimmViT) -> None:
     """Refuse a model whose tokens cannot be placed freely, naming the reason."""
     stem, blocks = getattr(vit, "patch_embed", None), getattr(vit, "blocks", None) or []
     attention = [getattr(block, "attn", None) for block in blocks]
-    if getattr(vit, "rel_pos_bias", None) is not None or any(_has(part, *RELATIVE) for part in attention):
+    tables = [getattr(part, name, None) for part in attention for name in RELATIVE]
+    if getattr(vit, "rel_pos_bias", None) is not None or any(table is not None for table in tables):
         reason = "its relative position bias is a table of grid offsets, which off-grid tokens do not have"
     elif any(getattr(block, "window_size", 0) for block in blocks) or "Swin" in type(vit).__name__:
         reason = "its attention runs in windows of the grid, which off-grid tokens do not form"
@@ -152,10 +141,3 @@ def refuse_unfit(vit: TimmViT) -> None:
     else:
         return
     raise InputError(f"{type(vit).__name__} cannot read off-grid tokens: {reason}")
-
-
-RELATIVE = ("rel_pos", "relative_position_bias_table", "rel_pos_h")  # timm's names for it
-
-
-def _has(part: nn.Module | None, *names: str) -> bool:
-    return any(getattr(part, name, None) is not None for name in names)

@@ -30,9 +30,9 @@ from spot.models.protocol import Placing, Wrapper
 from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import (
     SIDE_BY_SIDE,
+    BlockCost,
     as_given,
     attentions,
-    evenly,
     merging_macs,
     to_reach,
     to_speed_up,
@@ -74,13 +74,14 @@ class ToMe(Wrapper):
         own_placement: bool = False,
     ) -> None:
         super().__init__(model)
-        if sum(goal is not None for goal in (r, tokens, speedup)) != 1:
+        goals: dict[str, Any] = {"r": r, "tokens": tokens, "speedup": speedup}
+        goals = {name: goal for name, goal in goals.items() if goal is not None}
+        if len(goals) != 1:
             raise InputError("ToMe needs exactly one of r, tokens and speedup")
         check_mergeable(model)
         self.own_placement = own_placement
-        self._goal: tuple[str, Any] = ("r", r) if r is not None else ("speedup", speedup)
-        if tokens is not None:
-            self._goal = ("tokens", tokens)
+        self._goal: tuple[str, Any] = goals.popitem()
+        self._costs = [BlockCost.of(block) for block in model.vit.blocks]
         self._schedules: dict[int, list[int]] = {}  # by the number of tokens that enter the first block
         self.schedule()  # refuse now what cannot be done
 
@@ -91,14 +92,10 @@ class ToMe(Wrapper):
         Merging begins with more tokens, so the cost of very few is out of reach; then every block
         merges half of what it gets, and `macs` tells what that costs.
         """
-        check_mergeable(model)
-        blocks, prefix = _blocks(model), model.num_prefix_tokens
-        start, none = model.tokens if own_placement else len(model.grid()), [0] * len(blocks)
-        unmerged = sum(merging_macs(blocks, start, prefix, none))
-        wanted = unmerged / sum(merging_macs(blocks, tokens, prefix, none))
-        halving = evenly(len(blocks) * start, start, len(blocks))
-        most = unmerged / sum(merging_macs(blocks, start, prefix, halving))
-        return cls(model, speedup=max(1.0, min(wanted, most)), own_placement=own_placement)
+        none = cls(model, r=0, own_placement=own_placement)
+        half = cls(model, r=none.starting_tokens // 2, own_placement=own_placement)
+        least = max(sum(none.macs(tokens)), sum(half.macs()))
+        return cls(model, speedup=max(1.0, sum(none.macs()) / least), own_placement=own_placement)
 
     @property
     def starting_tokens(self) -> int:
@@ -116,28 +113,26 @@ class ToMe(Wrapper):
 
     @tokens.setter
     def tokens(self, tokens: int) -> None:
-        to_reach(tokens, self.starting_tokens, len(_blocks(self.model)))  # refuses before anything changes
+        to_reach(tokens, self.starting_tokens, len(self._costs))  # refuses before anything changes
         self._goal = ("tokens", tokens)
         self._schedules = {}
 
     def schedule(self, starting_tokens: int | None = None) -> list[int]:
         """How many tokens each block merges away."""
-        start = self.starting_tokens if starting_tokens is None else starting_tokens
+        start = starting_tokens or self.starting_tokens
         if start not in self._schedules:
-            (goal, value), blocks = self._goal, _blocks(self.model)
-            if goal == "tokens":
-                self._schedules[start] = to_reach(value, start, len(blocks))
-            elif goal == "speedup":
-                self._schedules[start] = to_speed_up(value, start, blocks, self.model.num_prefix_tokens)
+            goal, value = self._goal
+            if goal == "speedup":
+                self._schedules[start] = to_speed_up(value, start, self._costs, self.model.num_prefix_tokens)
             else:
-                self._schedules[start] = as_given(value, start, len(blocks))
+                rule = to_reach if goal == "tokens" else as_given
+                self._schedules[start] = rule(value, start, len(self._costs))
         return self._schedules[start]
 
     def macs(self, starting_tokens: int | None = None) -> list[int]:
         """Multiply-adds of each block for one image."""
-        start = self.starting_tokens if starting_tokens is None else starting_tokens
-        prefix = self.model.num_prefix_tokens
-        return merging_macs(_blocks(self.model), start, prefix, self.schedule(start))
+        start = starting_tokens or self.starting_tokens
+        return merging_macs(self._costs, start, self.model.num_prefix_tokens, self.schedule(start))
 
     def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
         """Where tokens begin: the ViT's grid, or the model's own placement (B, N, 2)."""
@@ -148,14 +143,14 @@ class ToMe(Wrapper):
 
     def merge(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Merged:
         """Features with what became of every token."""
-        vit: Any = self.model.vit
-        plain = type(self.model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == self.model.img_size
-        given_positions = self.place(images, **placing) if positions is None else positions
-        if plain and positions is None and not self.own_placement:
-            positions = given_positions
-            x, rope = _embed_patches(vit, images)
+        vit, on_grid = self.model.vit, positions is None and not self.own_placement
+        positions = self.place(images, **placing) if positions is None else positions
+        if on_grid and type(self.model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == self.model.img_size:
+            x = vit._pos_embed(vit.patch_embed(images))  # timm's own patches are cheaper than windows
+            x, rope = x if isinstance(x, tuple) else (x, None)
+            x = vit.norm_pre(x)
         else:
-            positions = self.model.placed(images, given_positions)
+            positions = self.model.placed(images, positions)
             x, rope = self.model.embed(images, positions)
         start, prefix = positions.shape[1], self.model.num_prefix_tokens
         sources = torch.arange(start, device=x.device).expand(len(x), -1)
@@ -188,7 +183,7 @@ class ToMe(Wrapper):
 
     def forward_head(self, features: Tensor, pre_logits: bool = False, sizes: Tensor | None = None) -> Tensor:
         """Logits; sizes (B, M), from `merge`, let a pooled token weigh as many as it stands for."""
-        vit: Any = self.model.vit
+        vit = self.model.vit
         if sizes is None or vit.global_pool not in ("avg", "map"):
             return self.model.forward_head(features, pre_logits)
         prefix = self.model.num_prefix_tokens
@@ -248,13 +243,6 @@ BLOCKS = ("Block", "EvaBlock", *POST_NORM, "ParallelThingsBlock", *SIDE_BY_SIDE)
 ATTENTION = ("Attention", "AttentionRope", "EvaAttention", "DiffAttention")
 
 
-def _embed_patches(vit: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What timm's own patch grid gives the first block, and rotary angles where used: cheaper than windows."""
-    x = vit._pos_embed(vit.patch_embed(images))
-    x, rope = x if isinstance(x, tuple) else (x, None)
-    return vit.norm_pre(x), rope
-
-
 class _Recording:
     """A timm module that writes down the keys it computes; all else is the module's own."""
 
@@ -307,20 +295,15 @@ def _mlp_half(block: Any, x: Tensor) -> Tensor:
 
 
 def _layer_scale(block: Any, half: int, y: Tensor) -> Tensor:
-    if type(block).__name__ == "EvaBlock":
-        gamma = block.gamma_1 if half == 1 else block.gamma_2
-        return y if gamma is None else gamma * y
-    return block.ls1(y) if half == 1 else block.ls2(y)
-
-
-def _blocks(model: SpotViT) -> Sequence[Any]:
-    vit: Any = model.vit
-    return vit.blocks
+    if type(block).__name__ != "EvaBlock":
+        return getattr(block, f"ls{half}")(y)
+    gamma = getattr(block, f"gamma_{half}")
+    return y if gamma is None else gamma * y
 
 
 def check_mergeable(model: SpotViT) -> None:
     """Refuse blocks whose keys are not known, and pools in which a merged token cannot weigh more."""
-    vit: Any = model.vit
+    vit = model.vit
     for block in vit.blocks:
         for part in (block, *attentions(block)):
             if type(part).__name__ not in (*BLOCKS, *ATTENTION):

@@ -5,8 +5,8 @@ most half of them. Multiply-adds (MACs) are counted as torch's flop counter does
 that a schedule can be chosen by its cost.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -20,24 +20,26 @@ def as_given(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
     given = [r] * depth if isinstance(r, int) else list(r) if isinstance(r, Sequence) else []
     if len(given) != depth or not all(isinstance(each, int) and each >= 0 for each in given):
         raise InputError(f"r must be a whole number of at least 0, or {depth} of them, got {r!r}")
-    schedule, left = [], tokens
-    for number, each in enumerate(given):
-        most = left // 2
+    schedule, left = at_most_half(given, tokens), tokens
+    for number, (each, most) in enumerate(zip(given, schedule, strict=True)):
         if each > most and (number == 0 or not isinstance(r, int)):
             raise InputError(f"r = {each} is too large for block {number}: of its {left} tokens it can merge {most}")
-        schedule.append(min(each, most))
-        left -= schedule[-1]
+        left -= most
+    return schedule
+
+
+def at_most_half(amounts: Sequence[int], tokens: int) -> list[int]:
+    """What each block merges away if it is asked for these amounts."""
+    schedule = []
+    for amount in amounts:
+        schedule.append(min(amount, tokens // 2))
+        tokens -= schedule[-1]
     return schedule
 
 
 def evenly(amount: int, tokens: int, depth: int) -> list[int]:
     """amount merges in equal shares, what is left over going to the first blocks, at most half each."""
-    schedule = []
-    for number in range(depth):
-        share = amount // depth + (number < amount % depth)
-        schedule.append(min(share, tokens // 2))
-        tokens -= schedule[-1]
-    return schedule
+    return at_most_half([amount // depth + (number < amount % depth) for number in range(depth)], tokens)
 
 
 def to_reach(target: int, tokens: int, depth: int) -> list[int]:
@@ -58,40 +60,49 @@ def to_reach(target: int, tokens: int, depth: int) -> list[int]:
     raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
 
 
-def to_speed_up(speedup: float, tokens: int, blocks: Sequence[Any], prefix: int) -> list[int]:
+def to_speed_up(speedup: float, tokens: int, costs: "Sequence[BlockCost]", prefix: int) -> list[int]:
     """The lightest even schedule with at least `speedup` times fewer multiply-adds in the blocks."""
     if not speedup >= 1:
         raise InputError(f"speedup must be at least 1, got {speedup}")
-    depth, costs = len(blocks), [block_macs(block) for block in blocks]
-    dense = sum(along(costs, tokens, prefix, [0] * depth))
-    best = 1.0
+    depth, best = len(costs), 1.0
+    dense = sum(merging_macs(costs, tokens, prefix, [0] * depth))
     for amount in range(depth * (tokens // 2) + 1):
         schedule = evenly(amount, tokens, depth)
-        best = dense / sum(along(costs, tokens, prefix, schedule))
+        best = dense / sum(merging_macs(costs, tokens, prefix, schedule))
         if best >= speedup:
             return schedule
     raise InputError(f"merging half the tokens in every block is {best:.2f} times faster, not {speedup}")
 
 
-# ----------------------------------------------------------------------------- cost
-
-Macs = Callable[[int, int, int], int]
-
-
-def block_macs(block: Any) -> Macs:
-    """A function (tokens, prefix tokens, r) → the block's multiply-adds for one image."""
-    modules = attentions(block)
-    before = sum(map(_weights, modules))  # what every token takes before merging, and after it
-    after = 0 if type(block).__name__ in SIDE_BY_SIDE else _weights(block) - before
-    pairs = sum(map(_pair_macs, modules))
-    head = modules[0].head_dim
-
-    def macs(tokens: int, prefix: int, r: int) -> int:
-        count = tokens + prefix
-        matching = (tokens + 1) // 2 * (tokens // 2) * head if r else 0
-        return count * before + count**2 * pairs + matching + (count - r) * after
-
+def merging_macs(costs: "Sequence[BlockCost]", tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
+    """What each block costs when every one merges its share of what the last has left."""
+    macs = []
+    for cost, r in zip(costs, schedule, strict=True):
+        macs.append(cost.macs(tokens, prefix, r))
+        tokens -= r
     return macs
+
+
+class BlockCost(NamedTuple):
+    """Multiply-adds of a block: of every token before merging and after it, of a pair of tokens, of a match."""
+
+    before: int
+    after: int
+    pair: int
+    match: int
+
+    @classmethod
+    def of(cls, block: Any) -> "BlockCost":
+        modules = attentions(block)
+        before = sum(map(_weights, modules))
+        after = 0 if type(block).__name__ in SIDE_BY_SIDE else _weights(block) - before
+        return cls(before, after, sum(map(_pair_macs, modules)), modules[0].head_dim)
+
+    def macs(self, tokens: int, prefix: int, r: int) -> int:
+        """For one image, of which r tokens are merged away."""
+        count = tokens + prefix
+        matching = (tokens + 1) // 2 * (tokens // 2) * self.match if r else 0
+        return count * self.before + count**2 * self.pair + matching + (count - r) * self.after
 
 
 def attentions(block: Any) -> list[Any]:
@@ -107,20 +118,6 @@ def _pair_macs(attention: Any) -> int:
     if "Diff" in type(attention).__name__:  # two keys for a value of twice their width
         return 6 * width if attention.fused_attn else 4 * width
     return 2 * width
-
-
-def merging_macs(blocks: Sequence[Any], tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
-    """Multiply-adds of each block for one image of `tokens` tokens and `prefix` prefix tokens."""
-    return along([block_macs(block) for block in blocks], tokens, prefix, schedule)
-
-
-def along(costs: Sequence[Macs], tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
-    """What each block costs when every one merges its share of what the last has left."""
-    macs = []
-    for cost, r in zip(costs, schedule, strict=True):
-        macs.append(cost(tokens, prefix, r))
-        tokens -= r
-    return macs
 
 
 def _weights(module: nn.Module) -> int:

@@ -13,7 +13,6 @@ from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
-from spot.models.tome_schedule import merging_macs
 from spot.studies import timing
 from spot.studies.backbone import Backbone, vit_b16
 from spot.studies.lab import Lab
@@ -117,8 +116,8 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
 def matched(model: SpotViT, budgets: list[int]) -> tuple[list[int], int | None]:
     """The budgets whose cost ToMe can reach, and one to ask for what it can at most, if that is yet another."""
     merged = {tokens: ToMe.matching(model, tokens) for tokens in budgets}
-    blocks, prefix = list(model.vit.blocks), model.num_prefix_tokens  # ToMe embeds all patches in any case
-    wanted = {tokens: sum(merging_macs(blocks, tokens, prefix, [0] * len(blocks))) for tokens in budgets}
+    unmerged = ToMe(model, r=0)  # of the blocks: ToMe embeds all patches in any case
+    wanted = {tokens: sum(unmerged.macs(tokens)) for tokens in budgets}
     reached = [tokens for tokens in budgets if sum(merged[tokens].macs()) <= (1 + NEAR) * wanted[tokens]]
     schedules = [merged[tokens].schedule() for tokens in reached]
     most = min(budgets)
