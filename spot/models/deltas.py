@@ -108,12 +108,8 @@ def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str,
 def refuse_misfit(what: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Refuse weights of another architecture than a model's own, naming the first tensor that differs."""
     for name in sorted(own.keys() | state.keys()):
-        if name not in state:
-            raise InputError(f"{what} is of another architecture: it lacks {name}")
-        if name not in own:
-            raise InputError(f"{what} is of another architecture: it has {name}, which the model does not")
-        if own[name].shape != state[name].shape:
-            raise InputError(
-                f"{what} is of another architecture: {name} has shape {tuple(state[name].shape)}, "
-                f"the model needs {tuple(own[name].shape)}"
-            )
+        there, here = (tuple(each[name].shape) if name in each else None for each in (state, own))
+        if there != here:
+            trouble = f"has shape {there}, the model needs {here}"
+            trouble = "is missing" if there is None else "is not in the model" if here is None else trouble
+            raise InputError(f"{what} is of another architecture: {name} {trouble}")

@@ -8,6 +8,7 @@ soon as it is done, so that a run that was killed and started again writes the s
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -92,16 +93,9 @@ def search_dataset(
         saliency = None
     elif saliency is None:
         saliency = resolve_saliency(model.saliency, model.data_config, model.transform())
-    about = _about(model, prior, tokens, saliency, seed, keep, settings)
-    about |= {} if scale is None else {"scale": scale}
+    job = _Job(model, prior, tokens, scale, saliency, seed, keep, settings)
+    about = job.about()
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
-
-    def search_chunk(images: Tensor, labels: Tensor, names: list[str]) -> Placements:
-        return _search_batch(
-            model, images, labels, names, about,
-            prior=prior, tokens=tokens, scale=scale, saliency=saliency, seed=seed, keep=keep, settings=settings,
-        )  # fmt: skip
-
     with locked(path) if process == 0 else nullcontext():  # the first process holds it for those started with it
         writer = PlacementWriter(path, about, remake=remake)
         keys = data.keys
@@ -118,9 +112,8 @@ def search_dataset(
                     raise batch
                 if batch is not None:
                     images, labels, names = batch
-                    writer.append(
-                        f"{chunk[0]:08d}-{hash_json(names)[:8]}", search_chunk(images.to(device), labels, names)
-                    )
+                    name = f"{chunk[0]:08d}-{hash_json(names)[:8]}"
+                    writer.append(name, job.search(images.to(device), labels, names, about))
                 bar.advance(task, len(chunk))
         seconds = time.perf_counter() - start
         if state:
@@ -139,74 +132,68 @@ def obfuscated(labels: Tensor, keys: Sequence[str], classes: int, seed: int) -> 
     return torch.cat([wrong_labels(label, classes, generator_for(seed, f"label of {key}")) for label, key in each])
 
 
-def _search_batch(
-    model: Any,
-    images: Tensor,
-    labels: Tensor,
-    keys: list[str],
-    about: dict[str, Any],
-    *,
-    prior: AnyPrior,
-    tokens: int,
-    scale: Scale | None,
-    saliency: Maps | None,
-    seed: int,
-    keep: str,
-    settings: SearchSettings,
-) -> Placements:
-    maps = None if saliency is None else saliency(images, keys)
-    sizes = {} if scale is None else {"scale": scale}
-    start = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=maps, **sizes)
-    targets: Tensor | None = labels
-    objective = settings.objective
-    if settings.labelled and bool((labels < 0).any()):
-        missing = keys[int((labels < 0).nonzero()[0])]
-        raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
-    if objective == "obfuscate":  # what is left to do, once wrong labels are drawn, is a descent
-        targets, settings = obfuscated(labels, keys, model.num_classes, seed), settings.changed(objective="descent")
-    elif not callable(objective) and not settings.labelled:
-        targets = None
-    result = search(model, images, targets, start, settings)
-    chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
-    known = (labels >= 0) & (labels < chances.shape[2])
-    probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
-    values = {
-        "labels": labels,
-        "losses": result.losses.cpu(),
-        "predictions": result.logits.argmax(-1).cpu(),
-        "probabilities": probabilities.where(known[:, None], torch.nan),  # of the label
-    }
-    if about["objective"] == "obfuscate":
-        values["targets"] = result.target.cpu()  # type: ignore[union-attr]
-    kept = result.trajectory if keep == "trajectories" else result.positions
-    return Placements(keys, kept.cpu(), about, values)
+@dataclass(frozen=True)
+class _Job:
+    """What determines the placements of a data set."""
 
+    model: Any
+    prior: AnyPrior
+    tokens: int
+    scale: Scale | None
+    saliency: Maps | None
+    seed: int
+    keep: str
+    settings: SearchSettings
 
-def _about(
-    model: Any,
-    prior: AnyPrior,
-    tokens: int,
-    saliency: Maps | None,
-    seed: int,
-    keep: str,
-    settings: SearchSettings,
-) -> dict[str, Any]:
-    """What determines the placements, as JSON."""
-    from spot import __version__
+    def about(self) -> dict[str, Any]:
+        """The same as JSON."""
+        from spot import __version__
 
-    about = {
-        "spot": __version__,
-        "model": _name(model),
-        "model_hash": hash_model(model),
-        "tokens": tokens,
-        "prior": resolve_prior(prior).name,
-        "saliency": None if saliency is None else _name(saliency),
-        "seed": seed,
-        "objective": _name(settings.objective),
-        "keep": keep,
-        "settings": settings.as_json(),
-    }
-    return as_json(about)
+        about = {
+            "spot": __version__,
+            "model": _name(self.model),
+            "model_hash": hash_model(self.model),
+            "tokens": self.tokens,
+            "prior": resolve_prior(self.prior).name,
+            "saliency": None if self.saliency is None else _name(self.saliency),
+            "seed": self.seed,
+            "objective": _name(self.settings.objective),
+            "keep": self.keep,
+            "settings": self.settings.as_json(),
+        }
+        return as_json(about | ({} if self.scale is None else {"scale": self.scale}))
+
+    def search(self, images: Tensor, labels: Tensor, keys: list[str], about: dict[str, Any]) -> Placements:
+        """The placements of some images."""
+        model, settings = self.model, self.settings
+        maps = None if self.saliency is None else self.saliency(images, keys)
+        placing = {"tokens": self.tokens, "prior": self.prior, "keys": keys, "seed": self.seed, "maps": maps}
+        placing |= {} if self.scale is None else {"scale": self.scale}
+        start = model.place(images, **placing)
+        targets: Tensor | None = labels
+        objective = settings.objective
+        if settings.labelled and bool((labels < 0).any()):
+            missing = keys[int((labels < 0).nonzero()[0])]
+            raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
+        if objective == "obfuscate":  # what is left to do, once wrong labels are drawn, is a descent
+            targets = obfuscated(labels, keys, model.num_classes, self.seed)
+            settings = settings.changed(objective="descent")
+        elif not callable(objective) and not settings.labelled:
+            targets = None
+        result = search(model, images, targets, start, settings)
+        chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
+        known = (labels >= 0) & (labels < chances.shape[2])
+        probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
+        values = {
+            "labels": labels,
+            "losses": result.losses.cpu(),
+            "predictions": result.logits.argmax(-1).cpu(),
+            "probabilities": probabilities.where(known[:, None], torch.nan),  # of the label
+        }
+        if about["objective"] == "obfuscate":
+            values["targets"] = result.target.cpu()  # type: ignore[union-attr]
+        kept = result.trajectory if self.keep == "trajectories" else result.positions
+        return Placements(keys, kept.cpu(), about, values)
 
 
 def _name(thing: Any) -> str:

@@ -10,10 +10,10 @@ To add one, pass a function of that signature, or list it in OBJECTIVES.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -131,8 +131,7 @@ PRESETS: dict[str, SearchSettings] = {
 }
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """What a search saw, step by step; step 0 is the start.
 
     `best_step` (B,) is where an image's objective was lowest, among the steps that honour the grid
@@ -192,17 +191,31 @@ def search(
     settings = (settings or SearchSettings()).changed(**changes)
     if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch must be at least 1 image, got {max_batch}")
-    positions = _checked_positions(images, positions)
-    labels = _checked_labels(images, labels, settings)
-    dense = _checked_dense(model, images, dense, settings)
+    _check(model, images, labels, positions, dense, settings)
     size = max_batch or len(images)
+
+    def parts_of(column: Tensor | None, dtype: torch.dtype) -> Sequence[Any]:
+        if column is None:
+            return [None] * math.ceil(len(images) / size)
+        column = column.detach().to(images.device, dtype)
+        # Out of inference mode, whose tensors autograd cannot keep.
+        return (column.clone() if column.is_inference() else column).split(size)
+
     with frozen(model), torch.inference_mode(False), torch.enable_grad():
-        columns = [_ordinary(column) for column in (images, labels, positions, dense)]
         parts = [
-            _search_part(model, settings, generator, *(_rows(each, begin, size) for each in columns))  # type: ignore[arg-type]
-            for begin in range(0, len(images), size)
+            _search_part(model, settings, generator, *columns)
+            for columns in zip(
+                parts_of(images, images.dtype),
+                parts_of(labels, torch.int64),
+                parts_of(positions, torch.float32),
+                parts_of(dense if settings.objective == "agree" else None, torch.float32),
+                strict=True,
+            )
         ]
-    return parts[0] if len(parts) == 1 else _joined(parts)
+    if len(parts) == 1:
+        return parts[0]
+    joined: Any = (None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True))
+    return SearchResult(*joined)
 
 
 def _search_part(
@@ -296,9 +309,8 @@ def frozen(model: Model) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
-    modules = list(model.modules())
-    learning = [each for module in modules for each in module.parameters(recurse=False) if each.requires_grad]
-    training = [module for module in modules if module.training]
+    learning = [each for each in model.parameters() if each.requires_grad]
+    training = [module for module in model.modules() if module.training]
     try:
         for parameter in learning:
             parameter.requires_grad_(False)
@@ -323,56 +335,33 @@ def _gradient(loss: Tensor, positions: Tensor) -> Tensor:
     return gradient
 
 
-def _ordinary(tensor: Tensor | None) -> Tensor | None:
-    """The tensor without its history, and out of inference mode, whose tensors autograd cannot keep."""
-    if tensor is None:
-        return None
-    return tensor.clone() if tensor.is_inference() else tensor.detach()
-
-
-def _rows(column: Tensor | None, begin: int, size: int) -> Tensor | None:
-    return None if column is None else column[begin : begin + size]
-
-
-def _joined(parts: list[SearchResult]) -> SearchResult:
-    columns = zip(*([getattr(part, each.name) for each in fields(part)] for part in parts), strict=True)
-    return SearchResult(*(None if column[0] is None else torch.cat(column) for column in columns))  # type: ignore[arg-type]
-
-
-def _checked_positions(images: Tensor, positions: Tensor) -> Tensor:
-    if images.ndim != 4 or not len(images):
+def _check(
+    model: Model,
+    images: Tensor,
+    labels: Tensor | None,
+    positions: Tensor,
+    dense: Tensor | None,
+    settings: SearchSettings,
+) -> None:
+    count, objective = len(images), settings.objective
+    if images.ndim != 4 or not count:
         raise InputError(f"images must have shape (B, C, H, W), with B at least 1, got {tuple(images.shape)}")
-    if positions.ndim != 3 or positions.shape[-1] not in (2, 3) or len(positions) != len(images):
-        raise InputError(f"positions must have shape ({len(images)}, N, 2), got {tuple(positions.shape)}")
+    if positions.ndim != 3 or positions.shape[-1] not in (2, 3) or len(positions) != count:
+        raise InputError(f"positions must have shape ({count}, N, 2), got {tuple(positions.shape)}")
     if not positions.isfinite().all():
         raise InputError("positions must be finite, but some are NaN or infinite")
     if not (positions[..., 2:] > 0).all():
         raise InputError("the third number of a position is a window's scale and must be above 0")
-    return positions.detach().to(images.device, torch.float32)
-
-
-def _checked_labels(images: Tensor, labels: Tensor | None, settings: SearchSettings) -> Tensor | None:
-    if labels is None:
-        if settings.labelled:
-            raise InputError(f"objective {settings.objective!r} needs labels; without them use 'agree' or 'entropy'")
-        return None
-    if labels.ndim != 1 or len(labels) != len(images):
-        raise InputError(f"labels must have shape ({len(images)},), one per image, got {tuple(labels.shape)}")
-    if labels.is_floating_point() or labels.dtype == torch.bool:
+    if labels is None and settings.labelled:
+        raise InputError(f"objective {objective!r} needs labels; without them use 'agree' or 'entropy'")
+    if labels is not None and (labels.ndim != 1 or len(labels) != count):
+        raise InputError(f"labels must have shape ({count},), one per image, got {tuple(labels.shape)}")
+    if labels is not None and (labels.is_floating_point() or labels.dtype == torch.bool):
         raise InputError(f"labels must be class indices, integers, got {labels.dtype}")
-    return labels.to(images.device, torch.int64)
-
-
-def _checked_dense(model: Model, images: Tensor, dense: Tensor | None, settings: SearchSettings) -> Tensor | None:
-    if settings.objective != "agree":
-        return None
-    if dense is None:
-        if not hasattr(model, "grid"):
-            raise InputError("objective 'agree' needs dense logits to agree with; pass dense=(B, classes)")
-        return None
-    if dense.ndim != 2 or len(dense) != len(images):
-        raise InputError(f"dense must be logits of shape ({len(images)}, classes), got {tuple(dense.shape)}")
-    return dense.to(images.device, torch.float32)
+    if objective == "agree" and dense is None and not hasattr(model, "grid"):
+        raise InputError("objective 'agree' needs dense logits to agree with; pass dense=(B, classes)")
+    if objective == "agree" and dense is not None and (dense.ndim != 2 or len(dense) != count):
+        raise InputError(f"dense must be logits of shape ({count}, classes), got {tuple(dense.shape)}")
 
 
 def _check_loss(loss: Tensor, count: int, step: int) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from spot.data.picture import open_image
@@ -31,7 +32,7 @@ from spot.placement.priors import PRIORS, AnyPrior, resolve_prior
 
 Saliency = Callable[[Tensor], Tensor]  # RGB images (B, 3, H, W) in [0, 1] → maps (B, H, W)
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SALIENCIES = ("spectral", "clipseg")
 CLIPSEG = "CIDAS/clipseg-rd64-refined"
 PROMPT = "the main object"  # for CLIPSeg when nothing is known of the image
 
@@ -195,17 +196,14 @@ class MapFolder:
         return picture
 
 
-SALIENCIES: dict[str, Callable[[], Saliency]] = {"spectral": lambda: spectral_residual, "clipseg": ClipSeg}
-
-
 @lru_cache(maxsize=4)
 def open_saliency(source: str | Path) -> Saliency:
     """The saliency of a name ("spectral", "clipseg", "clipseg:PROMPT") or of an .onnx file."""
     name, _, prompt = str(source).partition(":")
-    if name == "clipseg" and prompt:
-        return ClipSeg(prompt)
-    if str(source) in SALIENCIES:
-        return SALIENCIES[str(source)]()
+    if name == "clipseg":
+        return ClipSeg(prompt or PROMPT)
+    if name == "spectral":
+        return spectral_residual
     if Path(source).suffix == ".onnx":
         return OnnxSaliency(source)
     raise unknown("saliency", str(source), SALIENCIES, hint="or give an .onnx file or a folder of PNG maps")
@@ -313,7 +311,7 @@ def _resized(images: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _normalised(images: Tensor) -> Tensor:
-    mean, std = (images.new_tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (images.new_tensor(values)[:, None, None] for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))
     return (images - mean) / std
 
 
