@@ -202,7 +202,7 @@ def open_saliency(source: str | Path) -> Saliency:
     name, _, prompt = str(source).partition(":")
     if name == "clipseg":
         return ClipSeg(prompt or PROMPT)
-    if name == "spectral":
+    if str(source) == "spectral":
         return spectral_residual
     if Path(source).suffix == ".onnx":
         return OnnxSaliency(source)
