@@ -37,14 +37,9 @@ CLIPSEG = "CIDAS/clipseg-rd64-refined"
 PROMPT = "the main object"  # for CLIPSeg when nothing is known of the image
 
 
-def spectral_residual(images: Tensor, *, side: int = 64, blur: float = 2.5) -> Tensor:
-    """What is unexpected in an image's spectrum (Hou and Zhang, 2007): no weights, a few milliseconds.
-
-    Args:
-        images: RGB (B, 3, H, W) in [0, 1].
-        side: the longer side is scaled to so many pixels first; it sets the scale of what stands out.
-        blur: standard deviation of the final smoothing, in those pixels.
-    """
+def spectral_residual(images: Tensor) -> Tensor:
+    """What is unexpected in an image's spectrum (Hou and Zhang, 2007): no weights, a few milliseconds."""
+    side, blur = 64, 2.5  # the longer side, which sets the scale of what stands out, and its smoothing, in pixels
     images = _checked_images(images)
     height, width = images.shape[-2:]
     scale = side / max(height, width)
@@ -151,7 +146,8 @@ class ClipSeg:
 class MapFolder:
     """Maps on disk: for the image `a/b.jpg` the grey picture `a/b.png` in the folder, of the image's size.
 
-    A map goes through the same transform as its image, so it fits what the model sees.
+    A map goes through the same transform as its image (from PIL to normalised (3, H, W), by the "mean" and "std"
+    of data_config), so it fits what the model sees. With the images' root a map of another size is refused.
     """
 
     def __init__(
@@ -161,17 +157,10 @@ class MapFolder:
         data_config: Mapping[str, Any],
         root: str | Path | None = None,
     ) -> None:
-        """
-        Args:
-            transform: the images' own, from PIL to normalised (3, H, W).
-            data_config: with the "mean" and "std" of that normalisation, as timm gives it.
-            root: where the images' files are; a map of another size than its image is then refused.
-        """
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise InputError(f"a folder of saliency maps was expected, but {folder} is not one")
         self.transform, self.data_config, self.root = transform, data_config, root
-        self.name = self.folder.name
 
     def __call__(self, images: Tensor, keys: Sequence[str]) -> Tensor:
         """Maps (B, H, W) for images (B, C, H, W) as the model sees them, by their keys."""
@@ -241,10 +230,12 @@ def resolve_saliency(
         return source
     if isinstance(source, Tensor):
         return KeyedSaliency(lambda images, keys: source.to(images.device, torch.float32), "given")
-    if isinstance(source, (str, Path)) and Path(source).is_dir():
+    if not isinstance(source, (str, Path)):
+        saliency, name = source, getattr(source, "__name__", "saliency")
+    elif Path(source).is_dir():
         return KeyedSaliency(MapFolder(source, transform, data_config, root), Path(source).name, needs_keys=True)
-    saliency = open_saliency(source) if isinstance(source, (str, Path)) else source
-    name = Path(source).name if isinstance(source, (str, Path)) else getattr(source, "__name__", "saliency")
+    else:
+        saliency, name = open_saliency(source), Path(source).name
     return KeyedSaliency(lambda images, keys: saliency(rgb(images, data_config)), name)
 
 
