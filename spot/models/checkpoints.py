@@ -113,8 +113,9 @@ def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     overlay |= {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
     vit = create_timm(model.name, pretrained=True, pretrained_cfg_overlay=overlay, **given)
     vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
-    fitted = SpotViT(vit, prior=model.prior, saliency=model.saliency, sigma=model.sigma, options=given)
-    fitted.tokens = model.tokens if model.tokens != len(model.grid()) else fitted.tokens
+    tokens = model.tokens if model.tokens != len(model.grid()) else None
+    placing: Any = {"tokens": tokens, "prior": model.prior, "scale": model.scale, "saliency": model.saliency}
+    fitted = SpotViT(vit, **placing, sigma=model.sigma, options=given)
     fitted.class_names = model.class_names if fitted.num_classes == model.num_classes else None
     return fitted
 

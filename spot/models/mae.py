@@ -81,23 +81,19 @@ class MaskedAutoencoder(nn.Module):
 
         normalize: hidden windows are to be reconstructed with mean 0 and variance 1 each.
         """
-        seen = take(positions, visible)
+        seen = positions.take_along_dim(visible[..., None], 1)
         features = self.encoder.encode(*self.encoder.embed(images, seen))
         pixels = self.decoder(features, self.encoder.num_prefix_tokens, positions, visible)
-        hidden = hidden_of(visible, positions.shape[1])
-        truth = windows(images, take(positions, hidden), self.encoder.patch_size).flatten(2).detach().float()
+        hidden = hidden_of(visible, positions.shape[1])[..., None]
+        truth = windows(images, positions.take_along_dim(hidden, 1), self.encoder.patch_size)
+        truth = truth.flatten(2).detach().float()
         if normalize:
             deviation, mean = torch.std_mean(truth, -1, keepdim=True)
             truth = (truth - mean) / (deviation.square() + 1e-6).sqrt()
-        return Reconstruction(take(pixels, hidden).float(), truth)
+        return Reconstruction(pixels.take_along_dim(hidden, 1).float(), truth)
 
 
 def hidden_of(visible: Tensor, count: int) -> Tensor:
     """The numbers 0 … count − 1 that are not in visible (B, V), in order: (B, count − V)."""
     mask = torch.ones(len(visible), count, dtype=torch.bool, device=visible.device).scatter(1, visible, value=False)
     return mask.nonzero()[:, 1].view(len(visible), count - visible.shape[1])
-
-
-def take(values: Tensor, numbers: Tensor) -> Tensor:
-    """Rows of values (B, N, …) by number (B, M) → (B, M, …)."""
-    return values.gather(1, numbers[..., None].expand(-1, -1, values.shape[-1]))

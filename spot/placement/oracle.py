@@ -10,7 +10,7 @@ To add one, pass a function of that signature, or list it in OBJECTIVES.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -191,26 +191,20 @@ def search(
     settings = (settings or SearchSettings()).changed(**changes)
     if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch must be at least 1 image, got {max_batch}")
-    _check(model, images, labels, positions, dense, settings)
+    _check(model, images, labels, positions, dense, settings.objective)
+    dense = dense if settings.objective == "agree" else None
+    given = {"images": images, "labels": labels, "positions": positions, "dense": dense}
+    types = {"labels": torch.int64, "positions": torch.float32, "dense": torch.float32}
+    columns: dict[str, Any] = {}
     size = max_batch or len(images)
-
-    def parts_of(column: Tensor | None, dtype: torch.dtype) -> Sequence[Any]:
-        if column is None:
-            return [None] * math.ceil(len(images) / size)
-        column = column.detach().to(images.device, dtype)
-        # Out of inference mode, whose tensors autograd cannot keep.
-        return (column.clone() if column.is_inference() else column).split(size)
-
     with frozen(model), torch.inference_mode(False), torch.enable_grad():
+        for name, column in given.items():
+            if column is not None:
+                column = column.detach().to(images.device, types.get(name, images.dtype))
+                columns[name] = column.clone() if column.is_inference() else column  # autograd cannot keep those
         parts = [
-            _search_part(model, settings, generator, *columns)
-            for columns in zip(
-                parts_of(images, images.dtype),
-                parts_of(labels, torch.int64),
-                parts_of(positions, torch.float32),
-                parts_of(dense if settings.objective == "agree" else None, torch.float32),
-                strict=True,
-            )
+            _search_part(model, settings, generator, **{name: column[rows] for name, column in columns.items()})
+            for rows in (slice(begin, begin + size) for begin in range(0, len(images), size))
         ]
     if len(parts) == 1:
         return parts[0]
@@ -223,9 +217,9 @@ def _search_part(
     settings: SearchSettings,
     generator: Generator | None,
     images: Tensor,
-    labels: Tensor | None,
     positions: Tensor,
-    dense: Tensor | None,
+    labels: Tensor | None = None,
+    dense: Tensor | None = None,
 ) -> SearchResult:
     """search() for images that are in memory together, of a frozen model, with checked arguments."""
     objective, steps, cells = settings.objective, settings.steps, settings.cells
@@ -336,14 +330,9 @@ def _gradient(loss: Tensor, positions: Tensor) -> Tensor:
 
 
 def _check(
-    model: Model,
-    images: Tensor,
-    labels: Tensor | None,
-    positions: Tensor,
-    dense: Tensor | None,
-    settings: SearchSettings,
+    model: Model, images: Tensor, labels: Tensor | None, positions: Tensor, dense: Tensor | None, objective: Any
 ) -> None:
-    count, objective = len(images), settings.objective
+    count = len(images)
     if images.ndim != 4 or not count:
         raise InputError(f"images must have shape (B, C, H, W), with B at least 1, got {tuple(images.shape)}")
     if positions.ndim != 3 or positions.shape[-1] not in (2, 3) or len(positions) != count:
@@ -352,7 +341,7 @@ def _check(
         raise InputError("positions must be finite, but some are NaN or infinite")
     if not (positions[..., 2:] > 0).all():
         raise InputError("the third number of a position is a window's scale and must be above 0")
-    if labels is None and settings.labelled:
+    if labels is None and objective in LABELLED:
         raise InputError(f"objective {objective!r} needs labels; without them use 'agree' or 'entropy'")
     if labels is not None and (labels.ndim != 1 or len(labels) != count):
         raise InputError(f"labels must have shape ({count},), one per image, got {tuple(labels.shape)}")

@@ -29,11 +29,6 @@ class GaussianKernels(nn.Module):
     smooth, and little enough that K is well conditioned (11 along each axis of a 14 × 14 grid).
     """
 
-    centres_y: Tensor
-    centres_x: Tensor
-    inverse_y: Tensor
-    inverse_x: Tensor
-
     def __init__(self, grid_size: Sequence[int], sigma: float = 0.8) -> None:
         super().__init__()
         self.grid_size = (int(grid_size[0]), int(grid_size[1]))
@@ -66,10 +61,9 @@ class GaussianKernels(nn.Module):
         Cells are in row order.
         """
         weights = []
-        for axis, cells in enumerate(self.grid_size):
-            centres = (self.centres_y, self.centres_x)[axis]
-            inverse = (self.inverse_y, self.inverse_x)[axis]
-            weights.append(self._kernels(positions[..., axis].float(), centres, cells) @ inverse)
+        for axis, (name, cells) in enumerate(zip("yx", self.grid_size, strict=True)):
+            kernels = self._kernels(positions[..., axis].float(), getattr(self, f"centres_{name}"), cells)
+            weights.append(kernels @ getattr(self, f"inverse_{name}"))
         # Kernels fade beyond the outermost centres. What is missing from one goes to all cells alike,
         # which is a bias in the linear map: an edge token drifts to the table's mean, not to zero.
         missing = 1 - weights[0].sum(-1) * weights[1].sum(-1)

@@ -27,10 +27,6 @@ class Pyramid(NamedTuple):
 
     levels: tuple[Tensor, ...]  # (B, C, H, W), then about half of the height and width each
 
-    def part(self, images: slice) -> "Pyramid":
-        """The pyramid of some of the images."""
-        return Pyramid(tuple(level[images] for level in self.levels))
-
 
 def pyramid(images: Tensor, size: int, scale: float | None = None) -> Pyramid:
     """The levels that windows of K = size samples may need, up to the scale at which one covers the image.

@@ -51,6 +51,7 @@ def test_a_models_scale_is_saved_with_it_and_part_of_its_hash(tmp_path):
     model.save_pretrained(tmp_path / "model")
     assert spot.load(tmp_path / "model").scale == "auto"
     assert spot.load(tmp_path / "model", scale=1.3).scale == 1.3
+    assert spot.load(tmp_path / "model", num_classes=3).scale == "auto"  # also under other options of timm's
     assert hash_model(model) != plain
     model.scale = None
     assert hash_model(model) == plain
