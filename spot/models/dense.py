@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spot.errors import InputError
+from spot.tokens.position_embedding import grid_positions
 
 if TYPE_CHECKING:
     from spot.models.spot_vit import SpotViT
@@ -32,13 +33,8 @@ def features_at(model: "SpotViT", images: Tensor, points: Tensor, positions: Ten
     x, rope = model.embed(images, torch.cat([context, points.to(context)], 1))
     known = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
     known[model.num_prefix_tokens + context.shape[1] :] = False
-    mask = known[None, None, None].expand(len(x), 1, x.shape[1], -1)
-    for index, block in enumerate(model.vit.blocks):
-        if rope is None:
-            x = block(x, attn_mask=mask)
-        else:
-            x = block(x, rope=rope[index] if model.vit.rope_mixed else rope, attn_mask=mask)
-    return model.vit.norm(x)[:, model.num_prefix_tokens + context.shape[1] :]
+    features = model.encode(x, rope, mask=known[None, None, None].expand(len(x), 1, x.shape[1], -1))
+    return features[:, model.num_prefix_tokens + context.shape[1] :]
 
 
 def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours: int = NEIGHBOURS) -> Tensor:
@@ -54,12 +50,8 @@ def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours:
                          f"{tuple(positions.shape)}")  # fmt: skip
     if min(size) < 1 or neighbours < 1:
         raise InputError(f"a map needs at least one cell and one neighbour, got {size} and {neighbours}")
-    height, width = size
-    rows = (torch.arange(height, device=tokens.device) + 0.5) / height
-    columns = (torch.arange(width, device=tokens.device) + 0.5) / width
-    cells = torch.cartesian_prod(rows, columns).expand(len(tokens), -1, -1)
-    unit = torch.tensor([height, width], device=tokens.device)
-    apart = (cells[:, :, None] - positions[:, None, :, :2].float()) * unit
+    cells = grid_positions(size).to(tokens.device)[None]
+    apart = (cells[:, :, None] - positions[:, None, :, :2].float()) * cells.new_tensor(size)
     distance = apart.square().sum(-1).sqrt().clamp(min=1e-6)  # not cdist: it rounds small distances
     near, which = distance.topk(min(neighbours + 1, distance.shape[2]), largest=False)
     if near.shape[2] > neighbours:
@@ -70,7 +62,6 @@ def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours:
     here = near < 1e-4
     weight = torch.where(here.any(-1, keepdim=True), here.to(weight), weight)
     weight = weight / weight.sum(-1, keepdim=True)
-    shape = (*which.shape, tokens.shape[2])
-    chosen = tokens[:, None].expand(-1, which.shape[1], -1, -1).gather(2, which[..., None].expand(shape))
+    chosen = tokens[:, None].take_along_dim(which[..., None], 2)  # (B, cells, neighbours, D)
     values = (chosen * weight[..., None].to(tokens.dtype)).sum(2)
     return values.transpose(1, 2).unflatten(2, size)

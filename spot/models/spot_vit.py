@@ -307,16 +307,17 @@ class SpotViT(
         cells = [length / self.patch_size for length in images.shape[-2:]]
         return x, rotary_embedding(rope, positions, cells)
 
-    def encode(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
-        """Embedded tokens (B, P + N, D) through all blocks and the final norm."""
-        for block in self._blocks(rope):
+    def encode(self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Embedded tokens (B, P + N, D) through all blocks and the final norm; mask: which keys a query may see."""
+        for block in self._blocks(rope, mask):
             x = block(x)
         return self.vit.norm(x)
 
-    def _blocks(self, rope: Tensor | None) -> Iterator[Callable[[Tensor], Tensor]]:
+    def _blocks(self, rope: Tensor | None, mask: Tensor | None = None) -> Iterator[Callable[[Tensor], Tensor]]:
         """The blocks as functions of tokens, under gradient checkpointing where it is on."""
         for index, block in enumerate(self.vit.blocks):
             options = {} if rope is None else {"rope": rope[index] if self.vit.rope_mixed else rope}
+            options |= {} if mask is None else {"attn_mask": mask}
             if self.vit.grad_checkpointing:
                 yield partial(checkpoint, block, **options)
             else:
