@@ -167,7 +167,13 @@ class _Job:
         """The placements of some images."""
         model, settings = self.model, self.settings
         maps = None if self.saliency is None else self.saliency(images, keys)
-        placing = {"tokens": self.tokens, "prior": self.prior, "keys": keys, "seed": self.seed, "maps": maps}
+        placing: dict[str, Any] = {
+            "tokens": self.tokens,
+            "prior": self.prior,
+            "keys": keys,
+            "seed": self.seed,
+            "maps": maps,
+        }
         placing |= {} if self.scale is None else {"scale": self.scale}
         start = model.place(images, **placing)
         targets: Tensor | None = labels
