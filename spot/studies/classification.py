@@ -1,15 +1,13 @@
 """Priors, budgets and backbones: Acc@1 and kNN, with the plain ViT on a part of its grid and the oracle."""
 
-from typing import Any
-
 import torch
 
 from spot.evaluation.accuracy import Setting
 from spot.studies.lab import Lab
-from spot.studies.predictions import NO_KNN, Predictions, over_seeds
+from spot.studies.predictions import NO_KNN, over_seeds
 from spot.studies.priors import PRIORS
 from spot.studies.statistics import difference
-from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, by_budget, cell, pivot
+from spot.studies.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 
 DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"
 LINES = (DROPOUT, *PRIORS, ORACLE)
@@ -54,30 +52,24 @@ def run(lab: Lab) -> Result:
     """Every line at every budget; the sparse one over seeds, the others once."""
     rows: list[Row] = []
     absent = [backbone.name for backbone in lab.backbones if backbone.parent is None]
-    without_knn = False
     for backbone in lab.backbones:
-        dropout = [] if backbone.parent is None else ["patch-dropout"]
-        cells = len(backbone.model.grid())
-        settings = [
-            setting
+        cells = 0 if backbone.parent is None else len(backbone.model.grid())  # that patch dropout can choose from
+        settings = {
+            (line, tokens): lab.seeded(
+                "patch-dropout" if line == DROPOUT else line, tokens, None if tokens == lab.sparse else 1
+            )
             for tokens in lab.tokens
-            for placement in (*(dropout if tokens <= cells else []), *PRIORS)
-            for setting in lab.seeded(placement, tokens, None if tokens == lab.sparse else 1)
-        ]
-        made: dict[tuple[str, int], list[Predictions]] = {}
-        for setting, predictions in zip(settings, lab.accuracy(backbone, settings, knn=True), strict=True):
-            made.setdefault((setting.label, int(setting.tokens or 0)), []).append(predictions)
+            for line in LINES[:-1]
+            if line != DROPOUT or tokens <= cells
+        }
+        made = lab.accuracies(backbone, settings, knn=True)
         for tokens in lab.tokens:
             about: Row = {"backbone": backbone.name, "tokens": tokens}
-            isotropic = made["isotropic", tokens][0].right
-            for line in LINES[:-1]:
-                own = made.get(("patch-dropout" if line == DROPOUT else line, tokens))
-                if own is None:
-                    continue
+            for line in (line for line in LINES if (line, tokens) in made):
+                own = made[line, tokens]
                 row = {**about, "placement": line, **over_seeds(own)}
                 if line != "isotropic":
-                    row |= difference(isotropic, torch.stack([each.right for each in own]))
-                without_knn |= row.get("knn") is None
+                    row |= difference(made["isotropic", tokens][0].right, torch.stack([each.right for each in own]))
                 rows.append(row)
             searched = lab.at(backbone, lab.oracle(backbone, tokens=tokens), bank=Setting("isotropic", tokens))
             rows.append({**about, "placement": ORACLE, **over_seeds([searched])})
@@ -92,7 +84,7 @@ def run(lab: Lab) -> Result:
         notes.append(
             f"{DROPOUT} needs the plain ViT, which is not there for {', '.join(absent)}; give it as NAME=FILE."
         )
-    if without_knn:
+    if any(row.get("knn") is None for row in rows if row["placement"] != ORACLE):
         notes.append(NO_KNN)
     cells = len(lab.backbones[0].model.grid())
     return Result(rows, paper_rows(), notes, data={"cells": cells, "paper_cells": PAPER_TOKENS[-1]})
@@ -100,8 +92,7 @@ def run(lab: Lab) -> Result:
 
 def paper_rows() -> list[Row]:
     return [
-        {"backbone": f"paper: {backbone}", "tokens": tokens, "placement": line, "top1": top1, "knn": knn}
-        | {"images": PAPER_IMAGES}
+        paper_row(backbone, tokens=tokens, placement=line, top1=top1, knn=knn)
         for backbone, lines in PAPER.items()
         for line, values in lines.items()
         for tokens, (top1, knn) in zip(PAPER_TOKENS, values, strict=True)
@@ -111,27 +102,30 @@ def paper_rows() -> list[Row]:
 def table(result: Result) -> list[Row]:
     """Acc@1 with its interval and kNN, a column per budget; ours, then the paper's, which has other budgets."""
 
-    def both(row: Any) -> str:
+    def both(row: Row) -> str:
         return cell(row) + (f" / {row['knn']:.1f}" if row.get("knn") is not None else "")
 
-    named = [{**row, "budget": budget} for row, budget in by_budget(result.rows, result.paper)]
-    ours, papers = named[: len(result.rows)], named[len(result.rows) :]
-    return [line for rows in (ours, papers) for line in pivot(rows, ("backbone", "placement"), "budget", both)]
+    ours = with_counts(Result(result.rows), "placement")
+    named = [{**row, "budget": budget} for row, budget in by_budget(ours, result.paper)]
+    parts = (named[: len(ours)], named[len(ours) :])
+    return [line for rows in parts for line in pivot(rows, ("backbone", "placement"), "budget", both)]
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.accuracy import accuracy
-
-    rows = [{**row, "share": 100 * row["tokens"] / result.data["cells"]} for row in result.rows]
-    rows += [{**row, "share": 100 * row["tokens"] / result.data["paper_cells"]} for row in result.paper]
-    return accuracy(
-        rows, line="placement", across="share", panel="backbone", across_label="tokens, % of the grid",
-        title="Top-1 accuracy by placement and budget: ours, and the paper's on ImageNet",
-    )  # fmt: skip
+def points(result: Result) -> list[Row]:
+    """Every row with its share of its grid, in percent."""
+    cells = [result.data["cells"]] * len(result.rows) + [result.data["paper_cells"]] * len(result.paper)
+    rows = with_counts(result, "placement")
+    return [{**row, "share": 100 * row["tokens"] / count} for row, count in zip(rows, cells, strict=True)]
 
 
 STUDY = Study(
     "classification", "tab:imgcls",
     "How accurate are priors, budgets and backbones (Acc@1 / kNN), beside a plain ViT on fewer patches and the oracle?",
-    run, draw, table,
+    run,
+    figure(
+        "accuracy.accuracy", points, line="placement", across="share", panel="backbone",
+        across_label="tokens, % of the grid",
+        title="Top-1 accuracy by placement and budget: ours, and the paper's on ImageNet",
+    ),
+    table,
 )  # fmt: skip

@@ -9,7 +9,7 @@ are in training; patches of the grid, some dropped at random; and SPoT's isotrop
 from spot.evaluation.accuracy import Setting
 from spot.studies.lab import Lab
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, cell, pivot, signed
+from spot.studies.study import Result, Row, Study, cell, figure, paper_row, pivot, signed
 
 SPOT, ELASTIC, DROPPED = "SPoT, isotropic", "elastic windows", "patch dropout"
 PLACEMENTS = {ELASTIC: "elastic", DROPPED: "patch-dropout", SPOT: "isotropic"}
@@ -34,17 +34,16 @@ def run(lab: Lab) -> Result:
     for backbone in lab.backbones:
         cells = len(backbone.model.grid())
         asked = [(name, tokens) for tokens in budgets(cells) for name in PLACEMENTS]
-        settings = [Setting(PLACEMENTS[name], tokens) for name, tokens in asked]
-        made = dict(zip(asked, lab.accuracy(backbone.by_itself(), settings), strict=True))
-        for (name, tokens), predictions in made.items():
+        settings = {(name, tokens): [Setting(PLACEMENTS[name], tokens)] for name, tokens in asked}
+        made = lab.accuracies(backbone.by_itself(), settings)
+        for (name, tokens), (predictions,) in made.items():
             row: Row = {"backbone": backbone.name, "placement": name, "tokens": tokens, "share": 100 * tokens / cells}
             row |= share(predictions.right)
             if name != SPOT:
-                row |= difference(predictions.right, made[SPOT, tokens].right)
+                row |= difference(predictions.right, made[SPOT, tokens][0].right)
             rows.append(row)
-    about: Row = {"backbone": "paper: MAE-IN1k", "images": PAPER_IMAGES}
     paper = [
-        {**about, "placement": name, "tokens": tokens, "share": 100 * tokens / 196, "top1": value}
+        paper_row("MAE-IN1k", placement=name, tokens=tokens, share=100 * tokens / 196, top1=value)
         for name, values in PAPER.items()
         for tokens, value in zip(budgets(196), values, strict=True)
     ]
@@ -69,17 +68,13 @@ def table(result: Result) -> list[Row]:
     return lines
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.accuracy import accuracy
-
-    return accuracy(
-        [*result.rows, *result.paper], line="placement", across="share", panel="backbone", log=False,
-        across_label="tokens, % of the grid", title="SPoT beside elastic windows, from a fifth of the tokens to all",
-    )  # fmt: skip
-
-
 STUDY = Study(
     "elastic", "tab:elasticvit",
     "From a fifth of the tokens to all: how accurate are SPoT's placements beside elastic windows on whole pixels?",
-    run, draw, table,
+    run,
+    figure(
+        "accuracy.accuracy", line="placement", across="share", panel="backbone", log=False,
+        across_label="tokens, % of the grid", title="SPoT beside elastic windows, from a fifth of the tokens to all",
+    ),
+    table,
 )  # fmt: skip

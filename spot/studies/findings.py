@@ -7,32 +7,21 @@ by one case, and the checks say which. Where the paper says "substantially", the
 SUBSTANTIAL points; where it says "slight", it must stay within SLIGHT percent.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from spot import report
 from spot.errors import InputError
 from spot.studies import classification, off_grid, robustness
-from spot.studies.study import Result, Row
+from spot.studies.study import STUDIES, Result, Row, page
 
 YES, NO, OPEN = "yes", "no", "not decided"
 SUBSTANTIAL = 1.0  # percentage points
 SLIGHT = 5.0  # percent of a token's saliency
-
-CLAIMS = {
-    "finding 1": "Off-grid placement is substantially better than the grid with few tokens.",
-    "finding 2": "Object-centric priors are better with few tokens, even coverage with many.",
-    "finding 3": "The search has a slight bias to salient places, and not more.",
-    "finding 4": "Positions found with one model improve another with few tokens.",
-    "robustness": "Harmful priors and adversarial searches degrade accuracy substantially.",
-}
-NEEDS = {
-    "finding 1": ("off-grid", "classification"),
-    "finding 2": ("classification",),
-    "finding 3": ("saliency-gain",),
-    "finding 4": ("transfer",),
-    "robustness": ("robustness",),
-}
+SETTINGS = ("models", "data", "images", "oracle_images", "seeds", "saliency")  # of a result that is read
 
 
 @dataclass(frozen=True)
@@ -43,161 +32,156 @@ class Check:
     value: float
     low: float
     high: float
-    verdict: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.value:+.1f} ({self.low:+.1f} to {self.high:+.1f}), {self.verdict}"
-
-
-def findings(results: Mapping[str, Result]) -> Result:
-    """A row for each claim, with its verdict, and in `data` every check behind it."""
-    rows: list[Row] = []
-    checks: list[Row] = []
-    for name, claim in CLAIMS.items():
-        missing = [study for study in NEEDS[name] if study not in results]
-        found = list(CHECKS[name](results))
-        verdict = combined((check.verdict for check in found), complete=not missing)
-        counts = {each: sum(check.verdict == each for check in found) for each in (YES, NO, OPEN)}
-        row: Row = {"claim": name, "says": claim, "holds": verdict, **counts}
-        row["rests on"] = ", ".join(f"{study} (missing)" if study in missing else study for study in NEEDS[name])
-        rows.append(row)
-        checks += [{"claim": name, **vars(check)} for check in found]
-    return Result(rows, notes=notes(results), data={"checks": checks}, study="findings", settings=sources(results))
-
-
-def combined(verdicts: Iterable[str], *, complete: bool = True) -> str:
-    """One verdict of many: no if any is no, yes if all are yes and none is missing."""
-    seen = list(verdicts)
-    if NO in seen:
-        return NO
-    return YES if seen and complete and all(verdict == YES for verdict in seen) else OPEN
+    result: str
 
 
 def more(what: str, value: float, low: float, high: float, *, least: float = 0.0) -> Check:
     """The claim that something is more, by at least `least`."""
-    if low > 0 and value >= least:
-        return Check(what, value, low, high, YES)
-    return Check(what, value, low, high, NO if high < least or high <= 0 else OPEN)
+    no = high < least or high <= 0
+    return Check(what, value, low, high, YES if low > 0 and value >= least else NO if no else OPEN)
+
+
+substantially = partial(more, least=SUBSTANTIAL)
 
 
 def slight(what: str, value: float, low: float, high: float) -> Check:
     """The claim that something is no more than slight, either way."""
-    if low > -SLIGHT and high < SLIGHT:
-        return Check(what, value, low, high, YES)
-    return Check(what, value, low, high, NO if low > SLIGHT or high < -SLIGHT else OPEN)
+    yes, no = low > -SLIGHT and high < SLIGHT, low > SLIGHT or high < -SLIGHT
+    return Check(what, value, low, high, YES if yes else NO if no else OPEN)
 
 
-def turned(row: Row) -> tuple[float, float, float]:
-    """A row's difference the other way round: isotropic minus the row's placement."""
-    return 0 - row["delta"], 0 - row["delta_high"], 0 - row["delta_low"]  # and never −0
+def combined(results: Iterable[str], *, complete: bool = True) -> str:
+    """One result of many: no if any is no, yes if all are yes and none is missing."""
+    seen = set(results)
+    return NO if NO in seen else YES if seen == {YES} and complete else OPEN
 
 
-def off_grid_is_better(results: Mapping[str, Result]) -> Iterator[Check]:
-    for row in rows_of(results, "off-grid"):
-        if row["placement"] == off_grid.SUBPIXEL:
-            what = f"{row['backbone']}, subpixel − grid, {row['steps']} steps at {row['lr']:g}"
-            yield more(what, row["delta"], row["delta_low"], row["delta_high"], least=SUBSTANTIAL)
-    rows = rows_of(results, "classification")
-    for row in rows:
-        if row["tokens"] == fewest(rows) and row["placement"] == classification.DROPOUT:
-            what = f"{row['backbone']}, isotropic − plain ViT's patches, {row['tokens']} tokens"
-            yield more(what, *turned(row), least=SUBSTANTIAL)
+@dataclass(frozen=True)
+class Rule:
+    """Which rows of a study are checks of a claim."""
+
+    claim: str
+    study: str
+    what: str  # the difference in words, with values of the row
+    name: str = "delta"  # of the difference in the row
+    placements: Sequence[str] = ()  # of the row; by default any
+    budget: str = ""  # few or many: only rows with the fewest or the most tokens
+    turned: bool = False  # the difference the other way round
+    check: Callable[..., Check] = more
+
+    def applies(self, row: Row, budgets: Sequence[int]) -> bool:
+        """Whether a row of the study, with these budgets in rising order, is a check."""
+        if self.budget == "many" and len(budgets) < 2:
+            return False
+        wanted = {"few": budgets[:1], "many": budgets[-1:]}.get(self.budget, [row.get("tokens")])
+        return row.get("tokens") in wanted and (not self.placements or row["placement"] in self.placements)
+
+    def of(self, row: Row) -> Check:
+        value, low, high = (row[self.name + end] for end in ("", "_low", "_high"))
+        if self.turned:
+            value, low, high = 0 - value, 0 - high, 0 - low  # and never −0
+        return self.check(self.what.format_map(row), value, low, high)
 
 
-def objects_then_coverage(results: Mapping[str, Result]) -> Iterator[Check]:
-    rows = rows_of(results, "classification")
-    few, many = fewest(rows), max((row["tokens"] for row in rows), default=0)
-    for row in rows:
-        what = f"{row['backbone']}, {{}}, {row['tokens']} tokens"
-        if row["tokens"] == few and row["placement"] in ("center", "salient"):
-            name = what.format(f"{row['placement']} − isotropic")
-            yield more(name, row["delta"], row["delta_low"], row["delta_high"])
-        if row["tokens"] == many > few and row["placement"] in ("uniform", "salient"):
-            yield more(what.format(f"isotropic − {row['placement']}"), *turned(row))
-
-
-def saliency_is_slight(results: Mapping[str, Result]) -> Iterator[Check]:
-    for row in rows_of(results, "saliency-gain"):
-        what = f"{row['backbone']}, saliency gained beyond the control, {row['tokens']} tokens"
-        yield slight(what, row["excess"], row["excess_low"], row["excess_high"])
-
-
-def positions_transfer(results: Mapping[str, Result]) -> Iterator[Check]:
-    for row in rows_of(results, "transfer"):
-        what = f"{row['source']} → {row['target']}, transfer − isotropic"
-        yield more(what, row["delta"], row["delta_low"], row["delta_high"])
-
-
-def harm_degrades(results: Mapping[str, Result]) -> Iterator[Check]:
-    for row in rows_of(results, "robustness"):
-        if row["placement"] in robustness.HARMS:
-            what = f"{row['backbone']}, isotropic − {row['placement']}"
-            yield more(what, row["drop"], row["drop_low"], row["drop_high"], least=SUBSTANTIAL)
-
-
-CHECKS = {
-    "finding 1": off_grid_is_better,
-    "finding 2": objects_then_coverage,
-    "finding 3": saliency_is_slight,
-    "finding 4": positions_transfer,
-    "robustness": harm_degrades,
+RULES = (
+    Rule(
+        "finding 1", "off-grid", "{backbone}, subpixel − grid, {steps} steps at {lr:g}",
+        placements=[off_grid.SUBPIXEL], check=substantially,
+    ),
+    Rule(
+        "finding 1", "classification", "{backbone}, isotropic − plain ViT's patches, {tokens} tokens",
+        placements=[classification.DROPOUT], budget="few", turned=True, check=substantially,
+    ),
+    Rule(
+        "finding 2", "classification", "{backbone}, {placement} − isotropic, {tokens} tokens",
+        placements=["center", "salient"], budget="few",
+    ),
+    Rule(
+        "finding 2", "classification", "{backbone}, isotropic − {placement}, {tokens} tokens",
+        placements=["uniform", "salient"], budget="many", turned=True,
+    ),
+    Rule(
+        "finding 3", "saliency-gain", "{backbone}, saliency gained beyond the control, {tokens} tokens", "excess",
+        check=slight,
+    ),
+    Rule("finding 4", "transfer", "{source} → {target}, transfer − isotropic"),
+    Rule(
+        "robustness", "robustness", "{backbone}, isotropic − {placement}", "drop",
+        placements=robustness.HARMS, check=substantially,
+    ),
+)  # fmt: skip
+CLAIMS = {
+    "finding 1": "Off-grid placement is substantially better than the grid with few tokens.",
+    "finding 2": "Object-centric priors are better with few tokens, even coverage with many.",
+    "finding 3": "The search has a slight bias to salient places, and not more.",
+    "finding 4": "Positions found with one model improve another with few tokens.",
+    "robustness": "Harmful priors and adversarial searches degrade accuracy substantially.",
 }
+NEEDED = tuple(dict.fromkeys(rule.study for rule in RULES))
 
 
-def rows_of(results: Mapping[str, Result], study: str) -> list[Row]:
-    return results[study].rows if study in results else []
-
-
-def fewest(rows: Iterable[Row]) -> int:
-    return min((row["tokens"] for row in rows), default=0)
-
-
-def sources(results: Mapping[str, Result]) -> Row:
-    """Which results were read, and on what they were measured."""
-    kept = ("models", "data", "images", "oracle_images", "seeds", "saliency")
-    return {name: {key: result.settings.get(key) for key in kept} for name, result in results.items()}
-
-
-def notes(results: Mapping[str, Result]) -> list[str]:
-    text = [
+def findings(results: Mapping[str, Result]) -> Result:
+    """A row for each claim, whether it holds, and in `data` every check behind it."""
+    rows: list[Row] = []
+    checks: list[Row] = []
+    for name, says in CLAIMS.items():
+        needs = list(dict.fromkeys(rule.study for rule in RULES if rule.claim == name))
+        own = [check for study in needs if study in results for check in checked(name, study, results[study].rows)]
+        holds = combined((each.result for each in own), complete=all(study in results for study in needs))
+        counts = {each: sum(check.result == each for check in own) for each in (YES, NO, OPEN)}
+        rests = ", ".join(study if study in results else f"{study} (missing)" for study in needs)
+        rows.append({"claim": name, "says": says, "holds": holds, **counts, "rests on": rests})
+        checks += [{"claim": name, **vars(each)} for each in own]
+    notes = [
         f"A check is yes or no where its 95 % interval says so; substantially is {SUBSTANTIAL:g} point or more, slight "
         f"within {SLIGHT:g} % either way. One no refutes a claim, and the checks say where.",
         "Finding 3 also says that tokens depend on each other more than on saliency; no study measures that.",
     ]
-    measured = {str(result.settings.get("data")) for result in results.values()}
-    if len(measured) > 1:
-        text.append(f"The results are of different data ({', '.join(sorted(measured))}); a claim may rest on both.")
-    return text
+    data = {str(result.settings.get("data")) for result in results.values()}
+    if len(data) > 1:
+        notes.append(f"The results are of different data ({', '.join(sorted(data))}); a claim may rest on both.")
+    missing = [study for study in NEEDED if study not in results]
+    if missing:
+        notes.append(f"What is missing is measured by {'; '.join(command_for(study, results) for study in missing)}.")
+    settings = {name: {key: each.settings.get(key) for key in SETTINGS} for name, each in results.items()}
+    return Result(rows, notes=notes, data={"checks": checks}, study="findings", settings=settings)
+
+
+def checked(claim: str, study: str, rows: Sequence[Row]) -> list[Check]:
+    """The checks of a claim in one study's rows."""
+    rules = [rule for rule in RULES if (rule.claim, rule.study) == (claim, study)]
+    budgets = sorted({row["tokens"] for row in rows if "tokens" in row})
+    return [rule.of(row) for row in rows for rule in rules if rule.applies(row, budgets)]
+
+
+def command_for(study: str, results: Mapping[str, Result]) -> str:
+    """What measures a study, on the same models and images as one of the results."""
+    for result in results.values():
+        words = shlex.split(result.settings.get("command", ""))
+        if words[:2] == ["spot", "study"] and words[2] in (*STUDIES, "all"):
+            return shlex.join(["spot", "study", study, *words[3:]])
+    return f"spot study {study}"
 
 
 def read(folder: str | Path) -> Result:
     """The findings by the results in a folder."""
-    needed = dict.fromkeys(study for studies in NEEDS.values() for study in studies)
-    paths = {study: Path(folder) / f"{study}.json" for study in needed}
+    paths = {study: Path(folder) / f"{study}.json" for study in NEEDED}
     results = {study: Result.load(path) for study, path in paths.items() if path.is_file()}
     if not results:
-        raise InputError(f"there is no result of {', '.join(needed)} in {folder}; run spot study all first")
+        raise InputError(f"there is no result of {', '.join(NEEDED)} in {folder}; run spot study all first")
     return findings(results)
 
 
 def markdown(result: Result) -> str:
-    """A page: the verdicts, then the checks behind them."""
-    from spot import report
-
-    parts = ["# findings", report.markdown(result.rows), "\n".join(f"- {note}" for note in result.notes)]
-    parts += ["## Checks", report.markdown(lines(result))]
-    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+    """A page: the claims, then the checks behind them."""
+    checks = ("## Checks", report.markdown(lines(result)))
+    return page("# findings", report.markdown(result.rows), result.notes, *checks)
 
 
 def lines(result: Result) -> list[Row]:
     """The checks as a person reads them."""
     return [
-        {
-            "claim": row["claim"],
-            "difference": row["what"],
-            "value": f"{row['value']:+.1f}",
-            "95 %": f"{row['low']:+.1f} to {row['high']:+.1f}",
-            "says": row["verdict"],
-        }
+        {"claim": row["claim"], "difference": row["what"], "value": f"{row['value']:+.1f}"}
+        | {"95 %": f"{row['low']:+.1f} to {row['high']:+.1f}", "says": row["result"]}
         for row in result.data["checks"]
     ]

@@ -14,8 +14,9 @@ torchrun the images are shared out, every process gets every prediction, and the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from spot.models.baselines import BASELINES
 from spot.models.protocol import TokenModel
 from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
-from spot.placement.oracle import PRESETS, snapped
+from spot.placement.oracle import PRESETS, SearchSettings, snapped
 from spot.placement.priors import PRIORS
 from spot.placement.sizes import Scale
 from spot.processes import this_process
@@ -41,6 +42,7 @@ from spot.studies.study import PAPER_IMAGES
 
 AT_ONCE = 12  # placements measured in one pass over the images, at most
 Tensors = dict[str, Tensor]
+T = TypeVar("T")
 
 
 class Lab:
@@ -134,7 +136,14 @@ class Lab:
         there is a bank (and, for priors that read maps, maps of its images).
         """
         candidates = [self.candidate(backbone, setting) for setting in settings]
-        return self._predictions(backbone, candidates, list(candidates) if knn else [None] * len(candidates))
+        return self._predictions(backbone, [(each, each if knn else None) for each in candidates])
+
+    def accuracies(
+        self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], *, knn: bool = False
+    ) -> dict[T, list[Predictions]]:
+        """The same for settings under names, such as a placement's seeds."""
+        made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], knn=knn))
+        return {name: list(islice(made, len(own))) for name, own in settings.items()}
 
     def at(
         self, backbone: Backbone, placements: Placements, *, snap: bool = False, bank: Setting | None = None
@@ -149,8 +158,8 @@ class Lab:
         if snap:
             positions = snapped(positions, backbone.model.grid_size)
         given = Candidate(backbone.model, Placements(keys, positions), name="given")
-        banks = [None if bank is None else self.candidate(backbone, bank)]
-        return self._predictions(backbone, [given], banks, oracle=True)[0]
+        voter = None if bank is None else self.candidate(backbone, bank)
+        return self._predictions(backbone, [(given, voter)], oracle=True)[0]
 
     def oracle(
         self,
@@ -158,29 +167,28 @@ class Lab:
         prior: str = "isotropic",
         tokens: int | None = None,
         *,
-        preset: str = "paper",
+        preset: SearchSettings = PRESETS["paper"],
         objective: str = "descent",
-        seed: int = 0,
         scale: Scale | None = None,
     ) -> Placements:
-        """Positions found by searching every oracle image from a prior, with their trajectories.
+        """Searched positions of every oracle image, from a prior, with their trajectories.
 
         With a scale other than 1 the search starts there, and moves the windows' scales too.
         `values` has labels (M,), predictions and losses (M, steps + 1); see `predicted`.
         """
-        start = Setting(prior, self.sparse if tokens is None else tokens, seed, scale=scale)
+        model, tokens = backbone.model, self.sparse if tokens is None else tokens
+        start = Setting(prior, tokens, scale=scale)
         about = self.about(backbone, self.candidate(backbone, start), oracle=True)
-        search = PRESETS[preset].changed(objective=objective)
+        search = preset.changed(objective=objective)
         about |= {"kind": "oracle", "search": search.as_json(), "objective": objective}
         return search_dataset(
-            backbone.model,
-            self.sources.images(backbone.model, oracle=True),
+            model,
+            self.sources.images(model, oracle=True),
             self.cache.path(about),
             prior=prior,
-            tokens=start.tokens,
+            tokens=tokens,
             scale=scale,
-            saliency=self.sources.saliency(backbone.model) if PRIORS[prior].needs_map else None,
-            seed=seed,
+            saliency=self.sources.saliency(model) if PRIORS[prior].needs_map else None,
             batch_size=self.settings.batch_size,
             workers=self.settings.workers,
             state=self.state,
@@ -189,13 +197,13 @@ class Lab:
             settings=search,
         ).placements
 
-    def remember(self, about: Mapping[str, Any], compute: Callable[[], Mapping[str, Tensor]]) -> Tensors:
+    def remember(self, about: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
         """Any other measurement: read from the cache, or computed (by every process) and kept."""
         about = as_json(about)
         known = self.cache.get(about)
         self.state.wait_for_everyone()
         if known is None:
-            known = dict(compute())
+            known = compute()
             self._keep(about, known)
             self.state.wait_for_everyone()
         return known
@@ -209,108 +217,90 @@ class Lab:
     # Inside
 
     def _predictions(
-        self,
-        backbone: Backbone,
-        candidates: Sequence[Candidate],
-        banks: Sequence[Candidate | None],
-        *,
-        oracle: bool = False,
+        self, backbone: Backbone, pairs: Sequence[tuple[Candidate, Candidate | None]], *, oracle: bool = False
     ) -> list[Predictions]:
         """Predictions of candidates and, where there can be a bank, votes of neighbours in a bank placed so."""
-        voters = [bank if bank is not None and self._can_vote(backbone, bank) else None for bank in banks]
-        abouts = [self.about(backbone, candidate, oracle=oracle) for candidate in candidates]
-        votes = [
-            None if voter is None else {**about, "kind": "knn", "bank": self._about_bank(backbone, voter)}
-            for about, voter in zip(abouts, voters, strict=True)
-        ]
-        known = [self.cache.get(about) for about in abouts]
-        known_votes = [None if vote is None else self.cache.get(vote) for vote in votes]
+        pairs = [(each, bank if bank is not None and self._can_vote(backbone, bank) else None) for each, bank in pairs]
+        # Of every pair two entries: the outcome, and the votes, which also depend on the bank.
+        abouts: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+        for candidate, bank in pairs:
+            about, vote = self.about(backbone, candidate, oracle=oracle), None
+            if bank is not None:
+                images = self.sources.images_hash(backbone.model, bank=True)
+                vote = {**about, "kind": "knn", "bank": self._determinants(backbone, bank, images)}
+            abouts.append((about, vote))
+        known = [(self.cache.get(about), vote and self.cache.get(vote)) for about, vote in abouts]
         self.state.wait_for_everyone()  # before the first process writes what another looks for
         missing = [
-            index
-            for index, vote in enumerate(votes)
-            if known[index] is None or (vote is not None and known_votes[index] is None)
+            index for index, (_, vote) in enumerate(abouts) if known[index][0] is None or (vote and not known[index][1])
         ]
-        at_once = self._at_once(backbone)
-        for kind in (False, True):  # features are kept only where neighbours vote
-            rows = [index for index in missing if (voters[index] is not None) == kind]
+        # Features must fit into memory, and a kill must not undo much.
+        count = len(self.sources.images(backbone.model))
+        at_once = max(1, min(AT_ONCE, int(self.settings.memory / (4 * count * backbone.model.embed_dim))))
+        for knn in (False, True):  # features are kept only where neighbours vote
+            rows = [index for index in missing if (pairs[index][1] is not None) == knn]
             for group in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
-                some = [(candidates[index], voters[index]) for index in group]
-                for index, (outcome, vote) in zip(group, self._measured(backbone, some, kind, oracle), strict=True):
-                    self._keep(abouts[index], outcome)
-                    self._keep(votes[index], vote)
-                    known[index], known_votes[index] = outcome, vote
+                made = self._measured(backbone, [pairs[index] for index in group], oracle)
+                for index, entries in zip(group, made, strict=True):
+                    known[index] = entries
+                    for about, tensors in zip(abouts[index], entries, strict=True):
+                        self._keep(about, tensors)
                 self.state.wait_for_everyone()
         return [
-            Predictions(decode_names(outcome["keys"]), outcome["ranks"] == 0, None if vote is None else vote["right"])  # type: ignore[index]
-            for outcome, vote in zip(known, known_votes, strict=True)
+            Predictions(decode_names(outcome["keys"]), outcome["ranks"] == 0, vote and vote["right"])
+            for outcome, vote in known
+            if outcome is not None  # all are there by now
         ]
 
     def _measured(
-        self, backbone: Backbone, some: Sequence[tuple[Candidate, Candidate | None]], knn: bool, oracle: bool
+        self, backbone: Backbone, pairs: Sequence[tuple[Candidate, Candidate | None]], oracle: bool
     ) -> list[tuple[Tensors, Tensors | None]]:
-        """Outcomes and votes of some candidates, in one pass over the images."""
-        candidates = [candidate for candidate, _ in some]
-        banks = self._banks(backbone, [bank for _, bank in some if bank is not None])
-        images = self.sources.images(backbone.model, oracle=oracle)
+        """Outcomes and votes of some candidates, in one pass over the images; of the voters all or none."""
+        model, given = backbone.model, self.settings
+        candidates, voters = [each for each, _ in pairs], [bank for _, bank in pairs if bank is not None]
+        banks = []
+        if voters:
+            maps = any(map(needs_map, voters))
+            banks = build_banks(
+                model,
+                self.sources.bank(model),
+                voters,
+                self.cache.folder,
+                batch_size=given.batch_size,
+                workers=given.workers,
+                saliency=self.sources.saliency(model, str(given.bank)) if maps else None,
+                maps=self.sources.maps_hash() if maps else "",
+                memory=given.memory,
+                shown=self.main,
+            )
         sharing = {"process": self.state.process_index, "processes": self.state.num_processes}
         made = evaluate(
-            backbone.model,
-            loader(images, self.settings.batch_size, self.settings.workers, **sharing),
+            model,
+            loader(self.sources.images(model, oracle=oracle), given.batch_size, given.workers, **sharing),
             candidates,
-            saliency=self.sources.saliency(backbone.model) if any(map(needs_map, candidates)) else None,
-            features=knn,
+            saliency=self.sources.saliency(model) if any(map(needs_map, candidates)) else None,
+            features=bool(banks),
             shown=self.main,
-            title=f"{backbone.name}, {len(some)} placement{'s' if len(some) > 1 else ''}",
+            title=f"{backbone.name}, {len(pairs)} placement{'s' if len(pairs) > 1 else ''}",
         )
-        keys = encode_names(made.keys)
-        results: list[tuple[Tensors, Tensors | None]] = []
-        for index in range(len(some)):
-            outcome = {"keys": keys, "ranks": made.ranks[index].to(torch.int32), "losses": made.losses[index].float()}
-            vote = None
-            if knn:
-                answers = classify(made.features[index].to(self.state.device), banks[index]).cpu()
-                vote = {"right": answers[:, 0] == made.labels}
-            results.append((outcome, vote))
-        return results
-
-    def _banks(self, backbone: Backbone, candidates: Sequence[Candidate]) -> list[Any]:
-        """A kNN bank for each candidate, kept in the cache folder."""
-        if not candidates:
-            return []
-        maps = any(map(needs_map, candidates))
-        return build_banks(
-            backbone.model,
-            self.sources.bank(backbone.model),
-            candidates,
-            self.cache.folder,
-            batch_size=self.settings.batch_size,
-            workers=self.settings.workers,
-            saliency=self.sources.saliency(backbone.model, str(self.settings.bank)) if maps else None,
-            maps=self.sources.maps_hash() if maps else "",
-            memory=self.settings.memory,
-            shown=self.main,
-        )
+        keys, ranks, losses = encode_names(made.keys), made.ranks.to(torch.int32), made.losses.float()
+        outcomes = [{"keys": keys, "ranks": ranks[index], "losses": losses[index]} for index in range(len(pairs))]
+        if not banks:
+            return [(outcome, None) for outcome in outcomes]
+        answers = [classify(each.to(self.state.device), bank) for each, bank in zip(made.features, banks, strict=True)]
+        votes = [{"right": answer[:, 0].cpu() == made.labels} for answer in answers]
+        return list(zip(outcomes, votes, strict=True))
 
     def _determinants(self, backbone: Backbone, candidate: Candidate, images: str) -> dict[str, Any]:
         own = candidate.model.spot_vit is backbone.model
         maps = self.sources.maps_hash() if needs_map(candidate) else ""
         return determinants(candidate, backbone.hash if own else backbone.parent_hash, images, maps)
 
-    def _about_bank(self, backbone: Backbone, bank: Candidate) -> dict[str, Any]:
-        return self._determinants(backbone, bank, self.sources.images_hash(backbone.model, bank=True))
-
     def _can_vote(self, backbone: Backbone, bank: Candidate) -> bool:
         """Whether there is a bank for this placement."""
-        if self.settings.bank is None:
-            return False
-        return not needs_map(bank) or self.sources.has_maps_of_bank(backbone.model)
+        known = self.settings.bank is not None
+        return known and (not needs_map(bank) or self.sources.has_maps_of_bank(backbone.model))
 
-    def _at_once(self, backbone: Backbone) -> int:
-        """How many candidates to measure in a pass: their features must fit into memory, and a kill not undo much."""
-        count = len(self.sources.images(backbone.model))
-        return max(1, min(AT_ONCE, int(self.settings.memory / (4 * count * backbone.model.embed_dim))))
-
-    def _keep(self, about: Mapping[str, Any] | None, tensors: Mapping[str, Tensor] | None) -> None:
+    def _keep(self, about: Mapping[str, Any] | None, tensors: Tensors | None) -> None:
         if self.main and about is not None and tensors is not None:
             self.cache.put(about, tensors)

@@ -7,7 +7,7 @@ from spot.placement.oracle import PRESETS
 from spot.studies.lab import Lab
 from spot.studies.predictions import predicted
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, Table, cell, p_value, signed
+from spot.studies.study import Result, Row, Study, Table, cell, figure, p_value, paper_row, signed
 
 PRIOR, GRID, SUBPIXEL = "prior", "oracle, grid", "oracle, subpixel"
 
@@ -25,32 +25,22 @@ def run(lab: Lab) -> Result:
     rows: list[Row] = []
     for backbone in lab.backbones:
         about = {"backbone": backbone.name, "tokens": lab.sparse}
-        searched = {}
-        for preset in ("paper", "paper-long"):
+        grid, free = [], []
+        for preset in (PRESETS["paper"], PRESETS["paper-long"]):
             placements = lab.oracle(backbone, preset=preset)
-            searched[preset] = predicted(placements), lab.at(backbone, placements, snap=True)
-            if preset == "paper":
-                rows.append({**about, "placement": PRIOR, **share(predicted(placements, 0).right)})
-        for name, which in ((GRID, 1), (SUBPIXEL, 0)):
-            for preset, pair in searched.items():
-                row = {
-                    **about,
-                    "placement": name,
-                    "steps": PRESETS[preset].steps,
-                    "lr": PRESETS[preset].lr,
-                    **share(pair[which].right),
-                }
-                if name == SUBPIXEL:
-                    row |= difference(pair[1].on(pair[0].keys).right, pair[0].right)
-                rows.append(row)
+            there, moved = predicted(placements), lab.at(backbone, placements, snap=True)
+            how = {"steps": preset.steps, "lr": preset.lr}
+            grid.append({**about, "placement": GRID, **how, **share(moved.right)})
+            gain = difference(moved.on(there.keys).right, there.right)
+            free.append({**about, "placement": SUBPIXEL, **how, **share(there.right), **gain})
+        rows += [{**about, "placement": PRIOR, **share(predicted(placements, 0).right)}, *grid, *free]
     notes = [
         lab.differs(),
         "gain is subpixel minus grid at the same learning rate, on the same images; p is McNemar's, exact.",
         f"The search knows the label. It has {lab.sparse} of {len(lab.backbones[0].model.grid())} tokens (the paper's: "
         "25 of 196). On the grid two tokens may share a cell.",
     ]
-    paper = [{"backbone": "paper: MAE-IN1k", "tokens": 25, "images": PAPER_IMAGES, **row} for row in PAPER]
-    return Result(rows, paper, notes)
+    return Result(rows, [paper_row("MAE-IN1k", tokens=25, **row) for row in PAPER], notes)
 
 
 TABLE: Table = {
@@ -61,21 +51,20 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.bars import grouped_bars
-
-    rows = [
+def bars(result: Result) -> list[Row]:
+    return [
         {**row, "where": row["placement"] + (f", {row['steps']} steps at {row['lr']:g}" if row.get("steps") else "")}
         for row in [*result.rows, *result.paper]
     ]
-    return grouped_bars(
-        rows, group="backbone", bar="where", value="top1", low="low", high="high", label="top-1 accuracy, %",
-        title="Searched positions, moved to the grid and free",
-    )  # fmt: skip
 
 
 STUDY = Study(
     "off-grid", "tab:off_grid_vs_grid",
     "Are grids a limitation: how much do searched positions lose when they must lie on the patch grid?",
-    run, draw, TABLE,
+    run,
+    figure(
+        "bars.grouped_bars", bars, group="backbone", bar="where", value="top1", low="low", high="high",
+        label="top-1 accuracy, %", title="Searched positions, moved to the grid and free",
+    ),
+    TABLE,
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from spot.studies.lab import Lab
 from spot.studies.predictions import NO_KNN, over_seeds, predicted
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, Table, cell, signed
+from spot.studies.study import Result, Row, Study, Table, cell, each_value, figure, paper_row, signed
 
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")  # focus is ours
 
@@ -31,14 +31,10 @@ PAPER = {
 def run(lab: Lab) -> Result:
     """Every prior at the sparse budget, as it is and searched from."""
     rows: list[Row] = []
-    missing = False
     for backbone in lab.backbones:
-        settings = [setting for prior in PRIORS for setting in lab.seeded(prior, lab.sparse)]
-        made = list(zip(settings, lab.accuracy(backbone, settings, knn=True), strict=True))
-        for prior in PRIORS:
-            row: Row = {"backbone": backbone.name, "tokens": lab.sparse, "prior": prior}
-            row |= over_seeds([predictions for setting, predictions in made if setting.label == prior])
-            missing |= "knn" not in row
+        settings = {prior: lab.seeded(prior, lab.sparse) for prior in PRIORS}
+        for prior, own in lab.accuracies(backbone, settings, knn=True).items():
+            row: Row = {"backbone": backbone.name, "tokens": lab.sparse, "prior": prior, **over_seeds(own)}
             placements = lab.oracle(backbone, prior)
             before, after = predicted(placements, 0), predicted(placements)
             searched = share(after.right, "oracle")
@@ -55,24 +51,18 @@ def run(lab: Lab) -> Result:
     ]
     if lab.settings.bank == "scenes":
         notes.append(f"kNN: neighbours among {lab.settings.bank_limit:,} training scenes, placed by the same prior.")
-    if missing:
+    if any("knn" not in row for row in rows):
         notes.append(NO_KNN)
     return Result(rows, paper_rows(), notes)
 
 
 def paper_rows() -> list[Row]:
     return [
-        {"backbone": f"paper: {backbone}", "tokens": 25, "prior": prior, "top1": top1, "knn": knn, "knn_std": std}
-        | {"oracle": round(top1 + gain, 2), "delta": gain, "images": PAPER_IMAGES}
+        paper_row(backbone, tokens=25, prior=prior, top1=top1, knn=knn, knn_std=std, delta=gain)
+        | {"oracle": round(top1 + gain, 2)}
         for backbone, lines in PAPER.items()
         for prior, (knn, std, top1, gain) in lines.items()
     ]
-
-
-TABLE: Table = {
-    "backbone": "backbone", "tokens": "tokens", "prior": "prior", "kNN %": lambda row: deviation(row), "Acc@1 %": cell,
-    "±": "std", "oracle gain": signed, "images": "images",
-}  # fmt: skip
 
 
 def deviation(row: Row) -> str:
@@ -82,27 +72,34 @@ def deviation(row: Row) -> str:
     return f"{row['knn']:.1f}" + (f" ± {row['knn_std']:.1f}" if row.get("knn_std") is not None else "")
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.bars import grouped_bars
+def images(row: Row) -> str:
+    """How many, and how many of them were searched."""
+    searched = row.get("oracle_images", row["images"])
+    return f"{row['images']}" + (f" (gain: {searched})" if searched != row["images"] else "")
 
-    rows = []
-    for row in [*result.rows, *result.paper]:
-        about = {"backbone": row["backbone"], "prior": row["prior"]}
-        for what, value, prefix in (
-            ("Acc@1", "top1", ""),
-            ("kNN", "knn", "knn_"),
-            ("after the search", "oracle", "oracle_"),
-        ):
-            ends = {end: row.get(prefix + end) for end in ("low", "high")}
-            rows.append({**about, "what": what, "value": row.get(value), **ends})
-    return grouped_bars(
-        rows, group="prior", bar="what", value="value", low="low", high="high", panel="backbone",
-        label="accuracy, %", title=f"Priors with few tokens: {result.rows[0]['tokens']} (the paper: 25)",
-    )  # fmt: skip
+
+TABLE: Table = {
+    "backbone": "backbone", "tokens": "tokens", "prior": "prior", "kNN %": deviation, "Acc@1 %": cell, "±": "std",
+    "oracle gain": signed, "images": images,
+}  # fmt: skip
+
+
+def bars(result: Result) -> list[Row]:
+    """Accuracy, kNN accuracy and accuracy after the search, of every prior."""
+    first = result.rows[0]
+    counts = f" (ours: {first['oracle_images']:,} images)" if first["oracle_images"] < first["images"] else ""
+    after = f"after the search{counts}"
+    values = {"Acc@1": ("top1", "low", "high"), "kNN": ("knn", "knn_low", "knn_high")}
+    return each_value([*result.rows, *result.paper], {**values, after: ("oracle", "oracle_low", "oracle_high")})
 
 
 STUDY = Study(
     "priors", "tab:grid_prior",
     "Do object-centric priors improve predictions: Acc@1, kNN and what a search adds, by prior, with few tokens?",
-    run, draw, TABLE,
+    run,
+    figure(
+        "bars.grouped_bars", bars, group="prior", bar="what", value="value", low="low", high="high", panel="backbone",
+        label="accuracy, %", title="Priors with few tokens: {tokens} (the paper: 25)",
+    ),
+    TABLE,
 )  # fmt: skip

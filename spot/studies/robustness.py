@@ -1,14 +1,13 @@
 """Harmful priors and adversarial searches with few tokens, and how much accuracy they cost."""
 
-from typing import Any
+from functools import partial
 
 import torch
 
-from spot.evaluation.accuracy import Setting
 from spot.studies.lab import Lab
 from spot.studies.predictions import predicted
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, cell, pivot
+from spot.studies.study import Result, Row, Study, cell, figure, paper_row, pivot, with_counts
 
 BASELINE = "isotropic"
 HARMS = ("background", "boundary", "ascent", "label obfuscation")
@@ -28,14 +27,11 @@ def run(lab: Lab) -> Result:
     rows: list[Row] = []
     for backbone in lab.backbones:
         about = {"backbone": backbone.name, "tokens": lab.sparse}
-        settings = [Setting(BASELINE, lab.sparse)]
-        settings += [setting for prior in HARMS[:2] for setting in lab.seeded(prior, lab.sparse)]
-        made = list(zip(settings, lab.accuracy(backbone, settings), strict=True))
-        original = made[0][1].right
+        made = lab.accuracies(backbone, {prior: lab.seeded(prior, lab.sparse) for prior in (BASELINE, *HARMS[:2])})
+        original = made.pop(BASELINE)[0].right
         rows.append({**about, "placement": BASELINE, **share(original)})
-        for prior in HARMS[:2]:
-            harmed = torch.stack([each.right for setting, each in made if setting.label == prior])
-            rows.append({**about, "placement": prior, **harm(original, harmed)})
+        for prior, own in made.items():
+            rows.append({**about, "placement": prior, **harm(original, torch.stack([each.right for each in own]))})
         for name, objective in zip(HARMS[2:], ("ascent", "obfuscate"), strict=True):
             placements = lab.oracle(backbone, objective=objective)
             before, after = predicted(placements, 0), predicted(placements)
@@ -78,35 +74,31 @@ def slips() -> list[str]:
 def paper_rows() -> list[Row]:
     rows: list[Row] = []
     for backbone, (original, values) in PAPER.items():
-        about: Row = {"backbone": f"paper: {backbone}", "tokens": 25, "images": PAPER_IMAGES}
-        rows.append({**about, "placement": BASELINE, "top1": original})
+        rows.append(paper_row(backbone, tokens=25, placement=BASELINE, top1=original))
         for name, (top1, printed) in zip(HARMS, values, strict=True):
-            drop = round(original - top1, 2)
-            rows.append({**about, "placement": name, "top1": top1, "drop": drop, "printed_drop": printed})
+            drops = {"drop": round(original - top1, 2), "printed_drop": printed}
+            rows.append(paper_row(backbone, tokens=25, placement=name, top1=top1, **drops))
     return rows
 
 
 def table(result: Result) -> list[Row]:
-    def both(row: Any) -> str:
+    def both(row: Row) -> str:
         if row.get("drop") is None:
             return cell(row)
         interval = f" ({row['drop_low']:.1f}–{row['drop_high']:.1f})" if "drop_low" in row else ""
         return f"{row['top1']:.1f} ↓{row['drop']:.1f}{interval}"
 
-    return pivot([*result.rows, *result.paper], ("backbone", "tokens"), "placement", both)
-
-
-def draw(result: Result) -> Figure:
-    from spot.plots.bars import grouped_bars
-
-    return grouped_bars(
-        [*result.rows, *result.paper], group="backbone", bar="placement", value="top1", low="low", high="high",
-        label="top-1 accuracy, %", title="Harmful priors and adversarial searches, beside isotropic tokens",
-    )  # fmt: skip
+    return pivot(with_counts(result, "placement"), ("backbone", "tokens"), "placement", both)
 
 
 STUDY = Study(
     "robustness", "tab:ablations",
     "How much do harmful priors and adversarial searches cost with few tokens?",
-    run, draw, table,
+    run,
+    figure(
+        "bars.grouped_bars", partial(with_counts, line="placement"), group="backbone", bar="placement", value="top1",
+        low="low", high="high", label="top-1 accuracy, %",
+        title="Harmful priors and adversarial searches, beside isotropic tokens",
+    ),
+    table,
 )  # fmt: skip

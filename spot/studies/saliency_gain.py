@@ -8,6 +8,8 @@ prefers is the excess over that. The ratio of the mean scores of all of an image
 sensitive to edges.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from spot.store import encode_names, hash_tensors
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.statistics import mean
-from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, by_budget, p_value, signed
+from spot.studies.study import PAPER_IMAGES, Result, Row, Study, Table, by_budget, each_value, figure, p_value, signed
 
 QUANTITIES = {"rsg": "RSG", "control": "control", "excess": "excess", "image_excess": "excess, per image"}
 PAPER_TOKENS = (25, 49, 100, 196)
@@ -38,10 +40,15 @@ def run(lab: Lab) -> Result:
             placements = lab.oracle(backbone, tokens=tokens)
             gains = {name: 100 * values for name, values in measured(lab, backbone, placements).items()}
             row: Row = {"backbone": backbone.name, "tokens": tokens}
-            row |= named("rsg", mean(gains["token"]))
-            row |= named("control", mean(gains["token_control"]))
-            row |= named("excess", mean(gains["token"] - gains["token_control"]))
-            row |= named("image_excess", mean(gains["image"] - gains["image_control"]))
+            for name, values in (
+                ("rsg", gains["token"]),
+                ("control", gains["token_control"]),
+                ("excess", gains["token"] - gains["token_control"]),
+                ("image_excess", gains["image"] - gains["image_control"]),
+            ):
+                known = mean(values)
+                row[name] = known["mean"]
+                row |= {f"{name}_{key}": known[key] for key in ("low", "high", "median", "p", "images")}
             rows.append(row)
     source = "the scenes' own masks" if lab.settings.scenes else f"{lab.describe()['saliency']}"
     notes = [
@@ -52,11 +59,6 @@ def run(lab: Lab) -> Result:
         "and the same of an image's tokens together; p is Wilcoxon's signed-rank test of the excess, over images.",
     ]
     return Result(rows, paper_rows(), notes)
-
-
-def named(name: str, values: dict[str, float | int]) -> Row:
-    """Numbers of one quantity, under its name."""
-    return {name: values["mean"]} | {f"{name}_{key}": values[key] for key in ("low", "high", "median", "p", "images")}
 
 
 def measured(lab: Lab, backbone: Backbone, placements: Placements) -> dict[str, Tensor]:
@@ -96,34 +98,30 @@ def paper_rows() -> list[Row]:
     ]
 
 
-def table(result: Result) -> list[Row]:
-    lines = []
-    for row in [*result.rows, *result.paper]:
-        line: Row = {"backbone": row["backbone"], "tokens": row["tokens"]}
-        for name, title in QUANTITIES.items():
-            line[f"{title} %"] = signed(row, name, 2) if name in row else ""
-        lines.append({**line, "p": p_value(row, "excess_p"), "images": row["rsg_images"]})
-    return lines
+def quantity(name: str, row: Row) -> str:
+    return signed(row, name, 2) if name in row else ""
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.bars import grouped_bars
+TABLE: Table = {
+    "backbone": "backbone", "tokens": "tokens",
+    **{f"{what} %": partial(quantity, name) for name, what in QUANTITIES.items()},
+    "p": lambda row: p_value(row, "excess_p"), "images": "rsg_images",
+}  # fmt: skip
 
-    rows = []
-    for name, title in QUANTITIES.items():
-        for row, budget in by_budget(result.rows, result.paper):
-            if name in row:
-                ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
-                about = {"backbone": row["backbone"], "budget": budget.replace(" tokens", "").replace(":", "")}
-                rows.append({**about, "what": title, "value": row[name], **ends})
-    return grouped_bars(
-        rows, group="budget", bar="backbone", value="value", low="low", high="high", panel="what",
-        label="gain, %", title="Saliency that tokens gain by the search, by number of tokens",
-    )  # fmt: skip
+
+def bars(result: Result) -> list[Row]:
+    rows = by_budget(result.rows, result.paper)
+    named = [{**row, "budget": budget.replace(" tokens", "").replace(":", "")} for row, budget in rows]
+    return each_value(named, {what: (name, f"{name}_low", f"{name}_high") for name, what in QUANTITIES.items()})
 
 
 STUDY = Study(
     "saliency-gain", "tab:spot_on_saliency",
     "Does the search prefer salient regions: how much more salient are the places it moves tokens to?",
-    run, draw, table,
+    run,
+    figure(
+        "bars.grouped_bars", bars, group="budget", bar="backbone", value="value", low="low", high="high", panel="what",
+        label="gain, %", title="Saliency that tokens gain by the search, by number of tokens",
+    ),
+    TABLE,
 )  # fmt: skip

@@ -55,7 +55,7 @@ PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numb
 
 @dataclass
 class Result:
-    """What a study found: JSON values only."""
+    """What a study measured: JSON values only."""
 
     rows: list[Row]
     paper: list[Row] = field(default_factory=list)
@@ -111,14 +111,19 @@ class Study:
 
     def markdown(self, result: Result, picture: str = "") -> str:
         """A page: the question, the table, the notes, the figure."""
-        parts = [f"# {self.name}", f"{self.question} (the paper's `{self.paper}`)", report.markdown(self.lines(result))]
-        parts += ["\n".join(f"- {note}" for note in result.notes)] if result.notes else []
-        parts += [f"![{self.name}]({picture})"] if picture else []
-        return "\n\n".join(part.rstrip() for part in parts) + "\n"
+        asked = f"{self.question} (the paper's `{self.paper}`)"
+        shown = [f"![{self.name}]({picture})"] if picture else []
+        return page(f"# {self.name}", asked, report.markdown(self.lines(result)), result.notes, *shown)
 
     def show(self, result: Result) -> None:
         """The same in the terminal."""
         report.show(self.lines(result), f"{self.name}: {self.question}", caption="\n".join(result.notes))
+
+
+def page(*parts: str | Sequence[str]) -> str:
+    """Markdown of parts with empty lines between; several sentences are a list."""
+    texts = [part if isinstance(part, str) else "\n".join(f"- {note}" for note in part) for part in parts]
+    return "\n\n".join(text.rstrip() for text in texts if text) + "\n"
 
 
 def find_study(name: str) -> Study:
@@ -129,22 +134,66 @@ def find_study(name: str) -> Study:
     return study
 
 
-def cell(row: Mapping[str, Any], value: str = "top1", low: str = "low", high: str = "high", digits: int = 1) -> str:
+def figure(
+    kind: str, rows: "Callable[[Result], Sequence[Row]] | None" = None, *, title: str = "", **options: Any
+) -> Callable[[Result], Figure]:
+    """What draws a study: a function of spot.plots ("bars.grouped_bars") on ours and the paper's rows, or on these.
+
+    The title may name values of the first row, as in "with {tokens} tokens".
+    """
+
+    def draw(result: Result) -> Figure:
+        module, _, function = kind.partition(".")  # imported here: matplotlib takes a second
+        drawn = [*result.rows, *result.paper] if rows is None else rows(result)
+        plot: Callable[..., Figure] = getattr(import_module(f"spot.plots.{module}"), function)
+        return plot(drawn, title=title.format_map(result.rows[0]), **options)
+
+    return draw
+
+
+def each_value(rows: Sequence[Row], values: Mapping[str, tuple[str, str, str]]) -> list[Row]:
+    """A row for every number of a row, for figures: `what` it is, its `value` and the ends `low` and `high`.
+
+    values: what → the names of the number and of its ends.
+    """
+    return [
+        {**row, "what": what, "value": row[value], "low": row.get(low), "high": row.get(high)}
+        for row in rows
+        for what, (value, low, high) in values.items()
+        if row.get(value) is not None
+    ]
+
+
+def with_counts(result: Result, line: str) -> list[Row]:
+    """Ours and the paper's rows, where a line of ours that has fewer images than others says on how many it is."""
+    most = max(row.get("images", 0) for row in result.rows)
+    fewer = {row[line]: row["images"] for row in result.rows if row.get("images", most) < most}
+    papers = {row[line] for row in result.paper}
+    names = {name: f"{name} ({'ours: ' * (name in papers)}{count:,} images)" for name, count in fewer.items()}
+    return [{**row, line: names.get(row[line], row[line])} for row in [*result.rows, *result.paper]]
+
+
+def paper_row(backbone: str, **values: Any) -> Row:
+    """A line of the paper."""
+    return {"backbone": f"paper: {backbone}", "images": PAPER_IMAGES, **values}
+
+
+def cell(row: Row, value: str = "top1", low: str = "low", high: str = "high") -> str:
     """A number with its interval, as tables show it: 44.1 (41.0–47.2)."""
-    return _shown(row, (value, low, high), f".{digits}f", "–")
+    return _shown(row, (value, low, high), ".1f", "–")
 
 
-def signed(row: Mapping[str, Any], value: str = "delta", digits: int = 1) -> str:
+def signed(row: Row, value: str = "delta", digits: int = 1) -> str:
     """A difference with its sign and interval: +3.2 (+1.0 to +5.4)."""
     return _shown(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
 
 
-def p_value(row: Mapping[str, Any], name: str = "p") -> str:
+def p_value(row: Row, name: str = "p") -> str:
     """A test's p with two digits, or nothing."""
     return f"{row[name]:.2g}" if name in row else ""
 
 
-def _shown(row: Mapping[str, Any], names: Sequence[str], form: str, between: str) -> str:
+def _shown(row: Row, names: Sequence[str], form: str, between: str) -> str:
     value, low, high = (row.get(name) for name in names)
     if value is None:
         return "–"
@@ -163,15 +212,11 @@ def by_budget(ours: Sequence[Row], papers: Sequence[Row]) -> Iterator[tuple[Row,
             yield row, name if same else f"{name} (paper: {there[place]})"
 
 
-def pivot(
-    rows: Sequence[Mapping[str, Any]], index: Sequence[str], column: str, show: Callable[[Mapping[str, Any]], Any]
-) -> list[Row]:
+def pivot(rows: Sequence[Row], index: Sequence[str], column: str, show: Callable[[Row], Any]) -> list[Row]:
     """A line for each value of `index`, a column for each value of `column`, in order of appearance."""
     lines: dict[tuple[Any, ...], Row] = {}
     heads = list(dict.fromkeys(str(row[column]) for row in rows))
     for row in rows:
-        line = lines.setdefault(
-            tuple(row.get(name) for name in index), {**{name: row.get(name) for name in index}, **dict.fromkeys(heads)}
-        )
-        line[str(row[column])] = show(row)
+        about = {name: row.get(name) for name in index}
+        lines.setdefault(tuple(about.values()), about | dict.fromkeys(heads))[str(row[column])] = show(row)
     return list(lines.values())

@@ -1,4 +1,4 @@
-"""Do placements transfer: positions found with one model, used by another, for all ordered pairs.
+"""Do placements transfer: positions searched with one model, used by another, for all ordered pairs.
 
 The difference is what transfer adds, as in the paper's table; its equation has the opposite sign.
 """
@@ -7,7 +7,7 @@ from spot.errors import InputError
 from spot.studies.lab import Lab
 from spot.studies.predictions import predicted
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, Table, cell, p_value, signed
+from spot.studies.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, p_value, signed
 
 # Source, target, the target's own accuracy with isotropic tokens, and with the source's positions.
 PAPER = (
@@ -47,15 +47,8 @@ def run(lab: Lab) -> Result:
 
 def paper_rows() -> list[Row]:
     return [
-        {
-            "source": f"paper: {source}",
-            "target": f"paper: {target}",
-            "tokens": 25,
-            "original": original,
-            "transfer": moved,
-            "delta": round(moved - original, 2),
-            "images": PAPER_IMAGES,
-        }
+        {"source": f"paper: {source}", "target": f"paper: {target}", "tokens": 25, "original": original}
+        | {"transfer": moved, "delta": round(moved - original, 2), "images": PAPER_IMAGES}
         for source, target, original, moved in PAPER
     ]
 
@@ -67,19 +60,18 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.matrix import matrix
-
-    rows = [{**row, "whose": "ours"} for row in result.rows]
-    rows += [
-        {**row, "whose": "the paper's", **{end: row[end].removeprefix("paper: ") for end in ("source", "target")}}
-        for row in result.paper
+def cells(result: Result) -> list[Row]:
+    rows = [(row, "ours") for row in result.rows] + [(row, "the paper's") for row in result.paper]
+    return [
+        {**row, "whose": whose, **{end: row[end].removeprefix("paper: ") for end in ("source", "target")}}
+        for row, whose in rows
     ]
-    return matrix(rows, panel="whose", title="Positions searched with one model, used by another")
 
 
 STUDY = Study(
     "transfer", "tab:transfer",
     "Do searched placements transfer: is a model more accurate at positions that another model found?",
-    run, draw, TABLE,
+    run,
+    figure("matrix.matrix", cells, panel="whose", title="Positions searched with one model, used by another"),
+    TABLE,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Verdicts: yes on the paper's own numbers, no on their opposite, open where intervals are wide or results missing."""
+"""Results: yes on the paper's own numbers, no on their opposite, open where intervals are wide or results missing."""
 
 import copy
 
@@ -31,12 +31,12 @@ def as_measured(half=0.4):
     return {name: Result(rows) for name, rows in results.items()}
 
 
-def verdicts(results):
+def holds(results):
     return {row["claim"]: row["holds"] for row in findings(results).rows}
 
 
 def test_the_papers_findings_hold_on_the_papers_numbers():
-    assert verdicts(as_measured()) == dict.fromkeys(CLAIMS, YES)
+    assert holds(as_measured()) == dict.fromkeys(CLAIMS, YES)
 
 
 def turn(results, study, name):
@@ -62,44 +62,53 @@ def turn(results, study, name):
     ],
 )
 def test_the_opposite_outcome_is_a_no(study, name, refuted):
-    found = verdicts(turn(as_measured(), study, name))
-    assert {claim for claim, verdict in found.items() if verdict == NO} == refuted
-    assert {claim for claim, verdict in found.items() if verdict == YES} == set(CLAIMS) - refuted
+    said = holds(turn(as_measured(), study, name))
+    assert {claim for claim, result in said.items() if result == NO} == refuted
+    assert {claim for claim, result in said.items() if result == YES} == set(CLAIMS) - refuted
 
 
 def test_a_search_that_runs_to_the_object_refutes_finding_3():
     results = as_measured()
     results["saliency-gain"].rows[0] |= around("excess", 15.0, 6.0)
-    assert verdicts(results)["finding 3"] == NO
+    assert holds(results)["finding 3"] == NO
 
 
 def test_one_backbone_that_does_not_transfer_is_enough_for_a_no():
     results = as_measured()
     results["transfer"].rows[2] |= around("delta", -3.0, 1.0)
-    found = findings(results)
-    row = next(row for row in found.rows if row["claim"] == "finding 4")
+    made = findings(results)
+    row = next(row for row in made.rows if row["claim"] == "finding 4")
     assert (row["holds"], row[YES], row[NO]) == (NO, 5, 1)
     assert "CLS-IN21k → paper: CLS-IN1k" in next(
-        check["what"] for check in found.data["checks"] if check["verdict"] == NO
+        check["what"] for check in made.data["checks"] if check["result"] == NO
     )
 
 
 def test_wide_intervals_decide_nothing():
-    assert verdicts(as_measured(half=60)) == dict.fromkeys(CLAIMS, OPEN)
+    assert holds(as_measured(half=60)) == dict.fromkeys(CLAIMS, OPEN)
 
 
 def test_a_missing_study_leaves_its_finding_open_but_can_still_refute():
     results = as_measured()
     del results["classification"], results["transfer"]
-    found = verdicts(results)
-    assert found["finding 1"] == found["finding 2"] == found["finding 4"] == OPEN
-    assert found["robustness"] == YES
-    assert verdicts(turn(results, "off-grid", "delta"))["finding 1"] == NO
+    said = holds(results)
+    assert said["finding 1"] == said["finding 2"] == said["finding 4"] == OPEN
+    assert said["robustness"] == YES
+    assert holds(turn(results, "off-grid", "delta"))["finding 1"] == NO
     assert "classification (missing)" in findings(results).rows[0]["rests on"]
 
 
+def test_the_command_that_is_missing_is_named_with_the_models_and_images_of_the_others():
+    results = as_measured()
+    del results["transfer"]
+    assert "measured by spot study transfer." in findings(results).notes[-1]
+    results["off-grid"].settings = {"command": "spot study all --model a=b.pth --data 'my photos' --out here"}
+    assert "spot study transfer --model a=b.pth --data 'my photos' --out here." in findings(results).notes[-1]
+    assert not any("spot study" in note for note in findings(as_measured()).notes)
+
+
 @pytest.mark.parametrize(
-    "value, low, high, least, verdict",
+    "value, low, high, least, result",
     [
         (3, 1, 5, 1, YES),
         (3, -1, 7, 1, OPEN),
@@ -110,15 +119,15 @@ def test_a_missing_study_leaves_its_finding_open_but_can_still_refute():
         (0, 0, 0, 0, NO),
     ],
 )
-def test_more_needs_its_interval_on_one_side(value, low, high, least, verdict):
-    assert more("x", value, low, high, least=least).verdict == verdict
+def test_more_needs_its_interval_on_one_side(value, low, high, least, result):
+    assert more("x", value, low, high, least=least).result == result
 
 
 @pytest.mark.parametrize(
-    "low, high, verdict", [(-1, 2, YES), (0.1, 0.6, YES), (6, 9, NO), (-9, -6, NO), (3, 9, OPEN), (-9, 9, OPEN)]
+    "low, high, result", [(-1, 2, YES), (0.1, 0.6, YES), (6, 9, NO), (-9, -6, NO), (3, 9, OPEN), (-9, 9, OPEN)]
 )
-def test_slight_is_close_to_nothing_either_way(low, high, verdict):
-    assert slight("x", (low + high) / 2, low, high).verdict == verdict
+def test_slight_is_close_to_nothing_either_way(low, high, result):
+    assert slight("x", (low + high) / 2, low, high).result == result
 
 
 def test_no_outweighs_everything_and_nothing_is_not_yes():
@@ -134,9 +143,9 @@ def test_findings_are_read_from_a_folder_of_results(tmp_path):
         read(tmp_path)
     for name, result in as_measured().items():
         result.save(tmp_path / f"{name}.json")
-    found = read(tmp_path)
-    assert [row["holds"] for row in found.rows] == [YES] * 5
-    assert "| +16.9 | +16.5 to +17.3 | yes |" in markdown(found)
+    result = read(tmp_path)
+    assert [row["holds"] for row in result.rows] == [YES] * 5
+    assert "| +16.9 | +16.5 to +17.3 | yes |" in markdown(result)
     (tmp_path / "transfer.json").write_text("{}")
     with pytest.raises(InputError, match="transfer"):
         read(tmp_path)
