@@ -8,6 +8,7 @@ compared.evaluation      # the same image by image
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from spot.evaluation.knn import TEMPERATURE, Bank, K, build_banks, knn_rows
 from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
-from spot.placement.saliency import KeyedSaliency, maps_for
+from spot.placement.saliency import maps_for
 from spot.processes import this_process
 from spot.store import hash_model
 
@@ -116,24 +117,20 @@ def compare(
     banks: list[Bank] = []
     if knn is not None:
         bank_maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, knn)
-        labelled = None if knn.suffix == ".safetensors" else bank_images(model, knn, images, classified, unreadable)
-        banks = banks_of(model, knn, labelled, settings, cache, batch_size, workers, bank_maps)
+        loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "saliency": bank_maps}
+        banks = banks_of(model, knn, images, classified, settings, cache, unreadable, **loading)
         banks[0].refuse_other(str(knn), model.embed_dim, weights=hash_model(model), classes=list(images.classes))
         banks[0].refuse_vote(k, temperature)
     made = evaluate(
         model, batches, settings, saliency=maps, features=bool(banks), accuracy=classified, shown=state.is_main_process
     )
-    rows = made.rows()
-    if not classified:
-        rows = [{name: row[name] for name in ("placement", "tokens", "seeds", "images")} for row in rows]
-    if banks:
-        votes = knn_rows(made, banks, k=k, temperature=temperature, device=state.device)
-        rows = [{**row, **vote} for row, vote in zip(rows, votes, strict=True)]
-    costs = [macs(made.candidates[members[0]].module) / 1e9 for members in made.groups()]
-    rows = [
-        {"placement": row["placement"], "tokens": row["tokens"], "gmacs": cost, **row}
-        for row, cost in zip(rows, costs, strict=True)
-    ]
+    votes = knn_rows(made, banks, k=k, temperature=temperature, device=state.device) if banks else repeat({})
+    rows = []
+    for members, row, vote in zip(made.groups(), made.rows(), votes, strict=False):
+        about = {"placement": row["placement"], "tokens": row["tokens"]}
+        cost = macs(made.candidates[members[0]].module) / 1e9
+        row = row if classified else {name: row[name] for name in ("seeds", "images")}
+        rows.append({**about, "gmacs": cost, **row, **vote})
     return Comparison(rows, made, classified)
 
 
@@ -148,12 +145,10 @@ def candidates_of(
     """One candidate for every prior, baseline, budget and seed; the model's own where nothing is asked for."""
     if seeds < 1:
         raise InputError(f"at least one seed is needed, got seeds={seeds}")
-    budgets = tokens or (model.tokens,)
     chosen: list[Setting] = []
-    for name in baselines:
-        chosen += [Setting(name, budget) for budget in ((None,) if BASELINES[name].dense else budgets)]
-    for placement in priors or (() if baselines or placements else (model.prior,)):
-        chosen += [Setting(placement, budget) for budget in budgets]
+    for name in (*baselines, *(priors or (() if baselines or placements else (model.prior,)))):
+        dense = name in BASELINES and BASELINES[name].dense
+        chosen += [Setting(name, budget) for budget in ((None,) if dense else tokens or (model.tokens,))]
     chosen += [Setting(Placements.load(path), name=path.stem) for path in placements]
     candidates = [setting.of(model) for setting in chosen]
     return [replace(each, seed=seed) for each in candidates for seed in range(seeds if each.random else 1)]
@@ -171,30 +166,24 @@ def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: A
     return open_data(data, transform=evaluation_transform(model.data_config), **opening), False
 
 
-def bank_images(model: SpotViT, source: Path, images: Data, classified: bool, unreadable: Unreadable) -> Data:
-    """The labelled images of a kNN bank, with the labels of the images that are measured."""
-    if classified:
-        limit = BANK_IMAGES if str(source) == "scenes" else None
-        return data_for(model, source, split="train", unreadable=unreadable, limit=limit)
-    transform = evaluation_transform(model.data_config)
-    return open_data(source, transform=transform, split="train", unreadable=unreadable, classes=images.classes)
-
-
 def banks_of(
     model: SpotViT,
     source: Path,
-    labelled: Data | None,
-    settings: Sequence[Candidate],
+    images: Data,
+    classified: bool,
+    candidates: Sequence[Candidate],
     cache: Path | None,
-    batch_size: int,
-    workers: int,
-    maps: KeyedSaliency | None,
+    unreadable: Unreadable,
+    **loading: Any,
 ) -> list[Bank]:
-    """A kNN bank for each setting: one file for all, or one each, made of labelled images."""
-    if labelled is None:
-        return [Bank.load(source)] * len(settings)
+    """A kNN bank for each candidate: one file for all, or one each, made of images with the same labels."""
+    if source.suffix == ".safetensors":
+        return [Bank.load(source)] * len(candidates)
+    opening: dict[str, Any] = {"split": "train", "unreadable": unreadable}
+    if classified:
+        labelled = data_for(model, source, limit=BANK_IMAGES if str(source) == "scenes" else None, **opening)
+    else:
+        transform = evaluation_transform(model.data_config)
+        labelled = open_data(source, transform=transform, classes=images.classes, **opening)
     folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot" / "knn"
-    shown = this_process().is_main_process
-    return build_banks(
-        model, labelled, settings, folder, batch_size=batch_size, workers=workers, saliency=maps, shown=shown
-    )
+    return build_banks(model, labelled, candidates, folder, shown=this_process().is_main_process, **loading)

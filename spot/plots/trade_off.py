@@ -23,7 +23,8 @@ def trade_off(
 
     Args:
         rows: `method`, `tokens`, `speed-up`, `top1` and perhaps `low` and `high`, in percent.
-        oracle: the method above which is the ceiling; reached: the one that the gap is measured from.
+        oracle: how the name of the method begins above which is the ceiling; reached: the one that the gap is
+            measured from.
         panel: a column whose values get a panel each.
     """
     figure = accuracy(
@@ -36,7 +37,8 @@ def trade_off(
     for axes, part in zip(drawn, parts_of(rows, panel).values(), strict=True):
         axes.set(xlim=(0, right), ylim=(bottom, 102))
         curves = parts_of(sorted(part, key=lambda row: row["speed-up"]), "method")
-        above, below = (edge(curves[name], right) if name in curves else None for name in (oracle, reached))
+        best = next((name for name in curves if oracle and name.startswith(oracle)), "")
+        above, below = (edge(curves[name], right) if name in curves else None for name in (best, reached))
         if above:
             axes.fill_between(*above, 102, color=CEILING, linewidth=0, zorder=0)
             axes.text(0.97 * right, 101, "ceiling", ha="right", va="top", color="#b55")

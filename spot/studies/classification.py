@@ -4,9 +4,8 @@ import torch
 
 from spot.evaluation.accuracy import Setting
 from spot.studies.lab import Lab
-from spot.studies.predictions import NO_KNN, over_seeds
 from spot.studies.priors import PRIORS
-from spot.studies.statistics import difference
+from spot.studies.statistics import NO_KNN, difference, over_seeds
 from spot.studies.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 
 DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"

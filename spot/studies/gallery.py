@@ -19,7 +19,6 @@ from spot.data.scenes import CLASSES
 from spot.placement.oracle import PRESETS, SearchResult, search
 from spot.placement.priors import omega
 from spot.placement.saliency import rgb
-from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.study import Figure, Result, Row, Study, pivot
 
@@ -31,45 +30,43 @@ PRESET = "paper-long"  # as in the paper's figure, whose caption has this search
 PARTS = {
     TRAJECTORIES: ("fig:oracle_movement", 5, "Searched: the class's probability before → after"),
     MASKS: ("fig:oracle_movement_vs_mask_allpriors", 6, "Searched from every prior, over what is salient"),
-    ADVERSARIAL: (
-        "fig:adv_oracle_movement",
-        5,
-        "Searched adversarially (ascent): the class's probability before → after",
-    ),
+    ADVERSARIAL: ("fig:adv_oracle_movement", 5, "Adversarial search (ascent): the class's probability before → after"),
     PLACES: ("fig:sampling_priors", 6, "The priors, before any search"),
 }
 
 
 def run(lab: Lab) -> Result:
     """The first backbone at the sparse budget; only the images shown are searched."""
-    backbone = lab.backbones[0]
-    data: Any = lab.sources.images(backbone.model, oracle=True)
-    chosen = spaced(range(len(data)), SHOWN)
-    samples = [sample for sample in (data[index] for index in chosen) if sample is not None]
-    images, labels = torch.stack([each[0] for each in samples]), torch.tensor([each[1] for each in samples])
-    images = images.to(next(backbone.model.parameters()).device)
-    keys = [each[2] for each in samples]
-    maps = lab.sources.saliency(backbone.model)(images, keys)
+    backbone, given = lab.backbones[0], PRESETS[PRESET]
     model = backbone.model
+    data: Any = lab.sources.images(model, oracle=True)
+    samples = [sample for sample in (data[index] for index in spaced(range(len(data)), SHOWN)) if sample is not None]
+    images, labels = torch.stack([each[0] for each in samples]), torch.tensor([each[1] for each in samples])
+    images, keys = images.to(next(model.parameters()).device), [each[2] for each in samples]
+    maps = lab.sources.saliency(model)(images, keys)
     searched = {}
     for prior in PRIORS:
         start = model.place(images, tokens=lab.sparse, prior=prior, keys=keys, maps=maps)
-        searched[prior] = search(model, images, labels, start, PRESETS[PRESET])
+        searched[prior] = search(model, images, labels, start, given)
     start = model.place(images, tokens=lab.sparse, prior="isotropic")
-    away = search(model, images, labels, start, PRESETS[PRESET], objective="ascent")
-    few, fewer = spaced(range(len(keys)), OVER_MASKS), spaced(range(len(keys)), SIDE_BY_SIDE)
-    panels: list[Row] = []
-    for part, shown, sources in (
-        (TRAJECTORIES, range(len(keys)), {"isotropic": searched["isotropic"]}),
-        (MASKS, few, searched),
-        (ADVERSARIAL, range(len(keys)), {"isotropic": away}),
-        (PLACES, fewer, searched),
-    ):
-        panels += [panel(part, keys, labels, row, prior, found) for row in shown for prior, found in sources.items()]
+    away = search(model, images, labels, start, given, objective="ascent")
+    panels = [
+        panel(part, keys, labels, row, prior, result)
+        for part, count, results in (
+            (TRAJECTORIES, SHOWN, {"isotropic": searched["isotropic"]}),
+            (MASKS, OVER_MASKS, searched),
+            (ADVERSARIAL, SHOWN, {"isotropic": away}),
+            (PLACES, SIDE_BY_SIDE, searched),
+        )
+        for row in spaced(range(len(keys)), count)
+        for prior, result in results.items()
+    ]
+    known = CLASSES if lab.settings.scenes else class_names(model)
+    names = [known[label].split(",")[0] if known else f"class {label}" for label in labels.tolist()]
     kept: Row = {
-        "images": dict(zip(keys, map(png, rgb(images, backbone.model.data_config)), strict=True)),
+        "images": dict(zip(keys, map(png, rgb(images, model.data_config)), strict=True)),
         "masks": dict(zip(keys, map(png, maps), strict=True)),
-        "classes": dict(zip(keys, names(lab, backbone, labels.tolist()), strict=True)),
+        "classes": dict(zip(keys, names, strict=True)),
         "panels": panels,
     }
     rows = [
@@ -81,7 +78,6 @@ def run(lab: Lab) -> Result:
     low, high = (end.cpu() for end in omega(images))
     ends = searched["isotropic"].positions.cpu()
     held = ((ends <= low) | (ends >= high)).any(-1).double().mean().item()
-    given = PRESETS[PRESET]
     notes = [
         f"{backbone.name}, {lab.sparse} tokens, {given.steps} steps at {given.lr:g}; {len(keys)} of "
         f"{len(data):,} images, evenly spaced, not picked. Paths run from dark purple to bright yellow, adversarial "
@@ -101,19 +97,13 @@ def spaced(things: Sequence[int], count: int) -> list[int]:
     return [things[index * len(things) // count] for index in range(count)]
 
 
-def panel(part: str, keys: Sequence[str], labels: Tensor, row: int, prior: str, found: SearchResult) -> Row:
+def panel(part: str, keys: Sequence[str], labels: Tensor, row: int, prior: str, result: SearchResult) -> Row:
     """One picture of a gallery: the tokens' way, and the class's probability before and after, in percent."""
-    chance = 100 * found.logits[row].softmax(-1)[:, labels[row]]
-    steps = found.trajectory[row] if part != PLACES else found.trajectory[row, :1]
+    chance = 100 * result.logits[row].softmax(-1)[:, labels[row]]
+    steps = result.trajectory[row] if part != PLACES else result.trajectory[row, :1]
     rounded = [[[round(value, 5) for value in place] for place in step] for step in steps.tolist()]
     about = {"part": part, "image": keys[row], "prior": prior, "trajectory": rounded}
     return about | {"before": chance[0].item(), "after": chance[-1].item()}
-
-
-def names(lab: Lab, backbone: Backbone, labels: Sequence[int]) -> list[str]:
-    """What the classes are called."""
-    known = CLASSES if lab.settings.scenes else class_names(backbone.model)
-    return [known[label].split(",")[0] if known else f"class {label}" for label in labels]
 
 
 def png(picture: Tensor) -> str:
@@ -132,9 +122,12 @@ def from_png(text: str) -> Tensor:
 
 def table(result: Result) -> list[Row]:
     """Probabilities before and after, a column per prior."""
-    return pivot(
-        result.rows, ("part", "image", "class"), "prior", lambda row: f"{row['before']:.0f} → {row['after']:.0f} %"
-    )
+    return pivot(result.rows, ("part", "image", "class"), "prior", change)
+
+
+def change(row: Row) -> str:
+    """A class's probability before and after."""
+    return f"{row['before']:.0f} → {row['after']:.0f} %"
 
 
 def draw(result: Result) -> Figure:
@@ -145,11 +138,11 @@ def draw(result: Result) -> Figure:
     parts = []
     for part, (label, columns, title) in PARTS.items():
         shown = [each for each in data["panels"] if each["part"] == part]
-        captions = []
-        for each in shown:
-            chance = f"{each['before']:.0f} → {each['after']:.0f} %"
-            name = data["classes"][each["image"]] if part in (TRAJECTORIES, ADVERSARIAL) else each["prior"]
-            captions.append(name if part == PLACES else f"{name}: {chance}")
+        classes = data["classes"] if part in (TRAJECTORIES, ADVERSARIAL) else None
+        captions = [
+            (classes[each["image"]] if classes else each["prior"]) + ("" if part == PLACES else f": {change(each)}")
+            for each in shown
+        ]
         parts.append(
             Gallery(
                 [images[each["image"]] for each in shown],

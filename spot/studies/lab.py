@@ -36,8 +36,8 @@ from spot.placement.sizes import Scale
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
 from spot.studies.backbone import Backbone, budgets
-from spot.studies.predictions import Predictions
 from spot.studies.sources import Sources, StudySettings
+from spot.studies.statistics import Predictions
 from spot.studies.study import PAPER_IMAGES
 
 AT_ONCE = 12  # placements measured in one pass over the images, at most
@@ -243,11 +243,11 @@ class Lab:
                 made = self._measured(backbone, [pairs[index] for index in group], oracle)
                 for index, entries in zip(group, made, strict=True):
                     known[index] = entries
-                    for about, tensors in zip(abouts[index], entries, strict=True):
-                        self._keep(about, tensors)
+                    self._keep(abouts[index][0], entries[0])
+                    self._keep(abouts[index][1], entries[1])
                 self.state.wait_for_everyone()
         return [
-            Predictions(decode_names(outcome["keys"]), outcome["ranks"] == 0, vote and vote["right"])
+            Predictions(decode_names(outcome["keys"]), outcome["ranks"] == 0, vote["right"] if vote else None)
             for outcome, vote in known
             if outcome is not None  # all are there by now
         ]

@@ -5,8 +5,7 @@ The grid rows are the same search with its final positions moved to the nearest 
 
 from spot.placement.oracle import PRESETS
 from spot.studies.lab import Lab
-from spot.studies.predictions import predicted
-from spot.studies.statistics import difference, share
+from spot.studies.statistics import difference, predicted, share
 from spot.studies.study import Result, Row, Study, Table, cell, figure, p_value, paper_row, signed
 
 PRIOR, GRID, SUBPIXEL = "prior", "oracle, grid", "oracle, subpixel"

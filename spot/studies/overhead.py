@@ -19,7 +19,7 @@ from spot.models.protocol import TokenModel
 from spot.studies import timing
 from spot.studies.backbone import vit_b16
 from spot.studies.lab import Lab
-from spot.studies.study import Figure, Result, Row, Study, Table, cell
+from spot.studies.study import Result, Row, Study, Table, cell, each_value, figure
 from spot.studies.throughput import SPEED
 from spot.tokens.windows import windows
 
@@ -31,13 +31,9 @@ def run(lab: Lab) -> Result:
         patches = timing.alone(lab, partial(embedding_share, lab.model(backbone, Setting("plain"))))
         for tokens in lab.tokens:
             model = lab.model(backbone, Setting("isotropic", tokens)).eval()
-            row: Row = {
-                "backbone": backbone.name,
-                "tokens": tokens,
-                "window": model.spot_vit.patch_size,
-                **counted(model),
-            }
-            rows.append({**row, **timing.alone(lab, partial(measured, model)), "patches": patches})
+            row: Row = {"backbone": backbone.name, "tokens": tokens, "window": model.spot_vit.patch_size}
+            row |= counted(model) | timing.alone(lab, partial(measured, model))
+            rows.append({**row, "patches": patches})
     notes = [
         "FLOPs are of one image. Formula: T · K² · (7C + 8), the paper's. Counted: additions, multiplications and "
         "interpolations of floating-point numbers as operators run them. Shares are of the model's FLOPs, by torch's "
@@ -67,10 +63,8 @@ def measured(model: TokenModel, clock: Clock, batch: int) -> Row:
     images = pictures(batch, image_shape(model), model)
     positions = model.place(images)
     size = model.spot_vit.patch_size
-    calls: dict[str, Callable[[Tensor], Any]] = {
-        "model": model,
-        "reading": lambda given: windows(given, positions, size),
-    }
+    calls: dict[str, Callable[[Tensor], Any]] = {"model": model}
+    calls["reading"] = lambda given: windows(given, positions, size)
     for call in calls.values():
         call(images)
     seconds = interleaved(calls, images, timing.ROUNDS, clock)
@@ -110,25 +104,25 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.bars import grouped_bars
+SHARES = {
+    "FLOPs, the paper's formula": ("formula_share", "", ""),
+    "FLOPs, counted": ("counted_share", "", ""),
+    "time, measured": ("reading", "low", "high"),
+}
 
-    bars = []
-    for row in [*result.rows, *result.paper]:
-        group = {"panel": row["backbone"], "tokens": f"{row['tokens']} tokens"}
-        bars.append({**group, "share": "FLOPs, the paper's formula", "value": row["formula_share"]})
-        if "counted_share" in row:
-            bars.append({**group, "share": "FLOPs, counted", "value": row["counted_share"]})
-        time = {"value": row["reading"], "low": row.get("low"), "high": row.get("high")}
-        bars.append({**group, "share": "time, measured", **time})
-    return grouped_bars(
-        bars, group="tokens", bar="share", value="value", low="low", high="high", panel="panel", digits=2,
-        label="% of a prediction", title="What reading windows costs",
-    )  # fmt: skip
+
+def bars(result: Result) -> list[Row]:
+    rows = each_value([*result.rows, *result.paper], SHARES)
+    return [{**row, "tokens": f"{row['tokens']} tokens"} for row in rows]
 
 
 STUDY = Study(
     "overhead", "appendix C",
     "What does reading windows add: FLOPs by formula and counted, and its share of the time?",
-    run, draw, TABLE,
+    run,
+    figure(
+        "bars.grouped_bars", bars, group="tokens", bar="what", value="value", low="low", high="high", panel="backbone",
+        digits=2, label="% of a prediction", title="What reading windows costs",
+    ),
+    TABLE,
 )  # fmt: skip

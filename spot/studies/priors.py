@@ -1,8 +1,7 @@
 """Which prior is best with few tokens, and what a search adds to each (paper, "Do object-centric priors help?")."""
 
 from spot.studies.lab import Lab
-from spot.studies.predictions import NO_KNN, over_seeds, predicted
-from spot.studies.statistics import difference, share
+from spot.studies.statistics import NO_KNN, difference, over_seeds, predicted, share
 from spot.studies.study import Result, Row, Study, Table, cell, each_value, figure, paper_row, signed
 
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")  # focus is ours

@@ -24,32 +24,29 @@ CHANGES = {"epochs": 6.0, "warmup_epochs": 0.4}  # of SCENES scenes each, where 
 SCENES, VALIDATED = 1024, 256
 
 PAPER: list[Row] = [
-    {
-        "run": "paper: CLS-IN21k",
-        "epoch": 50,
-        "says": "fast in the first 5 epochs, level in the last 10; the figure's axis runs from 66 to 86 %",
-    }
+    {"run": "paper: CLS-IN21k", "epoch": 50}
+    | {"says": "fast in the first 5 epochs, level in the last 10; the figure's axis runs from 66 to 86 %"}
 ]
 
 
 def run(lab: Lab) -> Result:
     """Read the logs of runs, or make one."""
     folders = [Path(folder) for folder in lab.settings.runs] or own_runs(lab.backbones)
-    notes = [
-        "The paper's log is not published with it: its figure (CLS-IN21k, 50 epochs) is described in words. It "
-        "validates with a crop of the whole image, and says that this is somewhat lower than its tables.",
-    ]
     if folders:
         logs = {name_of(folder, folders): read_log(folder) for folder in folders}
-        notes.append("Runs do not say on how many images they validated, so these curves have no intervals.")
+        note = "Runs do not say on how many images they validated, so these curves have no intervals."
     else:
-        name, log = small_run(lab)
-        logs = {name: log}
-        notes.append(
+        logs = small_run(lab)
+        note = (
             f"A small run of {CHANGES['epochs']:g} epochs of {SCENES:,} scenes, validated on {VALIDATED} others; "
             "epoch 0 is the ViT before it. For a real one: spot retrofit … --out RUN, then --run RUN."
         )
-    notes += [sentence for name, log in logs.items() for sentence in summary(name, log)]
+    notes = [
+        "The paper's log is not published with it: its figure (CLS-IN21k, 50 epochs) is described in words. It "
+        "validates with a crop of the whole image, and says that this is somewhat lower than its tables.",
+        note,
+        *(sentence for name, log in logs.items() for sentence in summary(name, log)),
+    ]
     rows = [{"run": name, **row} for name, log in logs.items() for row in log]
     return Result(rows, PAPER, notes, {"runs": list(logs)})
 
@@ -74,17 +71,19 @@ def read_log(folder: Path) -> list[Row]:
         raise InputError(f"{folder} is not the folder of a training run: it has no log.csv")
     with file.open(newline="") as lines:
         rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(lines)]
-    kept = [{name: value for name, value in row.items() if wanted(name)} for row in rows if "epoch" in row]
+    wanted = {"epoch", "loss", "train_top1", *validations({name: None for row in rows for name in row})}
+    kept = [{name: row[name] for name in row if name in wanted} for row in rows if "epoch" in row]
     if not kept:
         raise InputError(f"{file} has no epoch yet; wait for the run's first")
     return kept
 
 
-def wanted(name: str) -> bool:
-    return name in ("epoch", "loss", "train_top1") or (name[:4] == "val_" and name[4:].isdecimal())
+def validations(row: Row) -> list[str]:
+    """The columns of accuracy on the images set aside: val_ and a number of tokens."""
+    return [name for name in row if name[:4] == "val_" and name[4:].isdecimal()]
 
 
-def small_run(lab: Lab) -> tuple[str, list[Row]]:
+def small_run(lab: Lab) -> dict[str, list[Row]]:
     """Retrofit the first grid parent on scenes, or go on with that; validation rows have intervals."""
     parents = [each for each in lab.backbones if each.parent is not None]
     if not lab.settings.scenes or not parents:
@@ -110,15 +109,15 @@ def small_run(lab: Lab) -> tuple[str, list[Row]]:
         train(copy.deepcopy(parent), recipe, options)
     log: list[Row] = [{"epoch": 0.0, **before}, *read_log(folder)]
     for row in log:
-        for name in [name for name in row if name.startswith("val_")]:
+        for name in validations(row):
             low, high = wilson(row[name] / 100, VALIDATED)
             row |= {f"{name}_low": 100 * low, f"{name}_high": 100 * high}
-    return f"{backbone.name}-grid, {RECIPE}", log
+    return {f"{backbone.name}-grid, {RECIPE}": log}
 
 
 def summary(name: str, log: list[Row]) -> list[str]:
     """How fast it was: by the first tenth of the epochs, and in the last fifth, as the paper says of its own."""
-    curves = [key for key in log[-1] if key.startswith("val_") and key[4:].isdecimal() and key in log[0]]
+    curves = [key for key in validations(log[-1]) if key in log[0]]
     if not curves or len(log) < 3:
         return []
     sparse = min(curves, key=lambda key: int(key[4:]))
@@ -136,15 +135,10 @@ def summary(name: str, log: list[Row]) -> list[str]:
 def table(result: Result) -> list[Row]:
     lines: list[Row] = []
     for row in result.rows:
-        line: Row = {
-            "run": row["run"],
-            "epoch": f"{row['epoch']:g}",
-            "loss": row.get("loss"),
-            "train %": row.get("train_top1"),
-        }
-        for name in row:
-            if name.startswith("val_") and name[4:].isdecimal():
-                line[f"val {name[4:]} tokens, %"] = cell(row, name, f"{name}_low", f"{name}_high")
+        line: Row = {"run": row["run"], "epoch": f"{row['epoch']:g}", "loss": row.get("loss")}
+        line["train %"] = row.get("train_top1")
+        for name in validations(row):
+            line[f"val {name[4:]} tokens, %"] = cell(row, name, f"{name}_low", f"{name}_high")
         lines.append(line)
     return [*lines, *({"run": row["run"], "epoch": f"{row['epoch']}: {row['says']}"} for row in result.paper)]
 

@@ -5,8 +5,7 @@ from functools import partial
 import torch
 
 from spot.studies.lab import Lab
-from spot.studies.predictions import predicted
-from spot.studies.statistics import difference, share
+from spot.studies.statistics import difference, predicted, share
 from spot.studies.study import Result, Row, Study, cell, figure, paper_row, pivot, with_counts
 
 BASELINE = "isotropic"

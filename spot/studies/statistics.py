@@ -1,18 +1,43 @@
-"""How sure a figure is: intervals, and tests for rows that share images.
+"""What a model predicted, image by image, and how sure a figure is: intervals, and tests for rows that share images.
 
 Outcomes are per image: bool (M,), or (S, M) for S seeds. Seeds see the same images: they make an
 image's outcome steadier, not the sample larger. All figures are percentages, all intervals 95 %.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from spot.errors import InputError
 from spot.evaluation.accuracy import CONFIDENCE, wilson
+from spot.placement.files import Placements
 
 FEWEST = 20  # images, below which a test says nothing
+NO_KNN = (
+    "Rows without kNN need labelled images for a bank: --bank DIR (and, for salient and focus, their maps in "
+    "--saliency)."
+)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Whether one model was right about each of M images, in the order of the images' keys."""
+
+    keys: list[str]
+    right: Tensor  # (M,) bool
+    knn: Tensor | None = None  # (M,) bool: were the neighbours right?
+
+    def on(self, keys: Sequence[str]) -> "Predictions":
+        """The same of some of the images, in this order."""
+        row = {key: number for number, key in enumerate(self.keys)}
+        missing = next((key for key in keys if key not in row), None)
+        if missing is not None:
+            raise InputError(f"image {missing!r} was not measured; a comparison needs the same images")
+        rows = torch.tensor([row[key] for key in keys], dtype=torch.int64)
+        return Predictions(list(keys), self.right[rows], None if self.knn is None else self.knn[rows])
 
 
 def share(right: Tensor, name: str = "top1") -> dict[str, float | int | None]:
@@ -23,6 +48,24 @@ def share(right: Tensor, name: str = "top1") -> dict[str, float | int | None]:
     low, high = wilson(mean / 100, right.shape[1])
     std = per_seed.std().item() if len(per_seed) > 1 else None
     return {name: mean, "low": 100 * low, "high": 100 * high, "std": std, "images": right.shape[1]}
+
+
+def predicted(placements: Placements, step: int = -1) -> Predictions:
+    """What the searching model itself predicted at a step of its search; 0 is the prior."""
+    keys = sorted(placements.keys)
+    rows = placements.rows(keys)
+    values = placements.values
+    return Predictions(keys, values["predictions"][rows, step] == values["labels"][rows])
+
+
+def over_seeds(predictions: Sequence[Predictions]) -> dict[str, float | int | None]:
+    """Accuracy and, where neighbours voted, kNN accuracy over seeds, with intervals over images."""
+    row = {"seeds": len(predictions), **share(torch.stack([each.right for each in predictions]))}
+    votes = [each.knn for each in predictions if each.knn is not None]
+    if votes:
+        knn = share(torch.stack(votes), "knn")
+        row |= {"knn": knn["knn"], "knn_low": knn["low"], "knn_high": knn["high"], "knn_std": knn["std"]}
+    return row
 
 
 def difference(first: Tensor, second: Tensor) -> dict[str, float]:

@@ -13,19 +13,22 @@ from accelerate.utils import broadcast_object_list
 from spot.evaluation.throughput import Clock, measure, threads
 from spot.models.protocol import TokenModel
 from spot.studies.lab import Lab
+from spot.studies.study import Row
 
 ROUNDS = 11
 BATCH = {"cpu": 32}  # images at a time; elsewhere a device is only busy with more
 OTHERWISE = 256
 
 
-def timed(lab: Lab, models: Mapping[str, TokenModel], rounds: int = ROUNDS) -> dict[str, dict[str, Any]]:
-    """`measure`'s row for each model by its name; ratios are to the first."""
+def timed(lab: Lab, models: Mapping[str, TokenModel]) -> dict[str, Row]:
+    """A row of speed for each model by its name: speed-up over the first, its interval, MACs, images a second."""
 
-    def call(clock: Clock, batch: int) -> list[dict[str, Any]]:
-        return measure(models, batch_sizes=[batch], rounds=rounds, clock=clock, shown=True)
+    def call(clock: Clock, batch: int) -> list[Row]:
+        return measure(models, batch_sizes=[batch], rounds=ROUNDS, clock=clock, shown=True)
 
-    return {row["model"]: row for row in alone(lab, call)}
+    renamed = {"speed-up low": "speed_low", "speed-up high": "speed_high"}
+    kept = ("speed-up", *renamed, "MAC ratio", "GMACs", "images/s")
+    return {row["model"]: {renamed.get(name, name): row[name] for name in kept} for row in alone(lab, call)}
 
 
 def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
@@ -40,39 +43,29 @@ def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
     return result[0]
 
 
-def speed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a timing that tables show: speed-up with its interval, MAC ratio, images a second."""
-    ends = {"speed_low": row["speed-up low"], "speed_high": row["speed-up high"]}
-    return {"speed-up": row["speed-up"], **ends, **{name: row[name] for name in ("MAC ratio", "GMACs", "images/s")}}
-
-
-def shown(row: Mapping[str, Any]) -> str:
+def shown(row: Row) -> str:
     """A speed-up as tables show it: 3.31× (3.20–3.40)."""
     interval = f" ({row['speed_low']:.2f}–{row['speed_high']:.2f})" if "speed_low" in row else ""
     return f"{row['speed-up']:.2f}×{interval}"
 
 
-def shown_macs(row: Mapping[str, Any]) -> str:
+def shown_macs(row: Row) -> str:
     return f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else ""
 
 
-def about(lab: Lab, rounds: int = ROUNDS) -> dict[str, Any]:
+def about(lab: Lab) -> dict[str, Any]:
     """How times were taken, for a result's settings."""
     device = lab.state.device.type
-    one = device == "cpu"
-    how = {
-        "threads": 1 if one else None,
-        "clock": "processor" if one else "wall",
-        "batch": BATCH.get(device, OTHERWISE),
-    }
-    return {"timing": {"device": device, **how, "rounds": rounds}}
+    threads, clock = (1, "processor") if device == "cpu" else (None, "wall")
+    batch = BATCH.get(device, OTHERWISE)
+    return {"timing": {"device": device, "threads": threads, "clock": clock, "batch": batch, "rounds": ROUNDS}}
 
 
-def how(lab: Lab, rounds: int = ROUNDS) -> str:
+def how(lab: Lab) -> str:
     """The same as a sentence."""
-    given = about(lab, rounds)["timing"]
+    given = about(lab)["timing"]
     clock = "processor time of one thread" if given["clock"] == "processor" else f"the clock, on {given['device']}"
     return (
-        f"Speed-ups are medians over {rounds} rounds in turns in one run, batches of {given['batch']}, by {clock}; "
+        f"Speed-ups are medians over {ROUNDS} rounds in turns in one run, batches of {given['batch']}, by {clock}; "
         "intervals are 95 % (order statistics)."
     )

@@ -6,7 +6,7 @@ device, relative to one dense ViT. Each SPoT budget meets the ToMe that costs as
 where it can cost so few, and the ToMe of the published speed-up stands beside them.
 """
 
-from typing import Any
+from torch import Tensor
 
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
@@ -16,9 +16,8 @@ from spot.models.tome import ToMe
 from spot.studies import timing
 from spot.studies.backbone import Backbone, vit_b16
 from spot.studies.lab import Lab
-from spot.studies.predictions import Predictions
 from spot.studies.statistics import difference, share
-from spot.studies.study import PAPER_IMAGES, Figure, Result, Row, Study, Table, cell, signed
+from spot.studies.study import Result, Row, Study, Table, cell, figure, paper_row, signed
 
 VIT, SPOT, MERGED, SAME = "ViT", "SPoT", "ToMe", "ToMe, SPoT's weights"
 MOST = "half in every block"  # the most it can merge
@@ -62,52 +61,51 @@ def run(lab: Lab) -> Result:
 
 
 def paper_rows() -> list[Row]:
-    names = ("backbone", "method", "setting", "speed-up", "delta")
-    rows = [dict(zip(names, line, strict=True)) for line in PAPER]
-    return [{"images": PAPER_IMAGES, **row, "backbone": f"paper: {row['backbone']}"} for row in rows]
+    return [
+        paper_row(backbone, method=method, setting=setting, delta=change, **{"speed-up": speed})
+        for backbone, method, setting, speed, change in PAPER
+    ]
 
 
 def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str]) -> list[Row]:
     """The rows of one backbone."""
-    cells, itself = len(backbone.model.grid()), backbone.by_itself()
+    cells = len(backbone.model.grid())
     middle = min(budgets, key=lambda tokens: abs(tokens - cells / 2))  # as the paper's 100 of 196
     holders = {MERGED: backbone}
     if backbone.parent is None:
         notes.append(f"The plain ViT of {backbone.name} is not there: its ToMe merges tokens of SPoT's weights.")
     elif backbone.parent_hash != backbone.hash:
-        holders[SAME] = itself
-    # A line: method, what it was asked for, the budget it answers, and whose weights it has.
-    lines: list[tuple[str, str, Setting, Backbone]] = [(VIT, "dense", Setting("plain", cells), backbone)]
-    lines.append((SPOT, "dense", Setting("isotropic", cells), backbone))
-    lines += [(SPOT, f"{tokens} tokens", Setting("isotropic", tokens), backbone) for tokens in budgets]
+        holders[SAME] = backbone.by_itself()
+    # A line: its method and what it was asked for → its setting, and whose weights it has.
+    lines: dict[tuple[str, str], tuple[Setting, Backbone]] = {(VIT, "dense"): (Setting("plain", cells), backbone)}
+    lines[SPOT, "dense"] = Setting("isotropic", cells), backbone
+    lines |= {(SPOT, f"{tokens} tokens"): (Setting("isotropic", tokens), backbone) for tokens in budgets}
     try:
         left = ToMe(backbone.parent or backbone.model, speedup=PUBLISHED).tokens
-        lines.append((MERGED, f"{PUBLISHED}× by MACs", Setting("tome", left), backbone))
+        lines[MERGED, f"{PUBLISHED}× by MACs"] = Setting("tome", left), backbone
     except InputError:
         notes.append(f"ToMe cannot be {PUBLISHED} times faster with the few blocks of {backbone.name}.")
     reached, most = matched(backbone.parent or backbone.model, budgets)
     for method, holder in holders.items():
         asked = reached if method == MERGED else [middle] if middle in reached else []
-        lines += [(method, f"as {tokens} tokens", Setting("tome-cost", tokens), holder) for tokens in asked]
+        lines |= {(method, f"as {tokens} tokens"): (Setting("tome-cost", tokens), holder) for tokens in asked}
     if most is not None:
-        lines.append((MERGED, MOST, Setting("tome-cost", most), backbone))
-    made: dict[tuple[str, str], Predictions] = {}
-    for holder in (backbone, itself):  # one pass over the images each
-        own = [line for line in lines if line[3] is holder]
-        predictions = lab.accuracy(holder, [setting for _, _, setting, _ in own]) if own else []
-        made |= {(method, what): each for (method, what, _, _), each in zip(own, predictions, strict=True)}
-    times = timing.timed(
-        lab, {f"{method} {what}": lab.model(holder, setting) for method, what, setting, holder in lines}
-    )
+        lines[MERGED, MOST] = Setting("tome-cost", most), backbone
+    right: dict[tuple[str, str], Tensor] = {}
+    for holder in holders.values():  # one pass over the images each
+        own = {line: [setting] for line, (setting, its) in lines.items() if its is holder}
+        right |= {line: made.right for line, (made,) in lab.accuracies(holder, own).items()}
+    models = {" ".join(line): lab.model(holder, setting) for line, (setting, holder) in lines.items()}
+    speeds = timing.timed(lab, models)
     rows = []
-    for method, what, setting, _ in lines:
-        dense = made[SPOT if method in (SPOT, SAME) or backbone.parent is None else VIT, "dense"]
+    for (method, what), (setting, _) in lines.items():
+        dense = right[SPOT if method in (SPOT, SAME) or backbone.parent is None else VIT, "dense"]
+        here = right[method, what]
         row: Row = {"backbone": backbone.name, "method": method, "setting": what, "tokens": setting.tokens}
-        row |= timing.speed(times[f"{method} {what}"]) | share(made[method, what].right)
-        row |= difference(dense.right, made[method, what].right)
+        row |= speeds[f"{method} {what}"] | share(here) | difference(dense, here)
         if what.startswith("as "):
-            against = difference(made[method, what].right, made[SPOT, what.removeprefix("as ")].right)
-            row |= {f"versus{name.removeprefix('delta')}": value for name, value in against.items() if name != "p"}
+            against = difference(here, right[SPOT, what.removeprefix("as ")])
+            row |= {f"versus{end}": against[f"delta{end}"] for end in ("", "_low", "_high")}
             row["versus_p"] = against["p"]
         rows.append(row)
     return rows
@@ -140,19 +138,18 @@ TABLE: Table = {
 }  # fmt: skip
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.accuracy import accuracy
-
-    rows: list[dict[str, Any]] = [row for row in result.rows if row["method"] != VIT]
-    return accuracy(
-        [*rows, *result.paper], line="method", across="speed-up", value="delta", low="delta_low", high="delta_high",
-        panel="backbone", log=False, across_label="speed-up over the dense ViT",
-        label="change in top-1, percentage points", title="What speed costs: SPoT and ToMe",
-    )  # fmt: skip
+def points(result: Result) -> list[Row]:
+    return [row for row in [*result.rows, *result.paper] if row["method"] != VIT]
 
 
 STUDY = Study(
     "tome", "tab:tome",
     "How much faster, and how much less accurate, are SPoT and ToMe than the dense model, in one run?",
-    run, draw, TABLE,
+    run,
+    figure(
+        "accuracy.accuracy", points, line="method", across="speed-up", value="delta", low="delta_low",
+        high="delta_high", panel="backbone", log=False, across_label="speed-up over the dense ViT",
+        label="change in top-1, percentage points", title="What speed costs: SPoT and ToMe",
+    ),
+    TABLE,
 )  # fmt: skip

@@ -5,8 +5,7 @@ The difference is what transfer adds, as in the paper's table; its equation has 
 
 from spot.errors import InputError
 from spot.studies.lab import Lab
-from spot.studies.predictions import predicted
-from spot.studies.statistics import difference, share
+from spot.studies.statistics import difference, predicted, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, p_value, signed
 
 # Source, target, the target's own accuracy with isotropic tokens, and with the source's positions.

@@ -9,7 +9,7 @@ import torch
 from spot.errors import InputError
 from spot.placement.scores import score
 from spot.studies import classification, off_grid, priors, robustness, saliency_gain, transfer
-from spot.studies.predictions import predicted
+from spot.studies.statistics import predicted
 from spot.studies.study import STUDIES, Result, Study, cell, find_study, pivot, signed
 
 MODULES = (off_grid, priors, saliency_gain, transfer, classification, robustness)
