@@ -9,6 +9,8 @@ import csv
 import io
 import math
 import platform
+import shlex
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -136,6 +138,11 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             made[name] = "absent"
     return made
+
+
+def command() -> str:
+    """What was typed."""
+    return shlex.join(["spot", *sys.argv[1:]])
 
 
 def save_json(path: str | Path, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:

@@ -1,7 +1,5 @@
 """spot bench: how fast models and baselines are, beside what their multiply-adds promise."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -65,7 +63,7 @@ def bench(
     from spot.errors import InputError
     from spot.evaluation.bench import bench, explained, table
     from spot.plots import check_ending, save
-    from spot.plots.throughput import throughput
+    from spot.plots.accuracy import throughput
 
     if not models:
         raise InputError("name at least one model, for example spot bench vit_small_patch16_224")
@@ -93,7 +91,7 @@ def bench(
     report.say(explained(rows))
     if json is not None:
         name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-        about = {"command": shlex.join(["spot", *sys.argv[1:]]), "device": name}
+        about = {"command": report.command(), "device": name}
         report.save_json(json, rows, {**about, "threads": threads or torch.get_num_threads(), **how})
     if plot is not None:
         several = len(set(models)) > 1

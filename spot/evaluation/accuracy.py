@@ -11,6 +11,7 @@ many give the same numbers.
     result.ranks[0] == 0             # image by image: was candidate 0 right?
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,7 +158,7 @@ class Evaluation:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per placement and budget: percentages, with seeds pooled and 95 % intervals."""
-        return [self._row(members) for members in self.groups()]
+        return [self.row(members) for members in self.groups()]
 
     def groups(self) -> list[list[int]]:
         """Candidates that differ only in their seed."""
@@ -166,14 +167,15 @@ class Evaluation:
             groups.setdefault((candidate.label, candidate.budget), []).append(index)
         return list(groups.values())
 
-    def _row(self, members: list[int]) -> dict[str, Any]:
-        first = members[0]
+    def row(self, members: list[int]) -> dict[str, Any]:
+        """The row of candidates that differ only in their seed."""
+        first = self.candidates[members[0]]
         top1, top5 = ((self.ranks[members] < top).double().mean(1) for top in (1, 5))
         # Seeds see the same images: they make the mean steadier, not the sample larger.
         low, high = wilson(top1.mean().item(), len(self.keys))
         return {
-            "placement": self.candidates[first].label,
-            "tokens": self.candidates[first].budget,
+            "placement": first.label,
+            "tokens": first.budget,
             "top1": 100 * top1.mean().item(),
             "low": 100 * low,
             "high": 100 * high,
@@ -191,13 +193,13 @@ def as_candidates(model: SpotViT, settings: Sequence[Setting | Candidate | str])
     return [each if isinstance(each, Candidate) else each.of(model) for each in named]
 
 
-def wilson(share: float, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def wilson(share: float, count: int) -> tuple[float, float]:
     """The interval in which the true share lies (Wilson, 1927), if `count` draws had the share seen."""
     if count == 0:
         return 0.0, 1.0
-    weight = confidence**2 / count
+    weight = CONFIDENCE**2 / count
     middle = (share + weight / 2) / (1 + weight)
-    half = confidence * math.sqrt(share * (1 - share) / count + weight / (4 * count)) / (1 + weight)
+    half = CONFIDENCE * math.sqrt(share * (1 - share) / count + weight / (4 * count)) / (1 + weight)
     # Of none or of all, rounding must not leave the share seen outside its own interval.
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
@@ -245,6 +247,7 @@ def evaluate(
     keys = [key for each in shares for key in each.keys]
     order = sorted(range(len(keys)), key=keys.__getitem__)  # the same however many processes there were
     results = torch.cat([part for each in shares for part in each.results], 1)[:, order]
+    features_of = [[part for each in shares for part in each.features[index]] for index in range(len(candidates))]
     return Evaluation(
         candidates=candidates,
         keys=sorted(keys),
@@ -252,10 +255,7 @@ def evaluate(
         predictions=results[..., 0].long(),
         ranks=results[..., 1].long(),
         losses=results[..., 2],
-        features=[
-            torch.cat([part for each in shares for part in each.features[index]])[order]
-            for index in range(len(settings) if features else 0)
-        ],
+        features=[torch.cat(parts)[order] for parts in features_of if parts],
         seconds=max(each.seconds for each in shares),
         waited=max(each.waited for each in shares),
         skipped=sorted({key for each in shares for key in each.skipped}),
@@ -332,14 +332,8 @@ def pooled(vit: Any) -> Iterator[list[Tensor]]:
 
 def once(saliency: Maps, images: Tensor, keys: Sequence[str]) -> Maps:
     """Saliency that looks at a batch once, however many candidates draw from it."""
-    maps: list[Tensor] = []
-
-    def known(_images: Tensor, _keys: Sequence[str]) -> Tensor:
-        if not maps:
-            maps.append(saliency(images, keys))
-        return maps[0]
-
-    return known
+    maps = functools.cache(lambda: saliency(images, keys))
+    return lambda *_: maps()
 
 
 @dataclass

@@ -26,7 +26,8 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
         shape: (C, H, W) of the image, by default what the model was built for.
         tokens: place this many tokens at random instead of as the model would.
     """
-    images = torch.zeros(1, *(image_shape(model) if shape is None else shape), **_like(model))
+    weight = next(model.parameters())
+    images = torch.zeros(1, *(shape or image_shape(model)), device=weight.device, dtype=weight.dtype)
     # Where tokens are does not change the cost; drawn from a generator of its own, not from the caller's.
     given = () if tokens is None else (uniform(images, tokens, torch.Generator().manual_seed(0)),)
     training = model.training
@@ -82,8 +83,3 @@ class _Arithmetic(TorchDispatchMode):
 def image_shape(model: TokenModel) -> tuple[int, ...]:
     """(C, H, W) of the images a model was built for."""
     return model.spot_vit.pretrained_cfg["input_size"]
-
-
-def _like(model: TokenModel) -> dict[str, Any]:
-    parameter = next(model.parameters())
-    return {"device": parameter.device, "dtype": parameter.dtype}

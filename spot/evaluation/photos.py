@@ -26,8 +26,7 @@ from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import obfuscated
 from spot.placement.oracle import PRESETS, SearchResult, SearchSettings, search
 from spot.placement.saliency import maps_for, rgb
-from spot.plots.placements import placement_figure
-from spot.plots.prediction import prediction
+from spot.plots.placements import placement_figure, prediction
 
 
 @dataclass(frozen=True)
@@ -67,19 +66,17 @@ def photo_files(sources: Sequence[str | Path]) -> list[Path]:
     files: list[Path] = []
     for source in map(str, sources):
         if os.path.isdir(source):
-            inside = [Path(file) for file in image_files(source)]
-            if not inside:
-                raise InputError(f"there is no image in {source}")
-            files += inside
+            inside, problem = list(image_files(source)), f"there is no image in {source}"
         elif os.path.exists(source):
-            files.append(Path(source))
-        elif not any(letter in source for letter in "*?["):
-            raise InputError(f"an image file was expected, but {source} is missing")
+            inside, problem = [source], ""
+        elif any(letter in source for letter in "*?["):
+            inside = [file for file in sorted(glob(source, recursive=True)) if is_image(file)]
+            problem = f"no image matches {source}"
         else:
-            matching = [Path(file) for file in sorted(glob(source, recursive=True)) if is_image(file)]
-            if not matching:
-                raise InputError(f"no image matches {source}")
-            files += matching
+            inside, problem = [], f"an image file was expected, but {source} is missing"
+        if not inside:
+            raise InputError(problem)
+        files += map(Path, inside)
     if not files:
         raise InputError("name at least one image file or folder")
     return list(dict.fromkeys(files))
@@ -136,16 +133,10 @@ def predict(
         map_ = None if maps is None else maps(images, keys)
         positions = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=map_)
         best = (model(images, positions)[0].softmax(0) * 100).topk(min(top, len(names)))
-        indices = best.indices.tolist()
-        yield Prediction(
-            path,
-            image=rgb(images, model.data_config)[0].cpu(),
-            positions=positions[0].cpu(),
-            map=None if map_ is None else map_[0].cpu(),
-            indices=indices,
-            names=[names[index] for index in indices],
-            probabilities=best.values.tolist(),
-        )
+        indices, probabilities = best.indices.tolist(), best.values.tolist()
+        seen, drawn_from = rgb(images, model.data_config)[0].cpu(), None if map_ is None else map_[0].cpu()
+        called = [names[index] for index in indices]
+        yield Prediction(path, seen, positions[0].cpu(), drawn_from, indices, called, probabilities)
 
 
 def search_photos(
@@ -214,14 +205,10 @@ def prediction_figure(made: Prediction, window: int) -> Figure:
 
 def search_figure(made: PhotoSearch, window: int, *, adversarial: bool = False) -> Figure:
     """The windows at the start and at the end, and the way between."""
+    start, end = f"start: {made.name} {made.before:.1%}", f"end: {made.name} {made.after:.1%}"
+    title = report.printable(made.path.name)
     return placement_figure(
-        made.image,
-        made.trajectory,
-        window,
-        start=f"start: {made.name} {made.before:.1%}",
-        end=f"end: {made.name} {made.after:.1%}",
-        title=report.printable(made.path.name),
-        adversarial=adversarial,
+        made.image, made.trajectory, window, start=start, end=end, title=title, adversarial=adversarial
     )
 
 

@@ -1,7 +1,5 @@
 """Searches as `spot search` makes and reports them: on photographs, with pictures, or on a data set."""
 
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,12 +46,12 @@ def on_photos(
     if settings.objective == "agree":
         caption += f"With {reached} of {len(rows)} the few tokens now say what all tokens say. "
     caption += f"Pictures: {', '.join(sorted({str(Path(row['picture']).parent) for row in rows}))}"
-    report.show([without(row, "path", "picture") for row in rows], model.name, digits=3, caption=caption)
+    shown = [{name: row[name] for name in row if name not in ("path", "picture")} for row in rows]
+    report.show(shown, model.name, digits=3, caption=caption)
     if json is not None:
         kept = {name: options.get(name) for name in ("seed", "prior", "saliency", "fit")}
         about = {"model": model.name, "tokens": model.tokens, "objective": settings.objective, **kept}
-        about |= settings.as_json()
-        report.save_json(json, rows, {"command": command(), **about})
+        report.save_json(json, rows, {"command": report.command(), **about, **settings.as_json()})
     return rows
 
 
@@ -89,7 +87,7 @@ def on_data(
         report.show(rows, model.name, caption=summary(done, len(images), out))
         if json is not None:
             about = {**done.placements.metadata, "images": done.images, "seconds": done.seconds}
-            report.save_json(json, rows, {"command": command(), **about})
+            report.save_json(json, rows, {"command": report.command(), **about})
     return done
 
 
@@ -118,12 +116,3 @@ def summary(done: Searched, count: int, out: Path) -> str:
     if kept > done.images:
         text += f"; {kept - done.images} were there before"
     return text + (f"; {count - kept} could not be read." if kept < count else ".")
-
-
-def without(row: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in names}
-
-
-def command() -> str:
-    """What was typed."""
-    return shlex.join(["spot", *sys.argv[1:]])

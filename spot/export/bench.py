@@ -7,8 +7,6 @@ times matter: the one in the same runtime, and the fastest in any.
 """
 
 import copy
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -208,4 +206,4 @@ def bench_command(
         "over fastest dense over the plain ViT in the runtime that is fastest for it; medians over rounds in turns."
     )
     if json is not None:
-        report.save_json(json, rows, {"command": shlex.join(["spot", *sys.argv[1:]]), "rounds": rounds})
+        report.save_json(json, rows, {"command": report.command(), "rounds": rounds})

@@ -1,7 +1,5 @@
 """Studies one after the other, and their files: what `spot study` does."""
 
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +30,7 @@ def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
                 report.warn(f"{study.name}: {error}")
             continue
         result.study = study.name
-        result.settings = {**lab.describe(), **result.settings, "command": shlex.join(["spot", *sys.argv[1:]])}
+        result.settings = {**lab.describe(), **result.settings, "command": report.command()}
         result.settings["seconds"] = round(time.perf_counter() - begun, 1)
         # What a busy machine does not change:
         result.settings["processor_seconds"] = round(time.process_time() - worked, 1)

@@ -94,7 +94,7 @@ STUDY = Study(
     "What accuracy is there at which speed, and how far is it to what an oracle reaches?",
     run,
     figure(
-        "trade_off.trade_off", points, oracle=ORACLE, reached=SPOT, panel="backbone",
+        "accuracy.trade_off", points, oracle=ORACLE, reached=SPOT, panel="backbone",
         across_label="throughput, relative to the dense ViT", title="Accuracy against throughput",
     ),
     TABLE,

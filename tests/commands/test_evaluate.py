@@ -134,7 +134,7 @@ def test_neighbours_vote_from_images_and_then_from_the_cache(model, images, tmp_
     command = ["evaluate", model, "--data", str(images), "--knn", str(images), *wanted]
     main([*command, "--json", str(tmp_path / "out.json")])
     assert [row["knn"] for row in rows_of(tmp_path / "out.json")] == [100.0, 100.0]  # each is its own neighbour
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "cache" / "banks").iterdir())) == 2
     assert "kNN" in capsys.readouterr().out
 
 

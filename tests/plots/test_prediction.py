@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from spot.plots.prediction import prediction
+from spot.plots.placements import prediction
 
 ROWS = [{"class": "tabby, $tabby$ cat", "probability": 75.0}, {"class": "tiger cat", "probability": 20.5}]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from spot.errors import InputError
-from spot.plots.throughput import throughput
+from spot.plots.accuracy import throughput
 
 ROWS = [
     {"method": "vit", "batch": batch, "budget": 196, "MAC ratio": 1.0, "speed-up": 1.0} for batch in (16, 1)
