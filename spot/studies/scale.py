@@ -4,8 +4,6 @@ The paper names windows of an adjustable size as its next step and has no figure
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -14,12 +12,12 @@ from spot.placement.files import Placements
 from spot.placement.sizes import tiling_scale
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
-from spot.studies.predictions import predicted
-from spot.studies.statistics import difference, share
-from spot.studies.study import Figure, Result, Row, Study, cell, pivot, signed
+from spot.studies.statistics import difference, predicted, share
+from spot.studies.study import Result, Row, Study, cell, figure, pivot, signed, with_counts
 
 PRIOR = "isotropic"
 SHARES = {"scale 1": 0.0, "¼ of tiling": 0.25, "½ of tiling": 0.5, "¾ of tiling": 0.75, "tiling": 1.0}
+FREE = "searched, with scale"
 GROWN = 1.02  # a window that a search left this much larger grew; by its inverse, it shrank
 
 
@@ -28,17 +26,17 @@ def run(lab: Lab) -> Result:
     rows: list[Row] = []
     for backbone in lab.backbones:
         budgets = [tokens for tokens in lab.tokens if tiling(backbone, tokens) > 1]
-        settings = [
-            Setting(PRIOR, tokens, name=name, scale=tiling(backbone, tokens) ** part)
+        settings = {
+            (name, tokens): [Setting(PRIOR, tokens, name=name, scale=tiling(backbone, tokens) ** part)]
             for tokens in budgets
             for name, part in SHARES.items()
-        ]
-        made = dict(zip(settings, lab.accuracy(backbone, settings), strict=True))
-        for setting, predictions in made.items():
-            first = made[next(each for each in settings if each.tokens == setting.tokens)]
+        }
+        made = lab.accuracies(backbone, settings)
+        for (name, tokens), (predictions,) in made.items():
+            first = made["scale 1", tokens][0]
             change = {} if predictions is first else difference(first.right, predictions.right)
-            about: Row = {"backbone": backbone.name, "tokens": setting.tokens, "size": setting.name}
-            rows.append({**about, "scale": setting.scale, **share(predictions.right), **change})
+            about: Row = {"backbone": backbone.name, "tokens": tokens, "size": name}
+            rows.append({**about, "scale": settings[name, tokens][0].scale, **share(predictions.right), **change})
         rows += searched(lab, backbone)
     notes = [
         lab.differs(),
@@ -63,7 +61,7 @@ def searched(lab: Lab, backbone: Backbone) -> list[Row]:
     before, after = predicted(fixed), predicted(free)
     rows: list[Row] = [
         {**about, "size": "searched, scale 1", **share(before.right)},
-        {**about, "size": "searched, with scale", **share(after.right), **difference(before.right, after.right)},
+        {**about, "size": FREE, **share(after.right), **difference(before.right, after.right)},
     ]
     return [*rows, {**about, "size": "what the search wants", **wanted(free)}]
 
@@ -92,35 +90,39 @@ def tiling(backbone: Backbone, tokens: int) -> float:
 
 def table(result: Result) -> list[Row]:
     """A line per backbone and budget; then a line per backbone about its searched sizes."""
-    plain = [row for row in result.rows if "top1" in row]
-    lines = pivot(plain, ("backbone", "tokens"), "size", with_change)
+    lines = pivot(measured(result), ("backbone", "tokens"), "size", with_change)
+    column = next((name for line in lines[:1] for name in line if name.startswith(FREE)), FREE)
     for row in result.rows:
         if "ratio" in row:
             grew = f"{row['grew']:.0f} % grew, {row['shrank']:.0f} % shrank"
             parts = {name: row[f"ratio_{name}"] for name in ("middle", "edge")}
             inside = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
             told = f"scale × {row['ratio']:.2f} in the median ({inside} on average); {grew}"
-            lines.append({"backbone": row["backbone"], "tokens": row["tokens"], "searched, with scale": told})
+            lines.append({"backbone": row["backbone"], "tokens": row["tokens"], column: told})
     return lines
 
 
-def with_change(row: Mapping[str, Any]) -> str:
+def measured(result: Result) -> list[Row]:
+    """The rows with an accuracy; names of searched ones say on how many images they are."""
+    return [row for row in with_counts(result, "size") if "top1" in row]
+
+
+def with_change(row: Row) -> str:
     """An accuracy and, where there is one, its difference."""
     return cell(row) + (f" Δ {signed(row)}" if "delta" in row else "")
 
 
-def draw(result: Result) -> Figure:
-    from spot.plots.bars import grouped_bars
-
-    rows = [{**row, "group": f"{row['backbone']}, {row['tokens']} tokens"} for row in result.rows if "top1" in row]
-    return grouped_bars(
-        rows, group="group", bar="size", value="top1", low="low", high="high",
-        label="top-1 accuracy, %", title="Isotropic windows of several sizes, and searches with and without scale",
-    )  # fmt: skip
+def bars(result: Result) -> list[Row]:
+    return [{**row, "group": f"{row['backbone']}, {row['tokens']} tokens"} for row in measured(result)]
 
 
 STUDY = Study(
     "scale", "no table; named as its next step",
     "Which size of windows suits which budget, and do searches want larger or smaller ones?",
-    run, draw, table,
+    run,
+    figure(
+        "bars.grouped_bars", bars, group="group", bar="size", value="top1", low="low", high="high",
+        label="top-1 accuracy, %", title="Isotropic windows of several sizes, and searches with and without scale",
+    ),
+    table,
 )  # fmt: skip

@@ -146,7 +146,7 @@ def figure(
         module, _, function = kind.partition(".")  # imported here: matplotlib takes a second
         drawn = [*result.rows, *result.paper] if rows is None else rows(result)
         plot: Callable[..., Figure] = getattr(import_module(f"spot.plots.{module}"), function)
-        return plot(drawn, title=title.format_map(result.rows[0]), **options)
+        return plot(drawn, title=title.format_map((result.rows or [{}])[0]), **options)
 
     return draw
 
@@ -166,7 +166,7 @@ def each_value(rows: Sequence[Row], values: Mapping[str, tuple[str, str, str]]) 
 
 def with_counts(result: Result, line: str) -> list[Row]:
     """Ours and the paper's rows, where a line of ours that has fewer images than others says on how many it is."""
-    most = max(row.get("images", 0) for row in result.rows)
+    most = max((row.get("images", 0) for row in result.rows), default=0)
     fewer = {row[line]: row["images"] for row in result.rows if row.get("images", most) < most}
     papers = {row[line] for row in result.paper}
     names = {name: f"{name} ({'ours: ' * (name in papers)}{count:,} images)" for name, count in fewer.items()}

@@ -10,7 +10,7 @@ from spot.errors import InputError
 from spot.placement.scores import score
 from spot.studies import classification, off_grid, priors, robustness, saliency_gain, transfer
 from spot.studies.statistics import predicted
-from spot.studies.study import STUDIES, Result, Study, cell, find_study, pivot, signed
+from spot.studies.study import STUDIES, Result, Study, cell, find_study, pivot, signed, with_counts
 
 MODULES = (off_grid, priors, saliency_gain, transfer, classification, robustness)
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "spot.tex"
@@ -163,3 +163,12 @@ def test_a_pivot_has_a_line_per_index_and_a_column_per_value():
 def test_an_unknown_study_is_answered_with_the_nearest():
     with pytest.raises(InputError, match="did you mean 'robustness'"):
         find_study("robustnes")
+
+
+def test_a_line_on_fewer_images_says_on_how_many_it_is():
+    rows = [{"placement": "isotropic", "images": 2000}, {"placement": "oracle", "images": 300}, {"placement": "none"}]
+    result = Result(rows, [{"placement": "oracle", "images": 50_000}])
+    names = [row["placement"] for row in with_counts(result, "placement")]
+    assert names == ["isotropic", "oracle (ours: 300 images)", "none", "oracle (ours: 300 images)"]
+    assert with_counts(Result(rows), "placement")[1]["placement"] == "oracle (300 images)"
+    assert with_counts(Result(rows[1:2]), "placement")[0]["placement"] == "oracle"
