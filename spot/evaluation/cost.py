@@ -1,11 +1,12 @@
 """What a prediction costs: multiply-adds (MACs) by torch's own counter, and the paper's sampling formula.
 
 torch counts matrix products, convolutions and attention, two FLOPs to a MAC. Element-wise work is
-not counted; the one such step that SPoT adds, sampling windows, has the paper's formula, and
-`arithmetic` counts what is really done.
+not counted, except the pyramid that windows of a scale above 1 are read from; sampling windows, the
+one such step that SPoT adds, has the paper's formula, and `arithmetic` counts what is really done.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,12 +40,24 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
             model(images, *given)
         finally:
             model.train(training)
-    return counter.get_total_flops()
+    largest = 1.0
+    if tokens is None:
+        with torch.no_grad():
+            sizes = model.place(images, generator=torch.Generator().manual_seed(0))[..., 2:]
+        largest = float(sizes.max()) if sizes.numel() else 1.0
+    return counter.get_total_flops() + pyramid_flops(images.shape[1:], largest)
 
 
 def macs(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
     """Multiply-adds of one image's prediction: half its FLOPs. See `flops`."""
     return flops(model, shape, tokens) // 2
+
+
+def pyramid_flops(shape: Sequence[int], scale: float) -> int:
+    """FLOPs to shrink an image (C, H, W) to the levels that windows of this scale need: one for each pixel shrunk."""
+    channels, height, width = shape
+    halvings = max(0, math.ceil(math.log2(max(scale, 1.0)) - 1e-6))
+    return sum(channels * (height // 2**level) * (width // 2**level) for level in range(halvings))
 
 
 def sampling_flops(tokens: int, size: int = 16, channels: int = 3) -> int:

@@ -5,11 +5,12 @@ import timm
 import torch
 
 import spot
-from spot.evaluation.cost import arithmetic, flops, macs, sampling_flops
+from spot.evaluation.cost import arithmetic, flops, macs, pyramid_flops, sampling_flops
 from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
 from spot.models.tome import ToMe
+from spot.tokens.pyramid import pyramid
 from spot.tokens.windows import windows
 from tests.conftest import make_nano
 
@@ -87,3 +88,14 @@ def test_a_window_is_read_with_less_arithmetic_than_the_paper_s_formula():
     samples = 25 * 3 * 3 * (17 * 16 + 16 * 16)
     assert samples <= counted < samples + 25 * 20  # and a few for each position
     assert counted < sampling_flops(25) == 185_600
+
+
+def test_the_pyramid_of_large_windows_is_counted():
+    model = make_nano(img_size=64)
+    model.tokens = 4
+    plain = flops(model)
+    model.scale = 3.0  # between levels 1 and 2
+    image = torch.rand(1, 3, 64, 64)
+    built = arithmetic(lambda: pyramid(image, 8, 3.0))
+    assert flops(model) - plain == pyramid_flops((3, 64, 64), 3.0) == built == 3 * (64 * 64 + 32 * 32)
+    assert pyramid_flops((3, 224, 224), 1.0) == 0
