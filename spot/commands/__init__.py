@@ -21,6 +21,7 @@ VERBS: dict[str, str] = {
     "pretrain": "train a masked autoencoder on off-grid windows",
     "finetune": "fine-tune an encoder to classify",
     "delta": "keep a retrofit as what it adds to a timm checkpoint",
+    "card": "write a model card for the hub, with what was measured",
     "embed": "write the features of a folder of images to one file",
     "export": "write a model as one ONNX or torch.export file, and verify it",
     "models": "list the models that come with spot, what each needs and how good it is",

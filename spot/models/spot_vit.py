@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from torch import Generator, Tensor, nn
 
 from spot.errors import InputError
+from spot.models.card import card
 from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
 from spot.placement.priors import AnyPrior, check_tokens, resolve_prior
@@ -344,6 +345,10 @@ class SpotViT(
         return positions
 
     # To and from disk: the format is checkpoints.py's business
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """What save_pretrained and push_to_hub write as README.md; `spot card` adds results to it."""
+        return ModelCard(card(self))
 
     def _save_pretrained(self, save_directory: Path) -> None:
         from spot.models.checkpoints import save_folder
