@@ -39,28 +39,21 @@ class Baseline:
 
 
 KEYS = "a timm ViT whose attention shows its keys"
+MERGING = "all patches, similar ones merged in every block"
 BASELINES: dict[str, Baseline] = {
-    "plain": Baseline(
-        "plain", lambda model, tokens: PlainViT(model), "the timm ViT itself", "it has all tokens of its grid",
-        dense=True,
-    ),
-    "resize": Baseline(
-        "resize", Resize, "the whole image, made smaller",
-        "the smaller image has N patches, which must fit its aspect (squares for square images)",
-    ),
-    "patch-dropout": Baseline(
-        "patch-dropout", PatchDropout, "a random part of the ViT's own patches", "N patches are kept", random=True
-    ),
-    "tome": Baseline(
-        "tome", lambda model, tokens: ToMe(model, tokens=tokens), "all patches, similar ones merged in every block",
-        "N tokens are left after the last block", needs=KEYS,
-    ),
-    "tome-cost": Baseline(
-        "tome-cost", ToMe.matching, "all patches, similar ones merged in every block",
-        "its blocks cost what N tokens cost throughout, where merging can reach that", needs=KEYS,
-    ),
-    "elastic": Baseline(
-        "elastic", ElasticViT, "patches shifted, rescaled and dropped at random, on whole pixels", "N patches are kept",
-        random=True,
-    ),
+    baseline.name: baseline
+    for baseline in (
+        Baseline("plain", lambda model, tokens: PlainViT(model), "the timm ViT itself", "it has all tokens of its grid",
+                 dense=True),
+        Baseline("resize", Resize, "the whole image, made smaller",
+                 "the smaller image has N patches, which must fit its aspect (squares for square images)"),
+        Baseline("patch-dropout", PatchDropout, "a random part of the ViT's own patches", "N patches are kept",
+                 random=True),
+        Baseline("tome", lambda model, tokens: ToMe(model, tokens=tokens), MERGING,
+                 "N tokens are left after the last block", needs=KEYS),
+        Baseline("tome-cost", ToMe.matching, MERGING,
+                 "its blocks cost what N tokens cost throughout, where merging can reach that", needs=KEYS),
+        Baseline("elastic", ElasticViT, "patches shifted, rescaled and dropped at random, on whole pixels",
+                 "N patches are kept", random=True),
+    )
 }  # fmt: skip

@@ -39,14 +39,10 @@ def measured(folder: Path) -> dict[str, dict[int, float]]:
         head: list[str] = []
         for line in (folder / card).read_text().splitlines() if (folder / card).is_file() else ():
             cells = [cell.strip() for cell in line.strip("| ").split("|")]
-            if cells[0] == "model":
-                head = cells
-            if len(cells) < 2 or len(cells) != len(head):
-                continue
-            row = dict(zip(head, cells, strict=True))
-            prior = row.get("prior", "isotropic")
-            for column, cell in row.items():
+            head = cells if cells[0] == "model" else head
+            row = dict(zip(head, cells, strict=True)) if 1 < len(cells) == len(head) else {}
+            for column, cell in row.items() if row.get("prior", "isotropic") == "isotropic" else ():
                 tokens = re.fullmatch(r"isotropic (\d+)|(\d+) tokens", column)
-                if tokens and prior == "isotropic" and re.fullmatch(r"[\d.]+", cell):
+                if tokens and re.fullmatch(r"[\d.]+", cell):
                     accuracy.setdefault(row["model"], {})[int(tokens[1] or tokens[2])] = float(cell)
     return accuracy

@@ -167,15 +167,9 @@ class _Job:
         """The placements of some images."""
         model, settings = self.model, self.settings
         maps = None if self.saliency is None else self.saliency(images, keys)
-        placing: dict[str, Any] = {
-            "tokens": self.tokens,
-            "prior": self.prior,
-            "keys": keys,
-            "seed": self.seed,
-            "maps": maps,
-        }
-        placing |= {} if self.scale is None else {"scale": self.scale}
-        start = model.place(images, **placing)
+        sizes: Any = {} if self.scale is None else {"scale": self.scale}
+        placing = {"tokens": self.tokens, "prior": self.prior, "seed": self.seed, **sizes}
+        start = model.place(images, keys=keys, maps=maps, **placing)
         targets: Tensor | None = labels
         objective = settings.objective
         if settings.labelled and bool((labels < 0).any()):

@@ -282,9 +282,7 @@ def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Gener
     density = density.detach().cpu().double().flatten(1).clamp(min=0)
     _total(density)  # refuses a map that leaves nothing
     draws = _random(images, tokens, 3, generator=generator)
-    cumulative = density.cumsum(1)
-    pixel = torch.searchsorted(cumulative, draws[..., 0].double() * cumulative[:, -1:], right=True)
-    pixel = pixel.clamp(max=density.shape[1] - 1)
+    _, pixel = _quantile(density, draws[..., 0].double())
     corner = torch.stack([pixel // width, pixel % width], -1)
     return _into_omega((corner + draws[..., 1:]) / torch.tensor([height, width]), images)
 
@@ -292,8 +290,9 @@ def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Gener
 def _total(density: Tensor) -> Tensor:
     """The sum of each density (B, ...): (B,). Refuses one with nothing in it."""
     total = density.flatten(1).sum(1)
-    if not bool((total > 0).all()) or not bool(total.isfinite().all()):
-        bad = int((~((total > 0) & total.isfinite())).nonzero()[0, 0])
+    good = (total > 0) & total.isfinite()
+    if not good.all():
+        bad = int((~good).nonzero()[0])
         raise InputError(f"the saliency map of image {bad} leaves no pixel to draw from; use another prior for it")
     return total
 
