@@ -4,8 +4,10 @@ The tokenizer owns no weights. It reads a timm ViT's own patch projection and po
 the ViT stays a plain timm model whose patches are the tokens at its grid positions.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,5 +36,11 @@ class Tokenizer(nn.Module):
         tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
         tokens = patch_embed.norm(tokens)
         if table is not None:
-            tokens = tokens + self.kernels(positions).to(table.dtype) @ table
+            tokens = tokens + self.embedding(positions, table)
         return tokens
+
+    def embedding(self, positions: Tensor, table: Tensor) -> Tensor:
+        """The position embedding (B, N, D), in the table's type also under autocast, which would round positions."""
+        device = positions.device.type
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+            return self.kernels(positions).to(table.dtype) @ table
