@@ -77,12 +77,11 @@ def accuracies(name: str, model: SpotViT, data: Scenes, budgets: Sequence[int], 
 
 def side_by_side(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int]) -> list[dict[str, Any]]:
     """A line per placement and a column per budget, as the paper prints them."""
-    table: dict[str, dict[str, Any]] = {}
+    names = [f"{budget} tokens" for budget in budgets]
+    lines = {row["placement"]: {"placement": row["placement"], **dict.fromkeys(names)} for row in rows}
     for row in rows:
-        line = table.setdefault(row["placement"], {"placement": row["placement"]})
-        line[f"{row['tokens']} tokens"] = row["top1"]
-    order = ["placement", *(f"{budget} tokens" for budget in budgets)]
-    return [{name: line.get(name) for name in order} for line in table.values()]
+        lines[row["placement"]][f"{row['tokens']} tokens"] = row["top1"]
+    return list(lines.values())
 
 
 def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count: int, path: Path) -> None:
@@ -103,10 +102,9 @@ def with_costs(model: SpotViT, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
     """Rows with multiply-adds and measured milliseconds per image of their budget, timed in turns."""
     budgets = sorted({row["tokens"] for row in rows}, reverse=True)
     models = {str(budget): Placed(model, budget, "isotropic") for budget in budgets}
-    timed = {row["tokens"]: row for row in measure(models, batch_sizes=(32,), rounds=5, warm_up=1)}
-    return [
-        {**row, "gmacs": timed[row["tokens"]]["GMACs"], "ms": 1000 / timed[row["tokens"]]["images/s"]} for row in rows
-    ]
+    timed = measure(models, batch_sizes=(32,), rounds=5, warm_up=1)
+    costs = {each["tokens"]: {"gmacs": each["GMACs"], "ms": 1000 / each["images/s"]} for each in timed}
+    return [{**row, **costs[row["tokens"]]} for row in rows]
 
 
 def farewell(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int], cells: int, out: Path) -> None:
@@ -155,14 +153,9 @@ def on_photo(
                 captions.append(f"{budget} tokens: {chance[0, goal]:.0%} → {chance[best, goal]:.0%}")
     whole = f"{names[goal]} ({dense[0].softmax(0)[goal]:.0%})"
     report.show(rows, f"{file}: with all {len(model.grid())} tokens {name} says {whole}", digits=1)
-    figure = placement_gallery(
-        [rgb(images, model.data_config)[0]] * len(paths),
-        paths,
-        captions=captions,
-        window=model.patch_size,
-        columns=4,
-        title=f"{report.printable(file)}, {names[goal]}: probability before → after the search",
-    )
+    title = f"{report.printable(file)}, {names[goal]}: probability before → after the search"
+    shown = [rgb(images, model.data_config)[0]] * len(paths)
+    figure = placement_gallery(shown, paths, captions=captions, window=model.patch_size, columns=4, title=title)
     save(figure, out / "placements.png")
     report.say(
         "\np is the probability of what the ViT says with all its tokens. The search moved the tokens so that few say "

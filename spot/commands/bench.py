@@ -61,7 +61,7 @@ def bench(
 
     from spot import report
     from spot.errors import InputError
-    from spot.evaluation.bench import bench, explained, table
+    from spot.evaluation.throughput import bench, explained, table
     from spot.plots import check_ending, save
     from spot.plots.accuracy import throughput
 

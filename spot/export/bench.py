@@ -21,7 +21,7 @@ from torch import Tensor
 from spot import report
 from spot.errors import InputError
 from spot.evaluation.cost import macs
-from spot.evaluation.throughput import Clock, interleaved, many_graphs, threads
+from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
 from spot.export.files import describe, noise, normalised, require_onnx, sample_pictures, write_onnx
 from spot.export.graph import DenseGraph, Graph
 from spot.export.int8 import Range, plan, quantise
@@ -63,7 +63,7 @@ def bench_runtimes(
     with TemporaryDirectory() as folder, many_graphs():
         files = written(model, runtimes, Path(folder), pictures or sample_pictures(model, count=16))
         for count in counts:
-            with threads(count):
+            with cpu_threads(count):
                 calls = {
                     (runtime, budget): call
                     for runtime in runtimes

@@ -31,14 +31,12 @@ class PlainFigure(Figure):
         super().draw(renderer)
 
 
-def panels(
-    count: int, title: str = "", *, width: float = 4.4, height: float = 3.6, sharex: bool = True
-) -> tuple[PlainFigure, list[Axes], Axes | None]:
+def panels(count: int, title: str = "", *, sharex: bool = True) -> tuple[PlainFigure, list[Axes], Axes | None]:
     """A figure with so many panels on a common axis; where a row is not full, the free place is for the legend."""
     columns = columns_of(count)
     rows = -(-count // columns)
     full = rows * columns == count
-    figure = PlainFigure(width * columns + (1.8 if full else 0.2), height * rows + 0.4)
+    figure = PlainFigure(4.4 * columns + (1.8 if full else 0.2), 3.6 * rows + 0.4)
     grid = figure.subplots(rows, columns, sharex=sharex, sharey=True, squeeze=False).flatten().tolist()
     for spare in grid[count:]:
         spare.axis("off")

@@ -170,9 +170,8 @@ def galleries(parts: Sequence[Gallery], width: float | None = None) -> Figure:
 
 def magnification(trajectories: Tensor | Sequence[Tensor]) -> int:
     """How many times as long to draw moves, so that half of the tokens go a tenth of the image or less."""
-    far = [
-        (each - each[:1])[..., :2].norm(dim=-1).amax(0).flatten() for each in trajectories
-    ]  # the farthest from the start
+    # Of every token the farthest from its start.
+    far = [(each - each[:1])[..., :2].norm(dim=-1).amax(0).flatten() for each in trajectories]
     usual = float(torch.cat(far).median()) if far else 0.0
     return max(times for times in MAGNIFICATIONS if times == 1 or 0 < times * usual <= 1 / 10)
 

@@ -26,11 +26,12 @@ PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient")
 TRAJECTORIES, MASKS, ADVERSARIAL, PLACES = "trajectories", "over masks", "adversarial", "priors"
 SHOWN, OVER_MASKS, SIDE_BY_SIDE = 10, 3, 2  # images
 PRESET = "paper-long"  # as in the paper's figure, whose caption has this search's accuracy
+CHANGE = "the class's probability before → after"
 # Part → the paper's figure, images to a row, title.
 PARTS = {
-    TRAJECTORIES: ("fig:oracle_movement", 5, "Searched: the class's probability before → after"),
+    TRAJECTORIES: ("fig:oracle_movement", 5, f"Searched: {CHANGE}"),
     MASKS: ("fig:oracle_movement_vs_mask_allpriors", 6, "Searched from every prior, over what is salient"),
-    ADVERSARIAL: ("fig:adv_oracle_movement", 5, "Adversarial search (ascent): the class's probability before → after"),
+    ADVERSARIAL: ("fig:adv_oracle_movement", 5, f"Searched adversarially (ascent): {CHANGE}"),
     PLACES: ("fig:sampling_priors", 6, "The priors, before any search"),
 }
 

@@ -55,6 +55,8 @@ class Lab:
             raise InputError("a study needs at least one model")
         self.backbones, self.settings = list(backbones), settings or StudySettings()
         self.sources, self.cache, self.state = Sources(self.settings), Cache(cache), this_process()
+        self.loading: dict[str, Any] = {"batch_size": self.settings.batch_size, "workers": self.settings.workers}
+        self.loading["shown"] = self.main
 
     # What is measured
 
@@ -189,12 +191,10 @@ class Lab:
             tokens=tokens,
             scale=scale,
             saliency=self.sources.saliency(model) if PRIORS[prior].needs_map else None,
-            batch_size=self.settings.batch_size,
-            workers=self.settings.workers,
             state=self.state,
-            shown=self.main,
             remake=True,
             settings=search,
+            **self.loading,
         ).placements
 
     def remember(self, about: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
@@ -266,12 +266,10 @@ class Lab:
                 self.sources.bank(model),
                 voters,
                 self.cache.folder,
-                batch_size=given.batch_size,
-                workers=given.workers,
                 saliency=self.sources.saliency(model, str(given.bank)) if maps else None,
                 maps=self.sources.maps_hash() if maps else "",
                 memory=given.memory,
-                shown=self.main,
+                **self.loading,
             )
         sharing = {"process": self.state.process_index, "processes": self.state.num_processes}
         made = evaluate(

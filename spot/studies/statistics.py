@@ -16,6 +16,7 @@ from spot.evaluation.accuracy import CONFIDENCE, wilson
 from spot.placement.files import Placements
 
 FEWEST = 20  # images, below which a test says nothing
+RESAMPLES = 2000  # of a bootstrap
 NO_KNN = (
     "Rows without kNN need labelled images for a bank: --bank DIR (and, for salient and focus, their maps in "
     "--saliency)."
@@ -92,7 +93,7 @@ def difference(first: Tensor, second: Tensor) -> dict[str, float]:
     return {"delta": 100 * delta, "delta_low": 100 * low, "delta_high": 100 * high, "p": p}
 
 
-def mean(values: Tensor, *, resamples: int = 2000, seed: int = 0) -> dict[str, float | int]:
+def mean(values: Tensor, *, seed: int = 0) -> dict[str, float | int]:
     """The mean of one number per image with its bootstrap interval, the median, and Wilcoxon's test against 0.
 
     NaN are left out, and counted.
@@ -100,19 +101,11 @@ def mean(values: Tensor, *, resamples: int = 2000, seed: int = 0) -> dict[str, f
     known = values[~values.isnan()].double()
     refuse_few(len(known))
     generator = torch.Generator().manual_seed(seed)
-    draws = torch.stack(
-        [known[torch.randint(len(known), (len(known),), generator=generator)].mean() for _ in range(resamples)]
-    )
-    low, high = draws.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return {
-        "mean": known.mean().item(),
-        "low": low,
-        "high": high,
-        "median": known.median().item(),
-        "p": wilcoxon(known),
-        "images": len(known),
-        "left_out": len(values) - len(known),
-    }
+    count = len(known)
+    draws = [known[torch.randint(count, (count,), generator=generator)].mean() for _ in range(RESAMPLES)]
+    low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    middle = {"mean": known.mean().item(), "median": known.median().item(), "low": low, "high": high}
+    return {**middle, "p": wilcoxon(known), "images": count, "left_out": len(values) - count}
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -121,7 +114,8 @@ def mcnemar(gained: int, lost: int) -> float:
     if gained == lost:
         return 1.0
     # In logarithms, because the sum of coefficients overflows beyond a thousand pairs.
-    terms = [_log_choose(changed, k) - changed * math.log(2) for k in range(fewer + 1)]
+    whole = math.lgamma(changed + 1) - changed * math.log(2)
+    terms = [whole - math.lgamma(k + 1) - math.lgamma(changed - k + 1) for k in range(fewer + 1)]
     return min(1.0, 2 * sum(math.exp(term) for term in terms))
 
 
@@ -143,9 +137,8 @@ def wilcoxon(values: Tensor) -> float:
 def refuse_few(count: int) -> None:
     """Refuse a test of too few images."""
     if count < FEWEST:
-        raise InputError(
-            f"a test needs at least {FEWEST} images, got {count}; give more with --limit and --oracle-limit"
-        )
+        hint = "give more with --limit and --oracle-limit"
+        raise InputError(f"a test needs at least {FEWEST} images, got {count}; {hint}")
 
 
 def _agresti_min(gained: int, lost: int, count: int) -> tuple[float, float]:
@@ -156,7 +149,3 @@ def _agresti_min(gained: int, lost: int, count: int) -> tuple[float, float]:
     seen = (gained - lost) / count
     low, high = max(-1.0, delta - CONFIDENCE * spread), min(1.0, delta + CONFIDENCE * spread)
     return min(low, seen), max(high, seen)
-
-
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

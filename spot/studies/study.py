@@ -33,23 +33,13 @@ else:
 FORMAT = 1
 
 STUDIES = (
-    "off-grid",
-    "priors",
-    "saliency-gain",
-    "transfer",
-    "classification",
-    "robustness",
-    "tome",
-    "elastic",
-    "scale",
-    "throughput",
-    "overhead",
-    "retrofit",
-    "gallery",
-)
+    "off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness", "tome", "elastic", "scale",
+    "throughput", "overhead", "retrofit", "gallery",
+)  # fmt: skip
 
 Row = dict[str, Any]
 Table = Mapping[str, str | Callable[[Row], Any]]  # column → name in the rows, or what to show of a row
+PAPER_TOKENS = (25, 49, 100, 196)
 PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
 
 

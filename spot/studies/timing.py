@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from spot.evaluation.throughput import Clock, measure, threads
+from spot.evaluation.throughput import Clock, cpu_threads, measure
 from spot.models.protocol import TokenModel
 from spot.studies.lab import Lab
 from spot.studies.study import Row
@@ -36,7 +36,7 @@ def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
     result: list[Any] = [None]
     if lab.main:
         given = about(lab)["timing"]
-        with threads(given["threads"]):
+        with cpu_threads(given["threads"]):
             result = [call(given["clock"], given["batch"])]
     if lab.state.num_processes > 1:
         broadcast_object_list(result)

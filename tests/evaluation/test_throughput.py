@@ -9,12 +9,12 @@ from torch import nn
 from spot.errors import InputError
 from spot.evaluation import throughput
 from spot.evaluation.throughput import (
+    cpu_threads,
     interleaved,
     measure,
     median_interval,
     peak_bytes,
     spread,
-    threads,
     tokenizer_share,
 )
 from spot.models.patch_dropout import PatchDropout
@@ -158,7 +158,7 @@ def test_bfloat16_is_refused_where_the_device_has_none(monkeypatch):
 
 def test_threads_are_set_back():
     before = torch.get_num_threads()
-    with threads(1):
+    with cpu_threads(1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_timed_is_refused(monkeypatch):
         measure({"spot": make_nano()}, rounds=0)
     with pytest.raises(InputError, match="3 × 32 × 32 and 3 × 48 × 48"):
         measure({"small": make_nano(), "large": make_nano(img_size=48)})
-    with pytest.raises(InputError, match="at least one thread"), threads(0):
+    with pytest.raises(InputError, match="at least one thread"), cpu_threads(0):
         pass
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     with pytest.raises(InputError, match="one CPU thread"):
