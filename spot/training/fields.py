@@ -2,17 +2,33 @@
 
 import ast
 import types
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin
 
 from spot.errors import InputError
 
 
+def pairs(words: Iterable[str], needed: str) -> dict[str, str]:
+    """NAME=VALUE words by name."""
+    values = {}
+    for word in words:
+        name, equals, values[name] = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"{needed}, got {word!r}")
+    return values
+
+
+def literal(text: str) -> Any:
+    """Text as the Python value it writes; a bare word stays as it is."""
+    with suppress(ValueError, SyntaxError):
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+    return text
+
+
 def read(value: Any, hint: Any, name: str) -> Any:
     """Text as a Python value of the type, or a sentence about what would be."""
-    if isinstance(value, str) and hint is not str:
-        with suppress(ValueError, SyntaxError):  # a bare word, such as one of a Literal's, stays as it is
-            value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+    value = literal(value) if isinstance(value, str) and hint is not str else value
     fitted = fit(value, hint)
     if fitted is REFUSED:
         raise InputError(f"recipe field {name} must be {spell(hint)}, got {value!r}")

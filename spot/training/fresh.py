@@ -1,6 +1,5 @@
 """A ViT with fresh weights, to train from nothing."""
 
-import ast
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor
 from spot.draws import Draw, seeded
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT, adapt
+from spot.training.fields import literal, pairs
 
 AMPLITUDE = 0.3  # of the position table: about as large as the patches' embedding, so that both are heard
 
@@ -24,10 +24,7 @@ def fresh(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
     try:
         with seeded(seed, Draw.WEIGHTS):
             model = adapt(name, **options)
-    except (
-        ArithmeticError,
-        AssertionError,
-    ) as error:  # timm's, such as no heads, or heads that do not divide the width
+    except (ArithmeticError, AssertionError) as error:  # timm's: no heads, or heads that do not divide the width
         raise InputError(f"timm cannot build {name} with {dict(options)}: {error}") from error
     table = model.vit.pos_embed
     if table is not None:
@@ -47,13 +44,5 @@ def waves(positions: Tensor, width: int) -> Tensor:
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
     """`embed_dim=128` and the like, as timm takes them."""
-    options: dict[str, Any] = {}
-    for word in words:
-        field, equals, value = word.partition("=")
-        if not equals or not field.isidentifier():
-            raise InputError(f"--fresh takes timm's options as NAME=VALUE, got {word!r}")
-        try:
-            options[field] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[field] = value
-    return options
+    given = pairs(words, "--fresh takes timm's options as NAME=VALUE")
+    return {name: literal(value) for name, value in given.items()}

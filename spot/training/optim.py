@@ -6,8 +6,8 @@ learns at the full rate, block i at llrd^i of it, final norm and head at the ful
 """
 
 import math
+import re
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,87 +17,52 @@ from spot.training.muon import Muon
 from spot.training.recipes import Recipe
 
 EMBEDDING = ("patch_embed", "pos_embed", "cls_token", "reg_token", "dist_token", "norm_pre", "rope")
+IN_VIT = re.compile(r"(?:.*\.)?vit\.(blocks\.(\d+)\.)?(.*)")  # timm's names, behind any prefix
 
 
-@dataclass(frozen=True)
-class Group:
-    """Parameters that share a rate and a weight decay."""
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """A model's trainable parameters by rate and decay, as torch takes them, with their names.
 
-    scale: float  # times the recipe's rate
-    weight_decay: float
-    names: tuple[str, ...]
-
-
-def parameter_groups(model: nn.Module, recipe: Recipe) -> list[Group]:
-    """Trainable parameters of a model holding timm's names (behind any prefix ending in `vit.`), by rate and decay."""
-    depth = 1 + max((block_of(name) for name, _ in model.named_parameters()), default=-1)
-    spared = undecayed(model)
-    groups: dict[tuple[float, float], list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        decay = 0.0 if parameter.ndim <= 1 or name in spared else recipe.weight_decay
-        groups[rate_scale(name, recipe, depth), decay].append(name)
-    ordered = sorted(groups.items(), key=lambda item: (-item[0][0], -item[0][1]))
-    return [Group(scale, decay, tuple(names)) for (scale, decay), names in ordered]
-
-
-def block_of(name: str) -> int:
-    """The number of the ViT block a parameter belongs to, or -1."""
-    _, inside, rest = name.rpartition("vit.")
-    parts = rest.split(".")
-    return int(parts[1]) if inside and parts[0] == "blocks" else -1
-
-
-def undecayed(model: nn.Module) -> set[str]:
-    """Full names of what timm says must not decay: the class token and the position table."""
-    return {
+    `scale` is what set_rate multiplies the recipe's rate with; Muon makes the steps of `orthogonal` groups so.
+    """
+    parts = [IN_VIT.fullmatch(name) for name, _ in model.named_parameters()]
+    depth = len({part[2] for part in parts if part and part[2]})
+    spared = {  # what timm says must not decay: the class token and the position table
         f"{prefix}.{name}" if prefix else name
         for prefix, part in model.named_modules()
         if hasattr(part, "no_weight_decay")
         for name in part.no_weight_decay()
     }
+    groups: dict[tuple[float, float, bool], dict[str, Any]] = defaultdict(lambda: {"params": [], "names": []})
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decay = 0.0 if parameter.ndim <= 1 or name in spared else recipe.weight_decay
+            orthogonal = recipe.optimizer == "muon" and "blocks." in name and parameter.ndim == 2
+            group = groups[rate_scale(name, recipe, depth), decay, orthogonal]
+            group["params"].append(parameter)
+            group["names"].append(name)
+    return [
+        {**groups[key], "lr": recipe.lr * key[0], "scale": key[0], "weight_decay": key[1], "orthogonal": key[2]}
+        for key in sorted(groups, reverse=True)
+    ]
 
 
 def rate_scale(name: str, recipe: Recipe, depth: int) -> float:
     """A parameter's share of the rate, by where in the ViT it is."""
-    _, in_vit, rest = name.rpartition("vit.")
-    if not in_vit:
+    part = IN_VIT.fullmatch(name)
+    if part is None:
         return 1.0  # a decoder
-    block = block_of(name)
-    if recipe.faster == "early":
-        if block >= 0:
-            return recipe.llrd**block
-        return 1.0 if rest.startswith(EMBEDDING) else recipe.head_rate
-    if block >= 0:
-        return recipe.llrd ** (depth - block)
-    return recipe.llrd ** (depth + 1) if rest.startswith(EMBEDDING) else recipe.head_rate
+    if part[2] is None and not part[3].startswith(EMBEDDING):
+        return recipe.head_rate
+    layer = 0 if part[2] is None else int(part[2]) + 1
+    return recipe.llrd ** (max(0, layer - 1) if recipe.faster == "early" else depth + 1 - layer)
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """AdamW or Muon over the parameter groups; each remembers its scale for set_rate."""
-    parameters = dict(model.named_parameters())
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [parameters[name] for name in group.names],
-            "scale": group.scale,
-            "weight_decay": group.weight_decay,
-            "lr": recipe.lr * group.scale,
-        }
-        for group in parameter_groups(model, recipe)
-        if group.scale > 0
-    ]
-    options: dict[str, Any] = {"lr": recipe.lr, "betas": recipe.betas, "eps": recipe.eps, "fused": True}
-    if recipe.optimizer == "adamw":
-        return AdamW(groups, **options)
-    inside = {id(parameter) for name, parameter in parameters.items() if "blocks." in name and parameter.ndim == 2}
-    divided = [
-        {**group, "params": chosen, "orthogonal": orthogonal}
-        for group in groups
-        for orthogonal in (True, False)
-        if (chosen := [each for each in group["params"] if (id(each) in inside) is orthogonal])
-    ]
-    return Muon(divided, **options)
+    """AdamW or Muon over the parameter groups that learn."""
+    groups = [group for group in parameter_groups(model, recipe) if group["scale"] > 0]
+    kind = {"adamw": AdamW, "muon": Muon}[recipe.optimizer]
+    return kind(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int, warmup: int) -> float:

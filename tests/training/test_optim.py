@@ -10,7 +10,7 @@ from tests.conftest import make_nano
 
 def scales(model, recipe) -> dict[str, tuple[float, float]]:
     groups = parameter_groups(model, recipe)
-    return {name: (group.scale, group.weight_decay) for group in groups for name in group.names}
+    return {name: (group["scale"], group["weight_decay"]) for group in groups for name in group["names"]}
 
 
 def test_early_layers_learn_faster_when_retrofitting():
