@@ -145,14 +145,18 @@ def command() -> str:
     return shlex.join(["spot", *sys.argv[1:]])
 
 
-def save_json(path: str | Path, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:
-    """Write rows, the settings that made them and the versions, whole or not at all; "-" is standard output."""
+def save_json(path: str | Path | None, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:
+    """Write rows, the settings that made them and the versions, if a file is named; "-" is standard output."""
+    if path is None:
+        return
     data = {"settings": dict(settings or {}), "versions": versions(), "rows": [dict(row) for row in rows]}
     write_json(path, data)
 
 
-def save_csv(path: str | Path, rows: Sequence[Row]) -> None:
-    """Write rows under their column names, whole or not at all; "-" is standard output."""
+def save_csv(path: str | Path | None, rows: Sequence[Row]) -> None:
+    """Write rows under their column names, if a file is named; "-" is standard output."""
+    if path is None:
+        return
     lines = io.StringIO(newline="")
     writer = csv.DictWriter(lines, columns(rows), lineterminator="\n")
     writer.writeheader()

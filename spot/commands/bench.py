@@ -75,24 +75,16 @@ def bench(
     how = {"compiled": compiled, "precision": "bfloat16" if bf16 else "float32", "rounds": rounds}
     how["clock"] = "processor" if processor_time else "wall"
     rows = bench(
-        models,
-        tokens=tokens,
-        baselines=baseline,
-        prior=prior,
-        scale=scale,
-        device=device,
-        threads=threads,
-        batch_sizes=batches,
-        **how,
-    )
+        models, tokens=tokens, baselines=baseline, prior=prior, scale=scale, device=device, threads=threads,
+        batch_sizes=batches, **how,
+    )  # fmt: skip
     title = f"{', '.join(dict.fromkeys(models))} ({'compiled' if compiled else 'eager'}, {how['precision']}, {device})"
     for batch in batches:
         report.show(table([row for row in rows if row["batch"] == batch]), f"{title}, batch {batch}")
     report.say(explained(rows))
-    if json is not None:
-        name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-        about = {"command": report.command(), "device": name}
-        report.save_json(json, rows, {**about, "threads": threads or torch.get_num_threads(), **how})
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    about = {"command": report.command(), "device": name}
+    report.save_json(json, rows, {**about, "threads": threads or torch.get_num_threads(), **how})
     if plot is not None:
         several = len(set(models)) > 1
         named = [{**row, "method": f"{row['name']} {row['method']}"} if several else row for row in rows]

@@ -43,12 +43,8 @@ def completion(shell: Annotated[Positional[Literal["bash", "zsh"]], arg(metavar=
     from spot.studies.study import STUDIES
     from spot.training.recipes import RECIPES
 
-    values: dict[str, Iterable[str]] = {
-        "MODEL": [*ALIASES, *built_in()],
-        "--model": [*ALIASES, *built_in()],
-        "--prior": PRIORS,
-        "--recipe": RECIPES,
-    }
+    models = [*ALIASES, *built_in()]
+    values: dict[str, Iterable[str]] = {"MODEL": models, "--model": models, "--prior": PRIORS, "--recipe": RECIPES}
     values |= {"--saliency": SALIENCIES, "--method": SALIENCIES, "NAME": [*STUDIES, "all", "findings"]}
     cases = []
     for verb in VERBS:

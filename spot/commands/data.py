@@ -55,7 +55,6 @@ def data(
     start = process_time()
     batch = scenes.draw(range(length))
     rate = round(length / (process_time() - start))
-    covered = batch.masks.mean().item()
     side = difficulty.image_size
     rows = [
         {"what": "image", "value": f"{side} × {side} RGB"},
@@ -63,19 +62,16 @@ def data(
         {"what": "outlines", "value": ", ".join(OUTLINES)},
         {"what": "textures", "value": ", ".join(TEXTURES)},
         {"what": "splits", "value": ", ".join(f"{name} {length:,}" for name, length in SPLITS.items())},
-        {"what": "covered by the object", "value": f"{covered:.1%} of the image"},
+        {"what": "covered by the object", "value": f"{batch.masks.mean().item():.1%} of the image"},
         {"what": "drawn by one core", "value": f"{rate:,} images/s"},
     ]
     report.show(rows, "Scenes")
-    if json is not None:
-        report.save_json(json, rows, {"split": split, "seed": seed, "difficulty": asdict(difficulty)})
+    report.save_json(json, rows, {"split": split, "seed": seed, "difficulty": asdict(difficulty)})
     if show:
         from spot.plots import save
         from spot.plots.contact_sheet import contact_sheet
 
-        images = batch.images
-        if masks:
-            images = images * (0.15 + 0.85 * batch.masks[:, None])
+        images = batch.images * (0.15 + 0.85 * batch.masks[:, None]) if masks else batch.images
         sheet = images[: len(CLASSES) * examples].unflatten(0, (examples, len(OUTLINES), len(TEXTURES)))
         save(contact_sheet(sheet.permute(1, 2, 0, 3, 4, 5), list(OUTLINES), list(TEXTURES)), out)
         report.say(f"The contact sheet is in {out}.")

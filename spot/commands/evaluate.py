@@ -78,8 +78,7 @@ def evaluate(
         about: dict[str, Any] = {"arguments": asked, "model": loaded.name, "weights": hash_model(loaded)}
         about |= {"seconds": made.seconds, "waited": made.waited, "skipped": made.skipped}
         report.save_json(json, compared.rows, about)
-    if predictions is not None:
-        report.save_csv(predictions, compared.predictions())
+    report.save_csv(predictions, compared.predictions() if predictions else [])
     if plot is not None:
         save(accuracy(compared.rows, title=f"{Path(model).name} on {Path(data).name}"), plot)
         report.say(f"The figure is in {plot}.")

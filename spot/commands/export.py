@@ -54,16 +54,7 @@ def export(
     logits = ("logits",) if loaded.num_classes else ()
     pictures = sample_pictures(loaded, images if calibrate is None else calibrate, 8 if calibrate is None else 128)
     written = write(
-        loaded,
-        out,
-        to=to,
-        image=image,
-        prior=prior,
-        tokens=tokens,
-        outputs=(*logits, *features),
-        opset=opset,
-        compiled=compiled,
-        pictures=pictures[1::2] if int8 else pictures,
-        int8=pictures[::2] if int8 else None,
-    )
+        loaded, out, to=to, image=image, prior=prior, tokens=tokens, outputs=(*logits, *features), opset=opset,
+        compiled=compiled, pictures=pictures[1::2] if int8 else pictures, int8=pictures[::2] if int8 else None,
+    )  # fmt: skip
     report.say(written.summary)

@@ -20,4 +20,6 @@ def finetune(
 
     example: spot finetune vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot --data photos --out runs/mine
     """
-    options.begin(model, recipe, ("supervised",), new_head=True, classes=classes)
+    from spot.training.run import begin
+
+    begin(model, recipe, ("supervised",), options, new_head=True, classes=classes)

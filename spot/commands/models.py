@@ -20,9 +20,8 @@ def models(*, json: options.Json = None) -> None:
     for row in rows:
         accuracy = " ".join(f"{tokens}:{value:.1f}" for tokens, value in row["accuracy"].items())
         needs = "a download, or --weights FILE" if "weights=FILE" in row["needs"] else row["needs"]
-        table.append({"model": row["alias"] or row["name"], "tokens:top-1 %": accuracy, "needs": needs})
-        table[-1]["on"] = row["data"]
+        name = row["alias"] or row["name"]
+        table.append({"model": name, "tokens:top-1 %": accuracy, "needs": needs, "on": row["data"]})
     full = [f"{row['alias']} is {row['name']}." for row in rows if row["alias"]]
     report.show(table, "Models, with their accuracy at each number of isotropic tokens", caption="\n".join(full))
-    if json is not None:
-        report.save_json(json, rows)
+    report.save_json(json, rows)

@@ -1,8 +1,7 @@
 """Options that several verbs have, in one wording. A verb says `weights: options.Weights = None`."""
 
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -64,27 +63,4 @@ Json = Annotated[Path | None, arg(help="write the table, and what made it, to th
 Baseline = Literal["plain", "resize", "patch-dropout", "tome", "tome-cost", "elastic"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training(Options):
-    """What retrofit, pretrain and finetune share."""
-
-    set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE")] = ()
-    """recipe fields to change, such as lr=1e-4 epochs=5"""
-    fresh: Annotated[tuple[str, ...] | None, arg(metavar="[OPTION=VALUE ...]")] = None
-    """start from new weights, with timm's options for the model, such as img_size=64 depth=6"""
-    weights: Weights = None
-    dry_run: bool = False
-    """show recipe, parameter groups, steps, time and memory; train nothing"""
-    json: Path | None = None
-    """write what the dry run says to this file"""
-
-    def begin(self, model: str, recipe: str, objectives: tuple[str, ...], **more: Any) -> None:
-        """Train, or show what would be done."""
-        from spot.training.begin import begin
-
-        own = Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
-        begin(model, recipe, objectives, own, changes=self.set, new=self.fresh, weights=self.weights, dry=self.dry_run,
-              json=self.json, **more)  # fmt: skip
-
-
-TrainingOptions = Annotated[Training, arg(name="")]
+TrainingOptions = Annotated[Options, arg(name="")]

@@ -38,15 +38,10 @@ def predict(
     if runtime == "onnx":
         from spot.export.runtime import predict_exported
 
-        chosen: dict[str, Any] = {
-            "weights": weights,
-            "prior": prior,
-            "tokens": tokens,
-            "saliency": saliency,
-            "scale": scale,
-            "out": out,
-        }
-        predict_exported(images, model, top=top, skip=skip_unreadable, csv=csv, json=json, fit=fit, **chosen)
+        predict_exported(
+            images, model, top=top, skip=skip_unreadable, csv=csv, json=json, fit=fit, weights=weights, prior=prior,
+            tokens=tokens, saliency=saliency, scale=scale, out=out,
+        )  # fmt: skip
         return
     import spot
     from spot import report
@@ -66,7 +61,5 @@ def predict(
         if files:
             save(prediction_figure(made, loaded.patch_size), files[made.path])
             report.say(f"The windows are in {files[made.path]}.")
-    if csv is not None:
-        report.save_csv(csv, table)
-    if json is not None:
-        report.save_json(json, table, {"model": loaded.name, **placed})
+    report.save_csv(csv, table)
+    report.save_json(json, table, {"model": loaded.name, **placed})

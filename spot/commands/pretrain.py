@@ -19,4 +19,6 @@ def pretrain(
 
     example: spot pretrain vit_base_patch16_224.mae --data imagenet --out runs/mae --accumulate 64
     """
-    options.begin(model, recipe, ("mae", "supervised"))
+    from spot.training.run import begin
+
+    begin(model, recipe, ("mae", "supervised"), options)

@@ -14,4 +14,6 @@ def retrofit(model: ModelArgument, options: TrainingOptions, recipe: str = "dist
 
     example: spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --data images --out runs/tiny
     """
-    options.begin(model, recipe, ("distil", "supervised"))
+    from spot.training.run import begin
+
+    begin(model, recipe, ("distil", "supervised"), options)

@@ -58,5 +58,4 @@ def saliency(
         each = [sum(row[name] for row in rows) / len(rows) if rows else None for name in ("mean", "above half %")]
         table = [{"images": len(opened), "made now": len(rows), "mean": each[0], "above half %": each[1]}]
     report.show(table, method, caption=f"The maps are in {out}.")
-    if json is not None:
-        report.save_json(json, rows, {"method": method, "prompt": prompt, "out": str(out)})
+    report.save_json(json, rows, {"method": method, "prompt": prompt, "out": str(out)})

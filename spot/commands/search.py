@@ -83,13 +83,8 @@ def search(
         objective=objective, steps=steps, lr=lr, optimizer=optimizer, project=project, snap=snap,
         grid=loaded.grid_size if grid else None, mixed_precision=mixed_precision,
     )  # fmt: skip
-    common: dict[str, Any] = {
-        "settings": settings,
-        "prior": prior,
-        "saliency": saliency,
-        "seed": seed,
-        "batch_size": batch_size,
-    }
+    common: dict[str, Any] = {"settings": settings, "prior": prior, "saliency": saliency, "seed": seed}
+    common["batch_size"] = batch_size
     if data is None:
         on_photos(loaded, images, label, out or Path("search"), json, fit=fit, skip=skip_unreadable, **common)
     else:

@@ -42,56 +42,42 @@ SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "tra
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 
 
-# ----------------------------------------------------------------------------- classes
-
-
 def class_folders(model: Any) -> list[str] | int:
     """Folder names a model's classes go by, in order (ImageNet's wnids), or the number of classes."""
-    from timm.data import ImageNetInfo, infer_imagenet_subset
-
-    config = pretrained_config(model)
-    if config.get("label_names"):
-        return list(config["label_names"])
-    subset = infer_imagenet_subset(model)
-    return list(ImageNetInfo(subset).label_names()) if subset else int(model.num_classes)
+    return [folder for folder, _ in known_classes(model)] or int(model.num_classes)
 
 
 def class_names(model: Any) -> list[str] | None:
     """What a person calls the model's classes, in order; None where the model does not say."""
+    return [name for _, name in known_classes(model)] or None
+
+
+def known_classes(model: Any) -> list[tuple[str, str]]:
+    """Folder and name of every class, as timm's description of the weights has them, or as ImageNet has."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
-    config = pretrained_config(model)
-    descriptions = config.get("label_descriptions") or {}
+    config = getattr(getattr(model, "vit", model), "pretrained_cfg", None) or {}  # of the ViT inside, or of timm's
     if config.get("label_names"):
-        return [descriptions.get(name, name) for name in config["label_names"]]
+        descriptions = config.get("label_descriptions") or {}
+        return [(folder, descriptions.get(folder, folder)) for folder in config["label_names"]]
     subset = infer_imagenet_subset(model)
-    return list(ImageNetInfo(subset).label_descriptions()) if subset else None
-
-
-def pretrained_config(model: Any) -> dict[str, Any]:
-    """timm's description of the weights, of a timm model or of one that holds a timm model."""
-    return getattr(getattr(model, "vit", model), "pretrained_cfg", None) or {}
+    info = ImageNetInfo(subset) if subset else None
+    return list(zip(info.label_names(), info.label_descriptions(), strict=True)) if info else []
 
 
 def class_indices(folders: Sequence[str], classes: Sequence[str] | int | None) -> dict[str, int]:
     """Class folder → class index. Folders named by number (ImageNet-V2) are taken as the index."""
-    if classes is None:
-        return {name: index for index, name in enumerate(folders)}
-    count = classes if isinstance(classes, int) else len(classes)
-    if all(name.isdecimal() and int(name) < count for name in folders):
+    count = classes if isinstance(classes, int) else len(folders if classes is None else classes)
+    if classes is not None and all(name.isdecimal() and int(name) < count for name in folders):
         return {name: int(name) for name in folders}
-    if isinstance(classes, int):
-        if len(folders) != count:
-            raise InputError(f"the model has {count} unnamed classes, the data {len(folders)} class folders")
-        return {name: index for index, name in enumerate(folders)}
-    indices = {name: index for index, name in enumerate(classes)}
+    if isinstance(classes, int) and len(folders) != count:
+        raise InputError(f"the model has {count} unnamed classes, the data {len(folders)} class folders")
+    known = folders if classes is None or isinstance(classes, int) else classes
+    indices = {name: index for index, name in enumerate(known)}
     for name in folders:
         if name not in indices:
-            raise unknown("class", name, classes, hint="class folders carry the model's own class names")
+            raise unknown("class", name, known, hint="class folders carry the model's own class names")
     return {name: indices[name] for name in folders}
-
-
-# ----------------------------------------------------------------------------- data sets
 
 
 class Unread(NamedTuple):
@@ -129,10 +115,14 @@ class Images(Dataset[Sample | None]):
 
     def __getitem__(self, index: int) -> Sample | None:
         sample = self.read(index)
-        if isinstance(sample, Unread):
-            self.leave_out(sample)
-            return None
-        return sample
+        if not isinstance(sample, Unread):
+            return sample
+        self.leave_out(sample)
+        return None
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample | Unread]:
+        """A batch as `Loader` collates it: an error raised in a worker process would come with its whole traceback."""
+        return [self.read(index) for index in indices]
 
     def read(self, index: int) -> Sample | Unread:
         """The sample, or why there is none."""
@@ -145,21 +135,20 @@ class Images(Dataset[Sample | None]):
 
     def thin(self, limit: int) -> None:
         """Keep at most `limit` images, evenly spread over the data and so over its classes."""
-        count = len(self)
-        if limit < count:
-            kept = [index * count // limit for index in range(limit)]
-            self.order = [self.order[index] for index in kept]
-            self.keys = [self.keys[index] for index in kept]
+        if limit < len(self):
+            self.keep([index * len(self) // limit for index in range(limit)])
 
     def without(self, keys: Collection[str]) -> None:
         """Take out the images of these keys, all of which must be there."""
-        missing = set(keys).difference(self.keys)
-        if missing:
-            raise InputError(f"there is no image {min(missing)} to leave out, nor {len(missing) - 1} others")
         left = set(keys)
-        kept = [index for index, key in enumerate(self.keys) if key not in left]
-        self.order = [self.order[index] for index in kept]
-        self.keys = [self.keys[index] for index in kept]
+        if missing := left.difference(self.keys):
+            raise InputError(f"there is no image {min(missing)} to leave out, nor {len(missing) - 1} others")
+        self.keep([index for index, key in enumerate(self.keys) if key not in left])
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Keep only these images."""
+        self.order = [self.order[index] for index in indices]
+        self.keys = [self.keys[index] for index in indices]
 
     def leave_out(self, unread: Unread) -> None:
         """Note an unreadable image, or stop at it."""
@@ -170,7 +159,7 @@ class Images(Dataset[Sample | None]):
 
 
 class Stream(IterableDataset[Sample]):
-    """Images in order of arrival (timm's wds/, tfds/ and hfids/), keyed by their place in the stream."""
+    """Images in order of arrival (timm's wds/, tfds/ and hfids/), keyed by place, in eight digits to sort."""
 
     def __init__(self, dataset: Any, classes: list[str], *, transform: Transform) -> None:
         self.dataset, self.classes, self.transform = dataset, classes, transform
@@ -178,44 +167,23 @@ class Stream(IterableDataset[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         for index, (image, label) in enumerate(self.dataset):
-            yield self.transform(open_image(image)), -1 if label is None else int(label), number(index)
+            yield self.transform(open_image(image)), -1 if label is None else int(label), f"{index:08d}"
 
 
-def number(index: int) -> str:
-    """The key of a sample without a name: eight digits, so that keys sort as numbers do."""
-    return f"{index:08d}"
-
-
-def data_for(
-    model: Any,
-    path_or_name: str | Path,
-    *,
-    split: str = "val",
-    unreadable: Unreadable = "stop",
-    classes: Sequence[str] | int | None = None,
-    limit: int | None = None,
-    root: str | Path | None = None,
-) -> "Data":
+def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, **options: Any) -> "Data":
     """Data as a model wants it for evaluation: its size, mean, std and class indices.
 
-    path_or_name: as for `open_data`, or "scenes", the built-in data set.
-    classes: by default the model's own, `class_folders(model)`.
+    path_or_name, limit, options (split, unreadable, root): as for `open_data`; or "scenes", the built-in data set.
     """
     from spot.data.scenes import Scenes
 
+    config = model.data_config
     if str(path_or_name) == "scenes" and not Path(path_or_name).is_dir():
-        config = model.data_config
-        name = {"val": "validation"}.get(split, split)
-        return Scenes(name, limit, transform=Normalize(config["mean"], config["std"]))
-    return open_data(
-        path_or_name,
-        transform=evaluation_transform(model.data_config),
-        split=split,
-        unreadable=unreadable,
-        classes=class_folders(model) if classes is None else classes,
-        limit=limit,
-        root=root,
-    )
+        split = options.get("split", "val")
+        split = "validation" if split == "val" else split
+        return Scenes(split, limit, transform=Normalize(config["mean"], config["std"]))
+    transform = evaluation_transform(config)
+    return open_data(path_or_name, transform=transform, classes=class_folders(model), limit=limit, **options)
 
 
 def open_data(
@@ -267,7 +235,10 @@ def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **
         samples = [(file, index) for name, index in sorted(indices.items()) for file in image_files(top / name)]
     else:
         answers = root / f"LOC_{split}_solution.csv"
-        wnids = kaggle_answers(answers) if answers.is_file() else {}
+        wnids = {}  # of Kaggle's flat folder of validation images
+        if answers.is_file():
+            with answers.open(newline="") as file:
+                wnids = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
         indices = class_indices(sorted(set(wnids.values())), classes) if wnids else {}
         samples = [(file, indices.get(wnids.get(Path(file).stem, ""), -1)) for file in files]
     if not samples:
@@ -319,12 +290,6 @@ def split_folder(root: Path, split: str) -> Path:
     return root
 
 
-def kaggle_answers(path: Path) -> dict[str, str]:
-    """Image name → wnid, from the file Kaggle gives beside its flat folder of validation images."""
-    with path.open(newline="") as file:
-        return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
-
-
 def timm_data(name: str, split: str, root: str | Path | None, **options: Any) -> Images | Stream:
     """A data set timm knows by name; see timm.data.create_dataset for the names."""
     from timm.data import create_dataset
@@ -348,13 +313,10 @@ def timm_data(name: str, split: str, root: str | Path | None, **options: Any) ->
     classes = [str(label) for label in sorted(indices, key=lambda label: indices[label])]
     if isinstance(data, IterableDataset):
         return Stream(data, classes, transform=options["transform"])
-    return Images(source, [number(index) for index in range(len(source))], classes, **options)
+    return Images(source, [f"{index:08d}" for index in range(len(source))], classes, **options)
 
 
 Data = Union[Images, Stream, "Scenes"]
-
-
-# ----------------------------------------------------------------------------- batches
 
 
 class Batch(NamedTuple):
@@ -377,14 +339,12 @@ class Loader:
     def __init__(self, dataset: "Data", batch_size: int, workers: int, process: int, processes: int) -> None:
         self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
         self.skipped: list[str] = dataset.skipped if isinstance(dataset, Images) else []
-        indices: range | None = None
-        if not isinstance(dataset, Stream):
-            indices = range(process, len(dataset), processes)
-        elif processes > 1:
+        if processes > 1 and isinstance(dataset, Stream):
             raise InputError("a stream is read by one process; use a folder or hfds/ for many")
+        indices = None if isinstance(dataset, Stream) else range(process, len(dataset), processes)
         self.samples = None if indices is None else len(indices)
         self.batches: DataLoader[Any] = DataLoader(
-            Reads(dataset) if isinstance(dataset, Images) else dataset,
+            dataset,
             batch_size=batch_size,
             sampler=indices,
             num_workers=min(workers, 1) if indices is None else workers,  # more would number a stream anew
@@ -408,23 +368,12 @@ class Loader:
             self.seconds = asked - start
 
 
-class Reads(Dataset[Sample | Unread]):
-    """The samples as read: an error raised in a worker process would come with its whole traceback."""
-
-    def __init__(self, dataset: Images) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, index: int) -> Sample | Unread:
-        return self.dataset.read(index)
-
-
 def collate(samples: Sequence[Sample | Unread]) -> tuple[Batch | None, list[Unread]]:
     """The readable samples as one batch (None if there is none), and the others."""
     unread = [sample for sample in samples if isinstance(sample, Unread)]
-    read = [sample for sample in samples if not isinstance(sample, Unread)]
-    if not read:
+    if len(unread) == len(samples):
         return None, unread
-    images, labels, keys = zip(*read, strict=True)
+    images, labels, keys = zip(*(sample for sample in samples if not isinstance(sample, Unread)), strict=True)
     return Batch(torch.stack(images), torch.tensor(labels), list(keys)), unread
 
 

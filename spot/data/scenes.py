@@ -121,9 +121,7 @@ def main_object(labels: NDArray[np.int64], key: Words, difficulty: Difficulty) -
         center=center,
         radius=size * radius,
         largest=size * difficulty.radius[1],
-        turn=(2 * draws[:, 7] - 1) * difficulty.rotation,
-        phase=draws[:, 8:10],
-        color=BRIGHTNESS * tint(draws[:, 10]) * between(0.9, 1.1, draws[:, 11, None]),
+        **look(draws[:, 7:], difficulty),
     )
 
 
@@ -135,13 +133,17 @@ def distractor(key: Words, place: int, difficulty: Difficulty) -> Things:
         center=size * draws[:, 2:4],
         radius=size * between(*difficulty.distractor_radius, draws[:, 4]),
         largest=size * difficulty.distractor_radius[1],
-        turn=(2 * draws[:, 5] - 1) * difficulty.rotation,
-        phase=draws[:, 6:8],
-        color=BRIGHTNESS * tint(draws[:, 8]) * between(0.9, 1.1, draws[:, 9, None]),
+        **look(draws[:, 5:], difficulty),
     )
 
 
 BRIGHTNESS = 0.68  # of an object's strongest channel, on average
+
+
+def look(draws: Draws, difficulty: Difficulty) -> dict[str, Draws]:
+    """Turn, phase and colour of M things, from draws (M, 5)."""
+    color = BRIGHTNESS * tint(draws[:, 3]) * between(0.9, 1.1, draws[:, 4, None])
+    return {"turn": (2 * draws[:, 0] - 1) * difficulty.rotation, "phase": draws[:, 1:3], "color": color}
 
 
 def background(key: Words, difficulty: Difficulty) -> Array:

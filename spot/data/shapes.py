@@ -66,14 +66,7 @@ def crescent(y: Array, x: Array) -> Array:
 
 
 OUTLINES: dict[str, Callable[[Array, Array], Array]] = {
-    "disc": disc,
-    "ring": ring,
-    "square": square,
-    "triangle": triangle,
-    "cross": cross,
-    "star": star,
-    "heart": heart,
-    "crescent": crescent,
+    outline.__name__: outline for outline in (disc, ring, square, triangle, cross, star, heart, crescent)
 }
 REACH = 1.8  # no outline goes further from its centre, in units of its radius
 
@@ -109,8 +102,5 @@ def checks(y: Array, x: Array, period: float) -> Array:
 
 DOT = 0.33  # radius of a dot, in periods
 TEXTURES: dict[str, Callable[[Array, Array, float], Array]] = {
-    "plain": plain,
-    "stripes": stripes,
-    "dots": dots,
-    "checks": checks,
+    texture.__name__: texture for texture in (plain, stripes, dots, checks)
 }

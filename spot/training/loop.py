@@ -9,7 +9,6 @@ ends with the weights of an uninterrupted one, bit for bit on a CPU.
 """
 
 import math
-import resource
 import signal
 import sys
 import threading
@@ -78,7 +77,16 @@ class Trainer:
     def __init__(self, objective: Objective, plan: Plan, recipe: Recipe, options: Options, folder: RunFolder) -> None:
         self.objective, self.plan, self.recipe, self.options, self.folder = objective, plan, recipe, options, folder
         self.total, self.warmup = steps_in(recipe, len(plan))
-        self.accelerator = accelerated(recipe, options)
+        this_process()  # tells accelerate, before it asks, whether there is only a CPU
+        try:
+            self.accelerator = Accelerator(
+                mixed_precision=recipe.precision,
+                gradient_accumulation_steps=options.accumulate,
+                log_with=options.tracker,
+                project_dir=str(options.out) if options.tracker else None,
+            )
+        except ValueError as error:
+            raise InputError(f"accelerate cannot run so: {error}") from error
         self.main = self.accelerator.is_main_process
         self.model = objective.trained()
         self.progress = Progress()
@@ -106,14 +114,22 @@ class Trainer:
         progress = self.progress
         stream = parts(self.plan, self.share(range(progress.step, self.total)), self.options.workers)
         self.objective.train()
-        saved = time.monotonic()
-        with Reporter(self.total, progress.step, shown=self.main) as reporter, self.stopping:
+        began, first = time.monotonic(), progress.step
+        saved = spoke = began
+        with report.progress(shown=self.main) as bar, self.stopping:
+            task = bar.add_task("training", total=self.total, completed=first)
             while progress.step < self.total:
                 loss, rate = self.step(stream)
-                reporter.step(progress.step, loss, rate)
+                bar.update(task, completed=progress.step, description=f"training  loss {loss:.3f}")
+                now = time.monotonic()
+                if self.main and not report.errors.is_terminal and now - spoke >= 60:  # no bar: a line a minute
+                    left = (now - began) / (progress.step - first) * (self.total - progress.step) / 60
+                    said = f"step {progress.step}/{self.total}  loss {loss:.4f}  lr {rate:.2e}  {left:.0f} min left"
+                    print(said, file=sys.stderr)
+                    spoke = now
                 self.track({"loss": loss, "lr": rate})
                 if self.ends_epoch() or progress.step == self.total:
-                    reporter.row(self.close_epoch(rate, validate))
+                    self.close_epoch(rate, validate)
                 if self.stopping.agreed:
                     break
                 if time.monotonic() - saved >= 60 * self.options.checkpoint_minutes:
@@ -136,14 +152,8 @@ class Trainer:
 
     def share(self, steps: range) -> Share:
         """This process's share of some steps."""
-        accelerator = self.accelerator
-        return Share(
-            self.recipe.batch_size,
-            steps,
-            self.options.accumulate,
-            accelerator.process_index,
-            accelerator.num_processes,
-        )
+        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        return Share(self.recipe.batch_size, steps, self.options.accumulate, process, processes)
 
     def step(self, stream: Iterator[Part]) -> tuple[float, float]:
         """One optimiser step; the loss over all processes, and the rate."""
@@ -191,8 +201,8 @@ class Trainer:
         step, size = self.progress.step, self.recipe.batch_size
         return step * size // len(self.plan) > (step - 1) * size // len(self.plan)
 
-    def close_epoch(self, rate: float, validate: Validate | None) -> dict[str, Any]:
-        """The epoch's row of the log; the sums start again."""
+    def close_epoch(self, rate: float, validate: Validate | None) -> None:
+        """Write and show the epoch's row of the log; the sums start again."""
         progress = self.progress
         row = {
             "epoch": round(progress.step * self.recipe.batch_size / len(self.plan), 4),
@@ -212,8 +222,9 @@ class Trainer:
         if self.main:
             self.folder.log(progress.rows)
             save_figure(training_logs({self.recipe.name: progress.rows}), self.folder.path / "log.png")
+            shown = {name: f"{value:.2e}" if name == "lr" else report.text(value, 3) for name, value in row.items()}
+            report.errors.print("  ".join(f"{name} {value}" for name, value in shown.items()), soft_wrap=True)
         self.track({name: value for name, value in row.items() if value is not None})
-        return row
 
     def track(self, values: dict[str, Any]) -> None:
         if self.options.tracker:
@@ -257,26 +268,6 @@ class Trainer:
         self.progress = Progress(**state["progress"])
 
 
-def accelerated(recipe: Recipe, options: Options) -> Accelerator:
-    """accelerate, set up for the recipe's precision and the tracker."""
-    check_precision(recipe)  # which also tells accelerate, before it asks, whether there is only a CPU
-    try:
-        return Accelerator(
-            mixed_precision=recipe.precision,
-            gradient_accumulation_steps=options.accumulate,
-            log_with=options.tracker,
-            project_dir=str(options.out) if options.tracker else None,
-        )
-    except ValueError as error:
-        raise InputError(f"accelerate cannot run so: {error}") from error
-
-
-def check_precision(recipe: Recipe) -> None:
-    """Refuse float16 on a CPU, where accelerate would use float32 without a word."""
-    if this_process().device.type == "cpu" and recipe.precision == "fp16":
-        raise InputError("precision=fp16 needs an accelerator; on a CPU use precision=bf16 or no")
-
-
 def prepare(objective: Objective, recipe: Recipe) -> None:
     """Set drop path, hold still what has no rate, compile: all that changes no weight."""
     vit = objective.trained().vit
@@ -316,41 +307,3 @@ class Stopping:
         self.asked = True
         if self.shown:
             report.errors.print("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
-
-
-class Reporter:
-    """A bar with the time left on a terminal; elsewhere a line a minute."""
-
-    def __init__(self, total: int, done: int, *, shown: bool) -> None:
-        self.total, self.first, self.shown = total, done, shown
-        self.bar = report.progress(shown=shown)
-        self.task = self.bar.add_task("training", total=total, completed=done)
-        self.began = self.spoke = time.monotonic()
-
-    def __enter__(self) -> "Reporter":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def step(self, step: int, loss: float, rate: float) -> None:
-        self.bar.update(self.task, completed=step, description=f"training  loss {loss:.3f}")
-        now = time.monotonic()
-        if self.shown and not report.errors.is_terminal and now - self.spoke >= 60:
-            self.spoke = now
-            left = (now - self.began) / (step - self.first) * (self.total - step) / 60
-            print(f"step {step}/{self.total}  loss {loss:.4f}  lr {rate:.2e}  {left:.0f} min left", file=sys.stderr)
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        if self.shown:
-            shown = {name: f"{value:.1e}" if name == "lr" else report.text(value, 3) for name, value in row.items()}
-            report.errors.print("  ".join(f"{name} {value}" for name, value in shown.items()), soft_wrap=True)
-
-
-def peak_memory() -> int:
-    """Most bytes held at once so far: on the GPU where there is one, otherwise by this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,10 +1,14 @@
 """What a training run is given beside its recipe: where images come from, where results go, and how to compute.
 
-Only `data`, `limit`, `leave_out`, `teacher` and `accumulate` have a bearing on the outcome.
+Only `data`, `limit`, `leave_out`, `teacher` and `accumulate` have a bearing on the outcome. These are also the
+options that retrofit, pretrain and finetune share; those from `set` on say how a run begins (spot.training.run.begin).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,16 @@ class Options:
     """how much work an interruption may cost"""
     tracker: str | None = None
     """tensorboard, wandb or another of accelerate's"""
+    set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE")] = ()
+    """recipe fields to change, such as lr=1e-4 epochs=5"""
+    fresh: Annotated[tuple[str, ...] | None, arg(metavar="[OPTION=VALUE ...]")] = None
+    """start from new weights, with timm's options for the model, such as img_size=64 depth=6"""
+    weights: Path | None = None
+    """a file with the timm model's weights, instead of downloading them"""
+    dry_run: bool = False
+    """show recipe, parameter groups, steps, time and memory; train nothing"""
+    json: Path | None = None
+    """write what the dry run says to this file"""
 
     @property
     def scenes(self) -> bool:

@@ -1,12 +1,14 @@
 """A training run from start to end: model, images, recipe and folder put together.
 
-The three verbs (retrofit, pretrain, finetune) differ only in which recipes they take.
+`begin` is what the verbs retrofit, pretrain and finetune call, which differ only in the recipes they take;
+`run` trains a model that is there, in Python.
 """
 
 import hashlib
+import resource
+import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,26 +18,78 @@ from spot import report
 from spot.data.images import Images, class_folders, data_for, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
-from spot.errors import InputError
+from spot.errors import InputError, unknown
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import load
 from spot.models.spot_vit import SpotViT
 from spot.processes import this_process
 from spot.store import hash_model, read_state, write_state
 from spot.training.batches import SCENES_PER_EPOCH, Plan, ScenePlan, parts
-from spot.training.loop import Trainer, check_precision, peak_memory, steps_in
+from spot.training.classifier import for_data
+from spot.training.fields import pairs
+from spot.training.fresh import fresh, read_options
+from spot.training.loop import Trainer, steps_in
 from spot.training.objectives import OBJECTIVES
 from spot.training.optim import parameter_groups
 from spot.training.options import Options
-from spot.training.recipes import Distil, Recipe, Supervised, as_dict, decisive
+from spot.training.recipes import (
+    DESCRIPTIVE,
+    RECIPES,
+    Distil,
+    Recipe,
+    Supervised,
+    as_dict,
+    decisive,
+    find_recipe,
+    override,
+)
 from spot.training.run_folder import RunFolder
 
 BUDGETS = (25, 49, 100)  # validated during training, isotropic, beside the grid
 
 
+def begin(
+    name: str,
+    recipe_name: str,
+    objectives: Sequence[str],
+    options: Options,
+    *,
+    new_head: bool = False,
+    classes: int | None = None,
+) -> None:
+    """Train the model of a name, or with `options.dry_run` show what would be done.
+
+    objectives: those of the recipes that the verb takes.
+    new_head: for the data's classes, or as many as `classes` says.
+    """
+    recipe = find_recipe(recipe_name)
+    if recipe.objective not in objectives:
+        fitting = [other for other, each in RECIPES.items() if each.objective in objectives]
+        raise unknown(
+            "recipe for this verb", recipe_name, fitting, hint=f"{recipe_name} is a {recipe.objective} recipe"
+        )
+    recipe = override(recipe, pairs(options.set, "a change of the recipe is FIELD=VALUE"))
+    report.check_outputs(options.json, folder=options.out)
+    if options.fresh is None:
+        model = load(name, weights=options.weights)
+    else:
+        model = fresh(name, read_options(options.fresh), recipe.seed)
+    if new_head:
+        model = for_data(model, recipe, options, classes)
+    if not options.dry_run:
+        run(model, recipe, options)
+        if this_process().is_main_process:
+            report.say(f"The trained model is in {options.out / 'model'}")
+        return
+    plan = dry_run(model, recipe, options)
+    if this_process().is_main_process:
+        show_plan(plan)
+        if options.json is not None:
+            report.save_json(options.json, plan.pop("groups"), plan)
+
+
 def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     """Train a model by a recipe into a folder, or go on with the run that is there."""
-    check_precision(recipe)
     images = training_images(model, recipe, options)
     steps_in(recipe, len(images))  # refuses a batch or a warm-up that does not fit, before anything is written
     teacher = None if options.teacher is None else load(options.teacher)
@@ -52,7 +106,9 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
 
 
 def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images | Scenes:
-    """The images, with the model's own class numbers where the recipe needs labels."""
+    """The images, with the model's own class numbers where the recipe needs labels; refuses what does not fit."""
+    if recipe.precision == "fp16" and this_process().device.type == "cpu":  # accelerate would use float32
+        raise InputError("precision=fp16 needs an accelerator; on a CPU use precision=bf16 or no")
     if options.teacher is not None and not isinstance(recipe, Distil):
         raise InputError(f"recipe {recipe.name} has no teacher; --teacher goes with --recipe distil")
     supervised = isinstance(recipe, Supervised)
@@ -80,7 +136,9 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
         if not isinstance(images, Images):
             raise InputError(f"{options.data} is a stream, which training cannot shuffle; use a folder")
         if options.leave_out is not None:
-            images.without(names_in(options.leave_out))
+            if not options.leave_out.is_file():
+                raise InputError(f"there is no file {options.leave_out} that names images to leave out")
+            images.without([line for line in options.leave_out.read_text().splitlines() if line])
             images.thin(options.limit or len(images))
         label = images.source[images.order[0]][1]
         if supervised and (label is None or label < 0):
@@ -94,13 +152,6 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
             "use --set img_size=…"
         )
     return images
-
-
-def names_in(file: Path) -> list[str]:
-    """The images that a file names, one a line."""
-    if not file.is_file():
-        raise InputError(f"there is no file {file} that names images to leave out")
-    return [line for line in file.read_text().splitlines() if line]
 
 
 def plan_of(
@@ -194,18 +245,21 @@ def dry_run(model: SpotViT, recipe: Recipe, options: Options, *, passes: int = 2
         trainer.backward(stream)
         seconds.append(time.monotonic() - began)
     each = options.accumulate * min(seconds[1:])
-    parameters = dict(objective.named_parameters())
     groups = [
         {
-            "rate": recipe.lr * group.scale,
-            "scale": group.scale,
-            "weight_decay": group.weight_decay,
-            "tensors": len(group.names),
-            "parameters": sum(parameters[name].numel() for name in group.names),
-            "first": group.names[0],
+            "rate": group["lr"],
+            "scale": group["scale"],
+            "weight_decay": group["weight_decay"],
+            "tensors": len(group["names"]),
+            "parameters": sum(parameter.numel() for parameter in group["params"]),
+            "first": group["names"][0],
         }
         for group in parameter_groups(objective, recipe)
     ]
+    if torch.cuda.is_available():
+        memory = torch.cuda.max_memory_allocated()
+    else:  # the most that this process held at once
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "recipe": as_dict(recipe),
         "groups": groups,
@@ -213,5 +267,18 @@ def dry_run(model: SpotViT, recipe: Recipe, options: Options, *, passes: int = 2
         "steps": trainer.total,
         "seconds_per_step": each,
         "hours": each * trainer.total / 3600,
-        "memory_gb": peak_memory() / 1e9,
+        "memory_gb": memory / 1e9,
     }
+
+
+def show_plan(plan: dict[str, Any]) -> None:
+    """The dry run as tables."""
+    recipe = plan["recipe"]
+    values = [{"field": key, "value": str(value)} for key, value in recipe.items() if key not in DESCRIPTIVE]
+    report.show(values, f"recipe {recipe['name']}: {recipe['origin']}")
+    rows = [{**group, "rate": f"{group['rate']:.2e}"} for group in plan["groups"]]
+    report.show(rows, "parameter groups", digits=4)
+    report.say(
+        f"{plan['steps']} steps over {plan['images']} images, {plan['seconds_per_step']:.2f} s each: "
+        f"{plan['hours']:.2f} hours; {plan['memory_gb']:.2f} GB"
+    )
