@@ -7,6 +7,7 @@ import torch
 
 import spot
 from spot.data.images import data_for, loader
+from spot.data.scenes import CLASSES
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models import checkpoints
@@ -38,6 +39,15 @@ def accuracy():
 @pytest.mark.parametrize("name", NAMES)
 def test_dense_accuracy_is_good_and_below_saturation(accuracy, name):
     assert 80 < accuracy(name)[64] < 99.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_know_their_classes_by_name_also_once_saved(name, tmp_path):
+    model = spot.load(name)
+    assert model.class_names == list(CLASSES) and model.class_names[4 * 5 + 1] == "stripes star"
+    model.save_pretrained(tmp_path / "model")
+    assert spot.load(tmp_path / "model").class_names == model.class_names
+    assert spot.load(name, num_classes=3).class_names is None
 
 
 @pytest.mark.parametrize("name", ["scenes-a", "scenes-b"])

@@ -7,10 +7,12 @@ that begins with `torch`, `images`, `labels` and `positions`. Others are for rea
 A comment on the line before a fence says what a block needs, and is not shown on the page:
 
     <!-- guide: needs ../shared -->       real weights and photographs: run only where they are
+    <!-- guide: needs ../shared and the blocks above -->    and what the page's commands before it have written
     <!-- guide: not run, WHY -->          only checked: verbs and options exist
 
 Commands run in a folder where the names that guides use exist: photo.jpg, dog.jpg, cat.jpg and holiday/
-(photographs), imagenet/ and images/ (class folders of scenes), u2netp.onnx, and so on; MODEL, OTHER_MODEL,
+(photographs), imagenet/, images/ and photos/ (class folders, of
+photographs where ../shared has them, or else of scenes), u2netp.onnx, and so on; MODEL, OTHER_MODEL,
 TIMM_NAME and DIR mean a built-in model and a data folder. Real models have their weights where ../shared has
 them, and else new ones; LIMITS are added to every command, so that it ends soon.
 """
@@ -24,6 +26,7 @@ import pytest
 import torch
 import tyro
 from PIL import Image
+from torchvision.transforms.functional import to_pil_image
 
 from spot.cli import main
 from spot.commands import VERBS, verb_function
@@ -75,13 +78,24 @@ CASES = [
 def stage(tmp_path_factory):
     """A folder with what guides name: two photographs' names, class folders of scenes, a saliency network."""
     folder = tmp_path_factory.mktemp("stage")
-    scenes = Scenes("test", 64)
-    for index, (image, label, _) in enumerate(scenes[i] for i in range(64)):
+    if SHARED.is_dir():  # two photographs of each of the first classes
+        classes = sorted((SHARED / "imagenet-val-2k").glob("n*"))[:32]
+        pictures = [
+            (Image.open(file).convert("RGB"), label)
+            for label, of in enumerate(classes)
+            for file in sorted(of.iterdir())
+        ]
+    else:
+        pictures = [(to_pil_image(image), label) for image, label, _ in map(Scenes("test", 64).__getitem__, range(64))]
+    for index, (image, label) in enumerate(pictures):
         for split in ("val", "train"):
             file = folder / "imagenet" / split / f"{label}" / f"{index}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray((image * 255).byte().permute(1, 2, 0).numpy()).save(file)
+            image.save(file)
     shutil.copytree(folder / "imagenet" / "val", folder / "images")
+    for split in ("train", "val"):
+        for number, name in enumerate(("ant", "bee", "cat", "dog")):
+            shutil.copytree(folder / "imagenet" / "val" / f"{number}", folder / "photos" / split / name)
     shutil.copytree(folder / "imagenet" / "val" / "0", folder / "holiday")
     (folder / "docs").symlink_to(ROOT / "docs")
     photograph = Image.open(folder / "holiday" / "0.png").resize((320, 240))
@@ -132,11 +146,16 @@ def options(verb):
     return {name for action in parser._actions for name in action.option_strings}
 
 
+def above(page, line):
+    """The page's commands before a line."""
+    return "".join(code for at, language, code, mark in blocks(page) if at < line and language == "sh" and mark)
+
+
 @pytest.mark.parametrize("page, line, code, mark", CASES)
 def test_every_command_runs_as_printed(page, line, code, mark, here):
     if mark.startswith("needs ../shared") and not SHARED.is_dir():
         pytest.skip("needs ../shared")
-    for words in commands(code):
+    for words in commands(above(page, line) + code if mark.endswith("above") else code):
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
         elif words[0] == "spot" and (mark.startswith("not run") or words[1:3] in LONG or words[1] == SERVING):
@@ -156,6 +175,8 @@ def test_every_code_block_runs_as_printed(page, here):
     for line, language, code, mark in blocks(page):
         needs_shared = mark.startswith("needs ../shared") and not SHARED.is_dir()
         if language == "python" and not mark.startswith("not run") and not needs_shared:
+            for words in commands(above(page, line)) if mark.endswith("above") else ():
+                main(with_limits(words))
             exec(compile("\n" * line + code, str(page), "exec"), names)
 
 

@@ -26,6 +26,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from spot.data.scenes import CLASSES
 from spot.errors import InputError, unknown
 from spot.models.deltas import apply_delta, is_delta, read_about, refuse_misfit
 from spot.models.spot_vit import SpotViT, adapt
@@ -87,7 +88,10 @@ def _load(name: str, weights: str | Path | None, options: dict[str, Any]) -> Spo
         if weights is not None:
             raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
         ours = path.is_dir() or path.suffix == ".safetensors"
-        return refitted(load_file(path) if ours else load_authors(path), options)
+        model = load_file(path) if ours else load_authors(path)
+        if name in built_in():  # trained on scenes
+            model.class_names = CLASSES
+        return refitted(model, options)
     if path.suffix in (".safetensors", ".pth", ".pt", ".bin"):
         raise InputError(f"there is no file {path}")
     if (timm.is_model(architecture) and not name.endswith("+spot")) or ":" in name:

@@ -35,6 +35,10 @@ class Part(NamedTuple):
     images: Tensor  # (b, C, H, W)
     labels: Tensor  # (b,), -1 where there is none
 
+    def own(self, drawn: Tensor) -> Tensor:
+        """This part's rows (b, …) of what was drawn for the step's whole batch, so that parts of it agree."""
+        return drawn[self.first : self.first + len(self.images)]
+
 
 class Plan(Dataset[tuple[Tensor, int]]):
     """Numbered places of the stream: place p is image order(epoch)[p mod M], augmented for that epoch."""
@@ -81,9 +85,6 @@ class ScenePlan(Plan):
     def __len__(self) -> int:
         return self.epoch
 
-    def __getitem__(self, place: int) -> tuple[Tensor, int]:
-        return self.__getitems__([place])[0]
-
     def __getitems__(self, places: list[int]) -> list[tuple[Tensor, int]]:
         """Scenes are drawn many times faster together."""
         batch = self.scenes.draw(places)
@@ -92,10 +93,7 @@ class ScenePlan(Plan):
 
 def training_transform(recipe: Recipe, data_config: dict[str, Any]) -> Any:
     """timm's: random resized crop, flip, RandAugment, the model's own normalisation."""
-    augment = None
-    if recipe.randaug is not None:
-        magnitude, deviation = recipe.randaug
-        augment = f"rand-m{magnitude}-mstd{deviation}-inc1"
+    augment = recipe.randaug and "rand-m{}-mstd{}-inc1".format(*recipe.randaug)
     transform = create_transform(
         recipe.img_size,
         is_training=True,
@@ -150,9 +148,6 @@ class Share:
         for step, first in self.where():
             start = step * self.batch_size + first
             yield list(range(start, start + self.rows))
-
-    def __len__(self) -> int:
-        return len(self.steps) * self.accumulate
 
 
 def parts(plan: Plan, share: Share, workers: int = 0) -> Iterator[Part]:

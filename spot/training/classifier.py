@@ -30,9 +30,8 @@ def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 
     with seeded(seed, Draw.HEAD):
         vit = create_timm(model.name, pretrained_cfg_overlay=overlay, **options)
     fresh = {name for name in vit.state_dict() if name.startswith(("head.", "fc_norm.", "norm."))}
-    state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith(("head.", "fc_norm."))}
-    if "norm.weight" not in vit.state_dict():  # mean pooling has its norm after it
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("norm.")}
+    left = ("head.", "fc_norm.") if "norm.weight" in fresh else ("head.", "fc_norm.", "norm.")  # or after the mean
+    state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith(left)}
     missing, surplus = vit.load_state_dict(state, strict=False)
     if surplus or set(missing) - fresh:
         raise InputError(f"timm builds {model.name} differently from the model given: {[*missing, *surplus][:3]}")

@@ -119,7 +119,7 @@ class Distil(Objective):
             taken = max(1, round(share * part.of)) * len(images) / part.of
             mean = self.difference(predicted, target.of(rows), positions).sum() / taken
             loss = loss + weight / sum(recipe.weights) * mean
-        return Outcome(loss, torch.full((), math.nan, device=images.device))
+        return Outcome(loss, loss.new_full((), math.nan))
 
     @torch.no_grad()
     def finish(self, model: SpotViT) -> SpotViT:
@@ -149,19 +149,16 @@ class Distil(Objective):
             tiling = tiling_scale(tokens, images.shape[-2], images.shape[-1], self.model.patch_size)
             return sized(Resize(self.model, tokens).place(images), tiling)
         if recipe.view == "dropout":
-            order = torch.rand(part.of, grid.shape[1], generator=draw)[part.first : part.first + len(images)].argsort(1)
+            order = part.own(torch.rand(part.of, grid.shape[1], generator=draw)).argsort(1)
             return grid.gather(1, order[:, :tokens, None].expand(-1, -1, 2).to(grid.device))
         prior = one_of(recipe.priors, draw)
         positions = place(self.model, recipe, prior, images, tokens, part, number)[..., :2]
-        scales = self.scales(images, tokens, part, number)
-        if prior not in ("isotropic", "center") or not recipe.jitter:
-            return torch.cat([positions, scales.to(positions)], -1)
-        # Half of the time as the prior has them, otherwise each token moves within its cell.
-        amount = recipe.jitter * max(0.0, float(2 * torch.rand((), generator=draw) - 1)) / math.sqrt(tokens)
-        moves = torch.rand(part.of, tokens, 2, generator=draw)[part.first : part.first + len(images)] - 0.5
-        low, high = omega(images)
-        positions = (positions + amount * moves.to(positions.device)).clamp(low, high)
-        return torch.cat([positions, scales.to(positions)], -1)
+        if prior in ("isotropic", "center") and recipe.jitter:
+            # Half of the time as the prior has them, otherwise each token moves within its cell.
+            amount = recipe.jitter * max(0.0, float(2 * torch.rand((), generator=draw) - 1)) / math.sqrt(tokens)
+            moves = part.own(torch.rand(part.of, tokens, 2, generator=draw)) - 0.5
+            positions = (positions + amount * moves.to(positions.device)).clamp(*omega(images))
+        return torch.cat([positions, self.scales(images, tokens, part, number).to(positions)], -1)
 
     def scales(self, images: Tensor, tokens: int, part: Part, number: int) -> Tensor:
         """One scale for each row's windows, around "auto" and at most tiling: (b, N, 1), or (b, N, 0) without sizes."""
@@ -170,7 +167,7 @@ class Distil(Objective):
         size, (height, width) = self.model.patch_size, images.shape[-2:]
         middle, tiling = (rule(tokens, height, width, size) for rule in (auto_scale, tiling_scale))
         draw = generator(self.recipe.seed, Draw.SCALE, part.step, number)
-        spread = self.recipe.sizes * torch.randn(part.of, generator=draw)[part.first : part.first + len(images)]
+        spread = self.recipe.sizes * part.own(torch.randn(part.of, generator=draw))
         scale = (middle * tiling**spread).clamp(1, max(1.0, tiling))
         return scale[:, None, None].expand(-1, tokens, 1)
 
@@ -224,12 +221,13 @@ class Masked(Objective):
         visible = self.choose(part).to(images.device)
         with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
             predicted, hidden = self.autoencoder(images, positions, visible, normalize=self.recipe.normalize)
-        return Outcome((predicted - hidden).square().mean(), torch.full((), math.nan, device=images.device))
+        loss = (predicted - hidden).square().mean()
+        return Outcome(loss, loss.new_full((), math.nan))
 
     def choose(self, part: Part) -> Tensor:
         """Which tokens each row of the part shows: (b, V)."""
         draw = torch.rand(part.of, self.tokens, generator=generator(self.recipe.seed, Draw.SHOW, part.step))
-        return draw[part.first : part.first + len(part.images)].argsort(1)[:, : self.visible]
+        return part.own(draw).argsort(1)[:, : self.visible]
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"supervised": Supervised, "distil": Distil, "mae": Masked}
@@ -291,11 +289,10 @@ def trainable(priors: Sequence[str]) -> Sequence[str]:
 
 
 def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *numbers: int) -> Tensor:
-    """Positions for a part's rows: drawn for the step's whole batch, so that parts of it agree."""
+    """Positions for a part's rows."""
     batch = images[:1].expand(part.of, *images.shape[1:])
     draw = generator(recipe.seed, Draw.PLACE, part.step, *numbers)
-    positions = model.place(batch, tokens=tokens, prior=prior, generator=draw)
-    return positions[part.first : part.first + len(images)]
+    return part.own(model.place(batch, tokens=tokens, prior=prior, generator=draw))
 
 
 def mix(
@@ -309,11 +306,9 @@ def mix(
     if not recipe.mix_share or not (recipe.mixup or recipe.cutmix):
         return part.images, mixup_target(labels, classes, 1.0, smoothing)
     if len(part.images) % 2:
-        raise InputError(
-            f"mixup pairs images, so {len(part.images)} at a time is odd; use an even number or mix_share=0"
-        )
-    mixup = Mixup(
-        recipe.mixup, recipe.cutmix, prob=recipe.mix_share, mode=mode, label_smoothing=smoothing, num_classes=classes
-    )
+        count = len(part.images)
+        raise InputError(f"mixup pairs images, so {count} at a time is odd; use an even number or mix_share=0")
+    how = {"prob": recipe.mix_share, "mode": mode, "label_smoothing": smoothing, "num_classes": classes}
+    mixup = Mixup(recipe.mixup, recipe.cutmix, **how)
     with seeded(recipe.seed, Draw.MIX, part.step, part.first):
         return mixup(part.images.clone(), labels)

@@ -84,8 +84,7 @@ def begin(
     plan = dry_run(model, recipe, options)
     if this_process().is_main_process:
         show_plan(plan)
-        if options.json is not None:
-            report.save_json(options.json, plan.pop("groups"), plan)
+        report.save_json(options.json, plan.pop("groups"), plan)
 
 
 def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
@@ -96,9 +95,8 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher))
     this_process().wait_for_everyone()  # all have seen the folder before one writes to it
     objective = OBJECTIVES[recipe.objective](model, recipe, *([] if teacher is None else [teacher]))
-    validate = None
-    if options.val is not None and recipe.objective != "mae":
-        validate = Validation(model, options.val, options.val_limit, options.workers)
+    validated = options.val is not None and recipe.objective != "mae"
+    validate = Validation(model, str(options.val), options.val_limit, options.workers) if validated else None
     with folder.held():
         weights = sampling_weights(teacher or model, recipe, images, folder, options.workers)
         plan = plan_of(images, recipe, model.data_config, weights)
@@ -114,14 +112,13 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
     supervised = isinstance(recipe, Supervised)
     if options.scenes:
         images: Any = Scenes("train", options.limit or SCENES_PER_EPOCH, seed=recipe.seed)
-        size = images.difficulty.image_size
+        size, count = images.difficulty.image_size, len(images.classes)
         if recipe.img_size != size:
             raise InputError(
                 f"scenes have {size} pixels a side, recipe {recipe.name} wants {recipe.img_size}; "
                 "--recipe scenes, scenes-retrofit and so on are for them"
             )
-        if supervised and model.num_classes != len(images.classes):
-            count = len(images.classes)
+        if supervised and model.num_classes != count:
             raise InputError(f"scenes have {count} classes, the model {model.num_classes}; use spot finetune")
         if isinstance(recipe, Distil) and recipe.balance:
             raise InputError("scenes are never shown twice, so none can be drawn more often; use --set balance=0")
@@ -154,13 +151,9 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
     return images
 
 
-def plan_of(
-    images: Images | Scenes, recipe: Recipe, data_config: dict[str, Any], weights: Tensor | None = None
-) -> Plan:
+def plan_of(images: Images | Scenes, recipe: Recipe, config: dict[str, Any], weights: Tensor | None = None) -> Plan:
     """Which image comes when."""
-    if isinstance(images, Scenes):
-        return ScenePlan(images, data_config)
-    return Plan(images, recipe, data_config, weights)
+    return ScenePlan(images, config) if isinstance(images, Scenes) else Plan(images, recipe, config, weights)
 
 
 def settings_of(
@@ -170,13 +163,12 @@ def settings_of(
     keys = hashlib.sha256("\n".join(images.keys).encode(errors="surrogateescape")).hexdigest()[:16]
     if isinstance(images, Scenes):
         keys = repr(images.difficulty)
-    others = {} if teacher is None else {"teacher": {"name": teacher.name, "weights": hash_model(teacher)}}
+    models = {"model": model} if teacher is None else {"model": model, "teacher": teacher}
     return {
         "recipe": decisive(recipe),
-        "model": {"name": model.name, "weights": hash_model(model)},
+        **{role: {"name": each.name, "weights": hash_model(each)} for role, each in models.items()},
         "images": {"count": len(images), "keys": keys},
         "accumulate": options.accumulate,
-        **others,
     }
 
 

@@ -9,7 +9,6 @@ The same command in the same folder goes on where it stopped. A folder that hold
 is left alone.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,6 @@ from spot.store import (
     read_state,
     refuse_difference,
     sweep,
-    whole,
     write_json,
     write_state,
 )
@@ -97,8 +95,4 @@ class RunFolder:
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the log so far as CSV."""
-        names = report.columns(rows)
-        with whole(self.path / "log.csv") as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(rows)
+        report.save_csv(self.path / "log.csv", rows)

@@ -2,12 +2,14 @@
 
 import math
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from spot.data.images import loader, open_data
+import spot
+from spot.data.images import data_for, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Setting, evaluate
@@ -184,7 +186,7 @@ def test_the_models_own_budget_is_part_of_the_name(nano, tmp_path, write_images)
     for tokens in (4, 9):
         nano.tokens = tokens
         build_banks(nano, data, [Setting("isotropic")], tmp_path / "cache")
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "cache" / "banks").iterdir())) == 2
 
 
 def test_banks_too_large_for_memory_are_made_one_after_the_other(nano, counted, tmp_path, write_images):
@@ -229,3 +231,11 @@ def test_seeds_give_a_mean_and_a_deviation(nano, tmp_path, write_images):
     (row,) = knn_rows(found, [right, wrong], k=1)
     assert row["knn"] == pytest.approx(50)
     assert row["knn_std"] == pytest.approx(math.sqrt(5000))  # of 100 and 0, with one degree of freedom less
+
+
+def test_a_bank_of_scenes_has_50000_of_the_million():
+    from spot.evaluation.compare import bank_images
+
+    model = spot.load("scenes-a")
+    bank = bank_images(model, Path("scenes"), data_for(model, "scenes", limit=8), True, "stop")
+    assert len(bank) == 50_000 and bank.keys[-1] == "train/00049999"
