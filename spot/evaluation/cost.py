@@ -28,7 +28,9 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
         tokens: place this many tokens at random instead of as the model would.
     """
     weight = next(model.parameters())
-    images = torch.zeros(1, *(shape or image_shape(model)), device=weight.device, dtype=weight.dtype)
+    size = shape or image_shape(model)
+    # Not a blank image: its saliency map would leave the prior `background` no pixel.
+    images = torch.linspace(-1, 1, math.prod(size), device=weight.device, dtype=weight.dtype).reshape(1, *size)
     # Where tokens are does not change the cost; drawn from a generator of its own, not from the caller's.
     given = () if tokens is None else (uniform(images, tokens, torch.Generator().manual_seed(0)),)
     training = model.training

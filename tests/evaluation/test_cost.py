@@ -9,6 +9,7 @@ from spot.evaluation.cost import arithmetic, flops, macs, pyramid_flops, samplin
 from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
+from spot.models.protocol import Placed
 from spot.models.tome import ToMe
 from spot.tokens.pyramid import pyramid
 from spot.tokens.windows import windows
@@ -99,3 +100,10 @@ def test_the_pyramid_of_large_windows_is_counted():
     built = arithmetic(lambda: pyramid(image, 8, 3.0))
     assert flops(model) - plain == pyramid_flops((3, 64, 64), 3.0) == built == 3 * (64 * 64 + 32 * 32)
     assert pyramid_flops((3, 224, 224), 1.0) == 0
+
+
+@pytest.mark.parametrize("name", ["salient", "focus", "background"])
+def test_a_prior_that_needs_maps_has_a_cost(name):
+    """A blank image's map left `background` no pixel, so that no evaluation with it came to its end."""
+    model = spot.load("scenes-a", tokens=9)
+    assert flops(Placed(model, prior=name)) > flops(Placed(model, prior="isotropic"))  # looking costs too
