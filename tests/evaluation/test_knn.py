@@ -2,14 +2,13 @@
 
 import math
 import os
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-import spot
-from spot.data.images import data_for, loader, open_data
+from spot.cli import main
+from spot.data.images import loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Setting, evaluate
@@ -233,9 +232,14 @@ def test_seeds_give_a_mean_and_a_deviation(nano, tmp_path, write_images):
     assert row["knn_std"] == pytest.approx(math.sqrt(5000))  # of 100 and 0, with one degree of freedom less
 
 
-def test_a_bank_of_scenes_has_50000_of_the_million():
-    from spot.evaluation.compare import bank_images
+def test_a_bank_of_scenes_has_50000_of_the_million(monkeypatch):
+    class Enough(Exception):
+        pass
 
-    model = spot.load("scenes-a")
-    bank = bank_images(model, Path("scenes"), data_for(model, "scenes", limit=8), True, "stop")
-    assert len(bank) == 50_000 and bank.keys[-1] == "train/00049999"
+    def made(model, labelled, *_, **__):
+        assert len(labelled) == 50_000 and labelled.keys[-1] == "train/00049999"
+        raise Enough
+
+    monkeypatch.setattr("spot.evaluation.compare.build_banks", made)
+    with pytest.raises(Enough):
+        main(["evaluate", "scenes-a", "--data", "scenes", "--knn", "scenes", "--limit", "8", "--workers", "0"])
