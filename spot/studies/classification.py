@@ -6,10 +6,11 @@ from spot.evaluation.accuracy import Setting
 from spot.studies.lab import Lab
 from spot.studies.priors import PRIORS
 from spot.studies.statistics import NO_KNN, difference, over_seeds
-from spot.studies.study import PAPER_TOKENS, Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
+from spot.studies.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 
 DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"
 LINES = (DROPOUT, *PRIORS, ORACLE)
+PAPER_TOKENS = (25, 49, 100, 196)
 
 # Backbone → line → (Acc@1, kNN) at 25, 49, 100 and 196 tokens.
 PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {

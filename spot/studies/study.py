@@ -39,7 +39,6 @@ STUDIES = (
 
 Row = dict[str, Any]
 Table = Mapping[str, str | Callable[[Row], Any]]  # column → name in the rows, or what to show of a row
-PAPER_TOKENS = (25, 49, 100, 196)
 PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
 
 
