@@ -251,7 +251,10 @@ def test_images_of_the_command_line_and_of_a_folder_are_samples(tmp_path):
     for name in ("plain disc", "stripes disc"):
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "1.png").write_bytes(png(40, 40))
-    with pytest.raises(InputError, match="32"):
+    session = open_session(data=str(tmp_path / "data"), models=["scenes-a"])  # some of the model's classes
+    assert len(session.pictures.samples) == 2
+    (tmp_path / "data" / "unicorn").mkdir()
+    with pytest.raises(InputError, match="no class 'unicorn'"):
         open_session(data=str(tmp_path / "data"), models=["scenes-a"])
     (tmp_path / "none.png").write_text("no")
     with pytest.raises(InputError, match="not an image"):
