@@ -12,10 +12,17 @@ class InputError(ValueError):
     """What the caller passed cannot be used; the message says what would be."""
 
 
-def unknown(what: str, name: str, known: Iterable[str], *, hint: str = "") -> InputError:
+def check_kind(what: str, value: object, *kinds: type, advice: str = "") -> None:
+    """Refuse a value of another type; True and False are no numbers."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise InputError(f"{what} must be {wanted}, got {type(value).__name__}{'; ' + advice if advice else ''}")
+
+
+def unknown(what: str, name: object, known: Iterable[str], *, hint: str = "") -> InputError:
     """An InputError for a name that is not among the known ones, suggesting the nearest."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=3, cutoff=0.6)
+    near = get_close_matches(str(name), names, n=3, cutoff=0.6)
     if near:
         advice = f"did you mean {' or '.join(repr(match) for match in near)}?"
     elif len(names) <= 20:

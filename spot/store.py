@@ -351,11 +351,11 @@ def encode_names(names: Iterable[str]) -> "Tensor":
     """Names as a tensor: UTF-8 (and what is not, as it came from the file system), separated by zero bytes."""
     import torch
 
-    return torch.frombuffer(bytearray("\0".join(names).encode(errors="surrogateescape")), dtype=torch.uint8)
+    return torch.tensor(list("\0".join(names).encode(errors="surrogateescape")), dtype=torch.uint8)
 
 
 def decode_names(names: "Tensor") -> list[str]:
-    return bytes(names.numpy()).decode(errors="surrogateescape").split("\0")
+    return bytes(names.numpy()).decode(errors="surrogateescape").split("\0") if names.numel() else []
 
 
 # Training state

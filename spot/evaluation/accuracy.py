@@ -14,8 +14,8 @@ many give the same numbers.
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ from torch.nn import functional as F
 
 from spot import report
 from spot.data.images import Batch, Loader, data_for, loader
-from spot.errors import InputError
+from spot.errors import InputError, check_kind
 from spot.models.baselines import BASELINES
 from spot.models.protocol import Placed, TokenModel
 from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
 from spot.placement.files import Placements
+from spot.placement.oracle import frozen
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.placement.sizes import Scale
 
@@ -229,7 +231,12 @@ def evaluate(
         features: also keep pooled features, for kNN.
         accuracy: False if labels are not the model's classes; then ranks are -1 and losses NaN.
         shown: a progress bar on a terminal, called `title`.
+
+    Several threads may evaluate and search with one model: it is in evaluation mode until the last has ended.
     """
+    check_kind("model", model, SpotViT)
+    check_kind("data", data, Loader, str, Path)
+    check_kind("settings", settings, list, tuple)
     batches = data if isinstance(data, Loader) else loader(data_for(model, data))
     candidates = as_candidates(model, settings)
     share = Share([[] for _ in candidates])
@@ -291,7 +298,7 @@ def outcomes(
 ) -> Iterator[tuple[Batch, list[tuple[Tensor, Tensor | None]]]]:
     """For every batch the logits (B, classes) and pooled features (B, D) of every candidate, on the CPU."""
     models = [candidate.model for candidate in candidates]
-    with evaluating(models), report.progress(shown=bool(title)) as bar:
+    with frozen(*models), report.progress(shown=bool(title)) as bar:
         task = bar.add_task(title, total=batches.samples)
         for batch in batches:
             device = next(models[0].parameters()).device if models else batch.images.device
@@ -299,35 +306,19 @@ def outcomes(
             known = once(saliency, images, batch.keys)
             outputs: list[tuple[Tensor, Tensor | None]] = []
             for candidate in candidates:
-                with pooled(candidate.model.spot_vit.vit) as seen:
-                    logits = candidate(images, batch.keys, known).float().cpu()
-                outputs.append((logits, seen[-1].float().cpu() if features else None))
+                positions = candidate.place(images, batch.keys, known)
+                head = head_of(candidate.model, images, positions)
+                outputs.append((head().float().cpu(), head(pre_logits=True).float().cpu() if features else None))
             yield batch, outputs
             bar.advance(task, len(batch.keys))
 
 
-@contextmanager
-def evaluating(models: Sequence[TokenModel]) -> Iterator[None]:
-    """Evaluation mode, and afterwards every part as it was: a training loop may be waiting."""
-    modes = [(part, part.training) for model in models for part in model.modules()]
-    try:
-        for model in models:
-            model.eval()
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-@contextmanager
-def pooled(vit: Any) -> Iterator[list[Tensor]]:
-    """What enters the classifier while the model runs: timm's forward_head(…, pre_logits=True)."""
-    seen: list[Tensor] = []
-    hook = vit.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    try:
-        yield seen
-    finally:
-        hook.remove()
+def head_of(model: TokenModel, images: Tensor, positions: Tensor) -> Callable[..., Tensor]:
+    """The model's head on the features of images: () gives logits, (pre_logits=True) what enters the classifier."""
+    if isinstance(model, ToMe):  # whose tokens weigh as many as they stand for
+        merged = model.merge(images, positions)
+        return partial(model.forward_head, merged.features, sizes=merged.sizes)
+    return partial(model.forward_head, model.forward_features(images, positions))
 
 
 def once(saliency: Maps, images: Tensor, keys: Sequence[str]) -> Maps:

@@ -16,6 +16,7 @@ from spot.data.images import Data, Unreadable, available_workers, data_for, load
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Setting, evaluate
+from spot.evaluation.cache import hash_maps
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import TEMPERATURE, Bank, K, build_banks, knn_rows
 from spot.models.baselines import BASELINES
@@ -117,7 +118,8 @@ def compare(
     banks: list[Bank] = []
     if knn is not None:
         bank_maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, knn)
-        loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "saliency": bank_maps}
+        made_by = "" if bank_maps is None else hash_maps(saliency or "spectral")
+        loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "saliency": bank_maps, "maps": made_by}
         banks = banks_of(model, knn, images, classified, settings, cache, unreadable, **loading)
         banks[0].refuse_other(str(knn), model.embed_dim, weights=hash_model(model), classes=list(images.classes))
         banks[0].refuse_vote(k, temperature)

@@ -34,6 +34,7 @@ from spot.store import hash_model, open_tensors, refuse_difference, write_tensor
 
 FORMAT, VERSION = "spot-knn-bank", 2
 K, TEMPERATURE = 20, 0.07
+MOST_CLASSES = 1_000_000  # a label of a damaged file could ask for any number of votes
 CHUNK = 65_536  # entries of the bank at a time: 200 MB of features at D = 768
 ROWS = 256  # images at a time: 64 MB of similarities to a chunk
 
@@ -78,7 +79,7 @@ class Bank:
         count = self.shape[0]
         if not 1 <= k <= count:
             raise InputError(f"the bank holds {count} images, so k is from 1 to {count}, got {k}")
-        if temperature <= 0:
+        if not temperature > 0:
             raise InputError(f"the temperature of the vote must be above 0, got {temperature}")
 
     def save(self, path: str | Path) -> None:
@@ -93,7 +94,12 @@ class Bank:
         if header.get("version") != VERSION:
             raise InputError(f"{path} is a kNN bank of version {header.get('version')}, not {VERSION}; build it again")
         try:
-            return cls(file.get_slice("features"), file.get_tensor("labels"), dict(header["about"]))
+            bank = cls(file.get_slice("features"), file.get_tensor("labels"), dict(header["about"]))
+            if not (bank.labels.shape == (bank.shape[0],) and bank.labels.dtype == torch.int64 and len(bank.labels)):
+                raise InputError(f"{tuple(bank.labels.shape)} labels for features of shape {bank.shape}")
+            if not 0 <= int(bank.labels.min()) <= int(bank.labels.max()) < MOST_CLASSES:
+                raise InputError(f"labels are not between 0 and {MOST_CLASSES - 1}")
+            return bank
         except (KeyError, TypeError, ValueError, SafetensorError) as error:
             raise InputError(f"{path} is a damaged kNN bank: its content makes no sense ({error})") from error
 

@@ -5,7 +5,6 @@ configuration as JSON; a folder has the same configuration beside it in config.j
 the hub shows. Pickles are only ever opened with weights_only=True.
 """
 
-import inspect
 import math
 import socket
 import threading
@@ -22,15 +21,14 @@ import torch
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from spot.data.scenes import CLASSES
-from spot.errors import InputError, unknown
+from spot.errors import InputError, check_kind, unknown
 from spot.models.deltas import apply_delta, is_delta, read_about, refuse_misfit
 from spot.models.spot_vit import SpotViT, adapt
 from spot.models.timm_vit import create_timm, refuse_unfit
+from spot.models.untrusted import DATA, refuse_nonsense, refuse_steering
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.placement.sizes import Scale
 from spot.store import as_json, read_tensors, write_json, write_tensors
@@ -43,7 +41,6 @@ ALIASES = {
     "deit-ti": "deit_tiny_patch16_224.fb_in1k+spot",
 }
 HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
 PLACING = ("tokens", "prior", "scale")  # what is saved of how a model places tokens
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
@@ -67,6 +64,8 @@ def load(
         tokens, prior, scale: where to place tokens and how large, instead of as the model was saved.
         options: what timm.create_model takes, such as num_classes or img_size; for a hub id also its revision, token, …
     """
+    check_kind("a model's name", name, str, Path)
+    check_kind("weights", weights, str, Path, type(None))
     model = _load(str(name), weights, options)
     return with_placing(model, tokens=tokens, prior=prior, scale=scale).eval()
 
@@ -192,6 +191,7 @@ def reachable(host: str, port: int, seconds: float = 2.0) -> bool:
 def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
     """A retrofit kept as what it added to a timm ViT, whose weights come from timm or from a file."""
     about = read_about(path)
+    refuse_steering(about["base"], {}, {})
     model = load_timm(about["base"], weights, {})
     model.vit.load_state_dict(apply_delta(model.vit.state_dict(), path))
     return with_placing(model, **{name: about["config"].get(name) for name in PLACING})
@@ -264,6 +264,7 @@ def build(config: Mapping[str, Any]) -> SpotViT:
         for part in ("options", "data")
     )
     refuse_steering(config["model"], options, overlay)
+    refuse_nonsense(options, overlay, config)
     vit = create_timm(config["model"], pretrained_cfg_overlay=overlay, **options)
     authors = config["tokenizer"] == "authors"
     model = SpotViT(
@@ -281,14 +282,6 @@ def build(config: Mapping[str, Any]) -> SpotViT:
     return model
 
 
-def refuse_steering(name: str, options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """Refuse a file's configuration that would make timm open or fetch anything else than an architecture."""
-    allowed = {key for kind in (VisionTransformer, Eva) for key in inspect.signature(kind.__init__).parameters}
-    strange = sorted({*options} - allowed) + sorted({*data} - {*DATA})
-    if ":" in name or "/" in name or strange:
-        raise InputError(f"the configuration asks timm for {strange or name}, which no saved model needs; refused")
-
-
 def load_file(path: Path) -> SpotViT:
     """A model from one safetensors file that SPoT wrote, or from a folder that save_pretrained wrote."""
     if path.is_dir():
@@ -299,9 +292,13 @@ def load_file(path: Path) -> SpotViT:
     advice = f"if it holds a timm model's weights, use spot.load('timm name', weights={str(path)!r})"
     state, config = read_tensors(path, KEY, "a SPoT model", advice)
     try:
+        with torch.device("meta"):  # costs no memory, whatever sizes the header claims
+            refuse_misfit(str(path), state, build(config).state_dict())
         model = build(config)
-    except KeyError as error:
-        raise InputError(f"the configuration in {path} is damaged ({error!r}); save the model again") from error
+    except InputError as error:
+        raise InputError(f"{path} cannot be loaded: {error}") from error
+    except Exception as error:  # timm's, for options that make no sense to it
+        raise InputError(f"the configuration in {path} is damaged ({error!r:.200}); save the model again") from error
     return filled(model, {name: tensor.float() for name, tensor in state.items()}, path)
 
 
@@ -331,7 +328,9 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
             state = state[wrapper]
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"{path} does not hold a model's weights by name")
-    return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    if any(tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes() for tensor in state.values()):
+        raise InputError(f"{path} claims more weights than it holds; refused")
+    return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
 
 
 def filled(model: SpotViT, state: Mapping[str, Tensor], path: Path) -> SpotViT:
@@ -361,14 +360,16 @@ def load_authors(path: str | Path) -> SpotViT:
             f"{path} is not one of the SPoT authors' checkpoints (it lacks embedder.emb.weight); "
             "for a timm model's weights use spot.load('timm name', weights=…)"
         )
+    if "blocks.0.mlp.L1.weight" not in state or "head.weight" not in state or "embedder.emb.bias" not in state:
+        raise InputError(f"{path} lacks an embedding, blocks or a head; it may be cut short")
+    if {state[name].ndim for name in ("embedder.emb.weight", "blocks.0.mlp.L1.weight", "head.weight")} != {2}:
+        raise InputError(f"{path} is damaged: its embedding, blocks or head are no matrices")
     weight = state.pop("embedder.emb.weight")
     width, inputs = weight.shape
     side = math.isqrt(inputs // 4)
     if 4 * side * side != inputs:
         raise InputError(f"embedder.emb.weight of {path} takes {inputs} values, not 4 channels of a square window")
-    depth = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("blocks.")), default=-1)
-    if "blocks.0.mlp.L1.weight" not in state or "head.weight" not in state:
-        raise InputError(f"{path} lacks blocks or a head; it may be cut short")
+    depth = next(index for index in range(len(state) + 1) if f"blocks.{index}.mlp.L1.weight" not in state)
     options: dict[str, Any] = {
         "patch_size": side,
         "embed_dim": width,
@@ -387,7 +388,7 @@ def load_authors(path: str | Path) -> SpotViT:
         "vit.patch_embed.proj.weight": weight[:, : 3 * side**2].unflatten(1, (3, side, side)),
         "vit.patch_embed.proj.bias": state.pop("embedder.emb.bias"),
         "tokenizer.position.weight": weight[:, 3 * side**2 :],
-        "tokenizer.n_sigma": state.pop("tokenizer._n_sigma", tokenizer.n_sigma.detach()).reshape(()),
+        "tokenizer.n_sigma": state.pop("tokenizer._n_sigma", tokenizer.n_sigma.detach()).flatten()[0],
     }
     for name, tensor in state.items():
         for theirs, ours in AUTHORS_NAMES.items():

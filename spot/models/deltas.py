@@ -100,7 +100,10 @@ def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str,
             raise InputError(f"{path} is a damaged delta: {name} does not fit its base")
         change = change.float()
         if name + SCALE in kept:
-            change = change.view(len(change), -1) * kept[name + SCALE]
+            scale = kept[name + SCALE]
+            if not change.ndim or scale.shape != (len(change), 1):
+                raise InputError(f"{path} is a damaged delta: the scale of {name} does not fit it")
+            change = change.view(len(change), -1) * scale
         state[name] = (state[name].float() + change.view(state[name].shape)).to(state[name].dtype)
     return state
 

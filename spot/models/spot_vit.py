@@ -22,11 +22,11 @@ from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from torch import Generator, Tensor, nn
 
-from spot.errors import InputError
+from spot.errors import InputError, check_kind
 from spot.models.card import card
 from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
-from spot.placement.priors import AnyPrior, check_tokens, resolve_prior
+from spot.placement.priors import AnyPrior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
 from spot.placement.sizes import Scale, check_size, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
@@ -63,6 +63,7 @@ def adapt(
         if kwargs or pretrained:
             raise InputError("pretrained and timm options go with a model's name, not with a built model")
         return SpotViT(model, tokens=tokens, prior=prior)
+    check_kind("model", model, str, nn.Module)
     return SpotViT(create_timm(model, pretrained=pretrained, **kwargs), tokens=tokens, prior=prior, options=kwargs)
 
 
@@ -175,6 +176,8 @@ class SpotViT(
 
     @saliency.setter
     def saliency(self, source: Source) -> None:
+        if not isinstance(source, (str, Path, Tensor)) and not callable(source):
+            raise InputError(f"saliency must be a name, file, folder, function or maps, got {type(source).__name__}")
         self._saliency = (source,)  # in a tuple, so that a module is not a part of this one
 
     @property
@@ -187,6 +190,7 @@ class SpotViT(
         device = next(self.vit.parameters()).device
         if images is None:
             return grid_positions(self.grid_size).to(device)
+        check_images(images)
         rows, columns = (length // self.patch_size for length in images.shape[-2:])
         return grid_positions((rows, columns)).to(device).expand(images.shape[0], -1, -1)
 
@@ -213,10 +217,12 @@ class SpotViT(
             keys: names of the images; each one's positions then depend on (seed, key) alone, not on the batch.
             maps: saliency (B, H, W) for a prior that needs it; by default the model's own, `saliency_maps`.
         """
+        check_images(images)
         chosen = resolve_prior(self.prior if prior is None else prior)
         if chosen.needs_map and maps is None:
             maps = self.saliency_maps(images, keys)
         count = self.tokens if tokens is None else tokens
+        check_tokens(count)
         check_size(scale)
         size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
         positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=len(self.grid()))
@@ -333,8 +339,11 @@ class SpotViT(
 
     def placed(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """The positions given, if they can be read, or those of `place`."""
-        channels = self.vit.patch_embed.proj.in_channels
-        if images.ndim != 4 or images.shape[1] != channels:
+        channels, needed = self.vit.patch_embed.proj.in_channels, self.vit.patch_embed.proj.weight.dtype
+        check_images(images)
+        if images.dtype != needed and not torch.is_autocast_enabled(images.device.type):
+            raise InputError(f"the model has {needed} weights, so images must have that type too, got {images.dtype}")
+        if images.shape[1] != channels:
             raise InputError(f"images must have shape (B, {channels}, H, W), got {tuple(images.shape)}")
         placing = {name: value for name, value in placing.items() if value is not None}
         if positions is None:
@@ -367,6 +376,9 @@ def check_positions(positions: Tensor) -> None:
 
     Values are looked at on the CPU only: reading them back from a GPU would make every forward pass wait.
     """
+    check_kind("positions", positions, Tensor)
+    if not positions.is_floating_point():
+        raise InputError(f"positions must be fractions, in float32, got {positions.dtype}")
     if positions.ndim == 3 and positions.shape[1] == 0:
         raise InputError("positions must have at least one token, got (B, 0, 2)")
     if traced() or positions.device.type != "cpu" or not positions.numel():

@@ -106,7 +106,7 @@ def _prefixed(patterns: Any) -> Any:
 def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmViT:
     """timm.create_model, with a sentence where the name or an option is not timm's."""
     architecture = name.split("/")[-1].split(".")[0] if ":" not in name else ""
-    if architecture and not timm.is_model(architecture):
+    if (architecture or not name) and not timm.is_model(architecture):
         raise unknown("timm model", name, timm.list_models())
     try:
         vit = timm.create_model(name, pretrained=pretrained, **kwargs)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from spot import report
-from spot.errors import InputError
+from spot.errors import InputError, check_kind
 from spot.store import decode_names, encode_names, read_tensors, refuse_difference, sweep, write_tensors
 
 FORMAT, VERSION = "spot-placements", 1
@@ -43,8 +43,12 @@ class Placements:
     values: Mapping[str, Tensor] = field(default_factory=dict)  # (M, ...) each
 
     def __post_init__(self) -> None:
+        check_kind("placements", self.trajectory, Tensor)
+        check_kind("keys", self.keys, list, tuple, advice="a name for each image")
+        if self.trajectory.is_complex() or not all(isinstance(key, str) for key in self.keys):
+            raise InputError("placements are real numbers, and keys are names of images, text")
         trajectory = self.trajectory[:, None] if self.trajectory.ndim == 3 else self.trajectory
-        if trajectory.ndim != 4 or trajectory.shape[-1] not in (2, 3):
+        if trajectory.ndim != 4 or trajectory.shape[-1] not in (2, 3) or 0 in trajectory.shape[1:]:
             raise InputError(
                 f"placements have shape (M, N, 2) or (M, steps + 1, N, 2), or 3 numbers for windows with a scale, "
                 f"got {tuple(self.trajectory.shape)}"
@@ -55,8 +59,8 @@ class Placements:
                 raise InputError(f"{name} is for {len(column)} images, but there are {len(self.keys)} keys")
         if len(self._row) != len(self.keys):
             raise InputError("keys must differ from each other, but some image has two placements")
-        if any("\0" in key for key in self.keys):
-            raise InputError("keys must be free of zero bytes, which separate them in a file")
+        if any("\0" in key or not key for key in self.keys):
+            raise InputError("keys must not be empty, and free of zero bytes, which separate them in a file")
         if not self.trajectory.isfinite().all():
             raise InputError("placements must be finite, but some are NaN or infinite")
         if not (self.trajectory[..., 2:] > 0).all():

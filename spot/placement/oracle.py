@@ -13,14 +13,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from threading import Lock
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from spot.errors import InputError, unknown
-from spot.placement.priors import omega
+from spot.errors import InputError, check_kind, unknown
+from spot.placement.priors import check_images, omega
 from spot.placement.sizes import from_steps, step_limits, to_steps
 
 Model = Callable[[Tensor, Tensor], Tensor]
@@ -65,6 +67,18 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+KINDS: dict[str, tuple[type, ...]] = {  # of the settings below
+    "steps": (int,),
+    "lr": (int, float),
+    "optimizer": (str,),
+    "weight_decay": (int, float),
+    "project": (bool,),
+    "grid": (int, tuple, type(None)),
+    "snap": (str,),
+    "mixed_precision": (bool,),
+}
+
+
 @dataclass(frozen=True)
 class SearchSettings:
     """How to search. PRESETS has those of the paper."""
@@ -85,6 +99,10 @@ class SearchSettings:
     mixed_precision: bool = False  # run the model under bfloat16 autocast; positions stay float32
 
     def __post_init__(self) -> None:
+        for name, kinds in KINDS.items():
+            check_kind(f"the search's {name}", getattr(self, name), *kinds)
+        if not isinstance(self.objective, str) and not callable(self.objective):
+            raise InputError(f"objective must be a name or a function of logits and labels, got {self.objective!r}")
         if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
             raise unknown("objective", self.objective, OBJECTIVES)
         if self.optimizer not in OPTIMIZERS:
@@ -95,6 +113,10 @@ class SearchSettings:
             raise InputError(f"a search takes at least 1 step, got {self.steps}")
         if not 0 < self.lr < math.inf:
             raise InputError(f"lr must be a positive number, in fractions of the image per step, got {self.lr}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"weight_decay must be a number of at least 0, got {self.weight_decay}")
+        if isinstance(self.grid, tuple) and [type(side) for side in self.grid] != [int, int]:
+            raise InputError(f"grid must be a number, or rows and columns, got {self.grid}")
         if self.cells is not None and min(self.cells) < 1:
             raise InputError(f"a grid has at least 1 row and 1 column, got {self.cells[0]} × {self.cells[1]}")
 
@@ -173,7 +195,7 @@ def search(
     With a third column, (B, N, 3), the scales of the windows are searched too, in their logarithm.
 
     The model is called `steps + 1` times; a module is in evaluation mode and without parameter
-    gradients meanwhile, and as before afterwards.
+    gradients meanwhile, and as before when the last search on it has ended (several threads may search).
 
         search(model, images, labels, positions)
         search(model, images, labels, positions, PRESETS["paper-long"], objective="ascent")
@@ -188,7 +210,11 @@ def search(
         generator: draws the wrong labels of "obfuscate".
         max_batch: search at most so many images at a time; memory grows with this instead of B.
     """
+    check_kind("settings", settings, SearchSettings, type(None), advice="such as PRESETS['paper']")
     settings = (settings or SearchSettings()).changed(**changes)
+    if not callable(model):
+        raise InputError(f"a model is a function of images and positions, got {type(model).__name__}")
+    check_kind("max_batch", max_batch, int, type(None))
     if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch must be at least 1 image, got {max_batch}")
     _check(model, images, labels, positions, dense, settings.objective)
@@ -293,29 +319,51 @@ def check_labels(labels: Tensor, classes: int) -> None:
         raise InputError(f"labels must be between 0 and {classes - 1}, the model's classes, got {outside[0].item()}")
 
 
-@contextmanager
-def frozen(model: Model) -> Iterator[None]:
-    """A module in evaluation mode and without parameter gradients; both as before afterwards.
+@dataclass
+class _Held:
+    """What a frozen module was before, and how many blocks hold it."""
 
-    Any other callable passes through: what it closes over is not ours to change, and the search asks
-    autograd for the gradient of positions alone.
+    training: bool
+    learning: list[nn.Parameter]
+    holders: int = 0
+
+
+_HELD: "WeakKeyDictionary[nn.Module, _Held]" = WeakKeyDictionary()
+_HOLDING = Lock()  # held only while modules are frozen and released, not in between
+
+
+@contextmanager
+def frozen(*models: Any) -> Iterator[None]:
+    """Modules in evaluation mode and without parameter gradients; both as before afterwards.
+
+    Threads may hold one module at the same time: the last one to leave gives it back. Any other callable
+    passes through: what it closes over is not ours to change, and the search asks autograd for the
+    gradient of positions alone.
     """
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    learning = [each for each in model.parameters() if each.requires_grad]
-    training = [module for module in model.modules() if module.training]
+    modules = {part for model in models if isinstance(model, nn.Module) for part in model.modules()}
+    with _HOLDING:
+        for module in modules:
+            if module not in _HELD:
+                learning = [each for each in module.parameters(recurse=False) if each.requires_grad]
+                _HELD[module] = _Held(module.training, learning)
+                if module.training:
+                    module.training = False
+                for parameter in learning:
+                    parameter.requires_grad_(False)
+            _HELD[module].holders += 1
     try:
-        for parameter in learning:
-            parameter.requires_grad_(False)
-        for module in training:
-            module.training = False
         yield
     finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
-        for module in training:
-            module.training = True
+        with _HOLDING:
+            for module in modules:
+                held = _HELD[module]
+                held.holders -= 1
+                if not held.holders:
+                    del _HELD[module]
+                    if held.training:
+                        module.training = True
+                    for parameter in held.learning:
+                        parameter.requires_grad_(True)
 
 
 def _gradient(loss: Tensor, positions: Tensor) -> Tensor:
@@ -332,11 +380,17 @@ def _gradient(loss: Tensor, positions: Tensor) -> Tensor:
 def _check(
     model: Model, images: Tensor, labels: Tensor | None, positions: Tensor, dense: Tensor | None, objective: Any
 ) -> None:
+    check_images(images)
+    for name, column in {"positions": positions, "labels": labels, "dense": dense}.items():
+        if name == "positions" or column is not None:
+            check_kind(name, column, Tensor)
     count = len(images)
-    if images.ndim != 4 or not count:
+    if not count:
         raise InputError(f"images must have shape (B, C, H, W), with B at least 1, got {tuple(images.shape)}")
-    if positions.ndim != 3 or positions.shape[-1] not in (2, 3) or len(positions) != count:
-        raise InputError(f"positions must have shape ({count}, N, 2), got {tuple(positions.shape)}")
+    columns = positions.shape[-1] if positions.ndim == 3 and positions.shape[1] else 0
+    if columns not in (2, 3) or len(positions) != count or not positions.is_floating_point():
+        got = f"{positions.dtype} {tuple(positions.shape)}"
+        raise InputError(f"positions must have shape ({count}, N, 2) and be fractions, float32, got {got}")
     if not positions.isfinite().all():
         raise InputError("positions must be finite, but some are NaN or infinite")
     if not (positions[..., 2:] > 0).all():
@@ -345,7 +399,7 @@ def _check(
         raise InputError(f"objective {objective!r} needs labels; without them use 'agree' or 'entropy'")
     if labels is not None and (labels.ndim != 1 or len(labels) != count):
         raise InputError(f"labels must have shape ({count},), one per image, got {tuple(labels.shape)}")
-    if labels is not None and (labels.is_floating_point() or labels.dtype == torch.bool):
+    if labels is not None and (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool):
         raise InputError(f"labels must be class indices, integers, got {labels.dtype}")
     if objective == "agree" and dense is None and not hasattr(model, "grid"):
         raise InputError("objective 'agree' needs dense logits to agree with; pass dense=(B, classes)")

@@ -25,11 +25,12 @@ from torch import Generator, Tensor
 from torch.quasirandom import SobolEngine
 
 from spot.draws import generator_for
-from spot.errors import InputError, unknown
+from spot.errors import InputError, check_kind, unknown
 
 GAUSSIAN_WIDTH = 1 / math.pi  # standard deviation of the gaussian prior, as a fraction of each side
 CENTER_WIDTH = 0.3  # how far from the middle the center prior still pulls, as a fraction of each side
 FOCUS_BLUR = 1 / 7  # width of the mean that the focus prior takes of its map, as a fraction of each side
+MOST_TOKENS = 1_000_000  # more would only fill the memory
 BOUNDARY_DEPTH = 0.1  # the boundary prior stays within this fraction of each side
 
 
@@ -154,6 +155,9 @@ class Prior:
             maps: saliency (B, H, W) in [0, 1], for a prior that needs it.
             cells: of the model's own grid.
         """
+        check_images(images)
+        check_tokens(tokens)
+        _check_generator(generator)
         options = {"full": cells} if self.fades else {}
         given = _checked_maps(self.name, maps, images) if self.needs_map else None
 
@@ -197,6 +201,8 @@ def resolve_prior(prior: AnyPrior) -> Prior:
             raise unknown("prior", prior, PRIORS)
         return PRIORS[prior]
     name = getattr(prior, "__name__", type(prior).__name__)
+    if not callable(prior):
+        raise InputError(f"a prior is a name in spot.PRIORS or a function of (images, tokens, generator), got {name}")
     try:
         inspect.signature(prior).bind(None, 1, None)
     except TypeError as error:
@@ -214,6 +220,7 @@ def drawn(
     """What draw(rows, generator) gives for all rows at once, or with keys for each, with its own random numbers."""
     if keys is None or not count:
         return draw(slice(None), generator)
+    check_kind("keys", keys, Sequence, advice="a name for each image")
     if len(keys) != count:
         raise InputError(f"each image needs its key, got {len(keys)} keys for {count} images")
     return torch.cat([draw(slice(row, row + 1), generator_for(seed, key)) for row, key in enumerate(keys)])
@@ -227,11 +234,19 @@ def omega(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_tokens(tokens: int) -> None:
     """Refuse a budget that is not a whole number of at least one token."""
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise InputError(f"tokens must be a whole number of at least 1, got {tokens!r}")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MOST_TOKENS:
+        raise InputError(f"tokens must be a whole number of at least 1 and at most {MOST_TOKENS}, got {tokens!r}")
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is not a batch of images with pixels in them."""
+    check_kind("images", images, Tensor, advice="for a picture use model.transform()(picture)[None]")
+    if images.ndim != 4 or 0 in images.shape[1:]:
+        raise InputError(f"images must have shape (B, C, H, W) and at least one pixel, got {tuple(images.shape)}")
 
 
 def _check_generator(generator: Generator | None) -> None:
+    check_kind("generator", generator, Generator, type(None), advice="use torch.Generator().manual_seed(n)")
     if generator is not None and generator.device.type != "cpu":
         raise InputError(f"generator must be on the CPU, got {generator.device}; use torch.Generator().manual_seed(n)")
 
@@ -267,13 +282,16 @@ def _even(tokens: int, height: int, width: int) -> Tensor:
 def _checked_maps(prior: str, maps: Tensor | None, images: Tensor) -> Tensor:
     if maps is None:
         raise InputError(f"the {prior} prior needs saliency maps; pass maps=(B, H, W), or let a model place")
+    check_kind("maps", maps, Tensor)
     maps = maps[:, 0] if maps.ndim == 4 and maps.shape[1] == 1 else maps
     needed = (len(images), *images.shape[-2:])
     if tuple(maps.shape) != needed:
         raise InputError(
             f"saliency maps must have the images' size {needed}, got {tuple(maps.shape)}; resize them first"
         )
-    return maps
+    if maps.is_complex():
+        raise InputError(f"saliency maps must be real numbers, got {maps.dtype}")
+    return maps if maps.is_floating_point() else maps.float()  # a mask of True and False will do
 
 
 def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:

@@ -317,6 +317,9 @@ def _blurred(maps: Tensor, sigma: float) -> Tensor:
 
 def _size(path: Path) -> tuple[int, int]:
     """(width, height) of a picture as a person sees it, without decoding it."""
-    with Image.open(path) as picture:
-        sideways = picture.getexif().get(0x0112, 1) >= 5
-        return (picture.height, picture.width) if sideways else (picture.width, picture.height)
+    try:
+        with Image.open(path) as picture:
+            sideways = picture.getexif().get(0x0112, 1) >= 5
+            return (picture.height, picture.width) if sideways else (picture.width, picture.height)
+    except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
+        raise InputError(f"{path} cannot be read: {error}") from None

@@ -40,7 +40,7 @@ def resolve_scale(scale: Scale | None, tokens: int, images: Tensor, size: int) -
 
 def check_size(scale: Scale | None) -> None:
     """Refuse what is neither "auto" nor a number above 0."""
-    if scale is None or scale == "auto":
+    if scale is None or (isinstance(scale, str) and scale == "auto"):
         return
     if isinstance(scale, (str, bool)) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
         raise InputError(f'scale must be "auto" or a number above 0, got {scale!r}; 1 is one sample per pixel')

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spot.errors import InputError
+from spot.errors import InputError, check_kind
 
 
 class GaussianKernels(nn.Module):
@@ -32,8 +32,9 @@ class GaussianKernels(nn.Module):
     def __init__(self, grid_size: Sequence[int], sigma: float = 0.8) -> None:
         super().__init__()
         self.grid_size = (int(grid_size[0]), int(grid_size[1]))
+        check_kind("sigma", sigma, int, float)
         self.sigma = float(sigma)
-        if min(self.grid_size) < 1 or not self.sigma > 0:
+        if min(self.grid_size) < 1 or not 0 < self.sigma < math.inf:
             raise InputError(f"a grid of kernels needs cells and sigma > 0, got {self.grid_size} and {sigma}")
         for axis, cells in zip("yx", self.grid_size, strict=True):
             centres = (torch.arange(cells) + 0.5) / cells

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from spot.errors import InputError
+from spot.errors import InputError, check_kind
 from spot.tokens.pyramid import Pyramid, check_scale, pyramid, scaled_windows, traced
 
 
@@ -78,9 +78,11 @@ def _scales(positions: Tensor, scale: float | Tensor | None) -> Tensor | None:
         return positions[..., 2]
     if scale is None:
         return None
+    check_kind("scale", scale, int, float, Tensor)
     if not isinstance(scale, Tensor):
         scale = torch.tensor(scale, dtype=positions.dtype, device=positions.device)
-    if scale.ndim > 2:
+    fits = all(one in (1, other) for one, other in zip(scale.shape[::-1], positions.shape[1::-1], strict=False))
+    if scale.ndim > 2 or not fits or scale.is_complex():
         raise InputError(
             f"scale must be a number or broadcast to (B, N) = {tuple(positions.shape[:2])}, "
             f"got shape {tuple(scale.shape)}"
@@ -98,7 +100,10 @@ def _one_level(scales: Tensor) -> int | None:
 
 
 def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
-    """Refuse shapes, dtypes and devices that windows cannot be read from."""
+    """Refuse types, shapes and devices that windows cannot be read from."""
+    check_kind("images", images, Tensor)
+    check_kind("positions", positions, Tensor)
+    check_kind("size", size, int)
     if images.ndim != 4:
         raise InputError(
             f"images must have shape (B, C, H, W), got {tuple(images.shape)}; for one image use images[None]"

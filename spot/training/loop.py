@@ -259,13 +259,19 @@ class Trainer:
         state = self.folder.load()
         if state is None:
             return
-        self.objective.load_state_dict(state["objective"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.module.load_state_dict(state["average"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
+        try:
+            self.objective.load_state_dict(state["objective"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.average is not None:
+                self.average.module.load_state_dict(state["average"])
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
+            self.progress = Progress(**state["progress"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            trouble = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"the newest checkpoint in {self.folder.path} is not one of this run ({trouble}); delete it"
+            ) from error
 
 
 def prepare(objective: Objective, recipe: Recipe) -> None:

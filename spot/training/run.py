@@ -183,15 +183,20 @@ def sampling_weights(
         return None
     file, state = folder.path / "predictions.pt", this_process()
     with state.main_process_first():
-        if file.is_file():
-            predictions = read_state(file)
-        else:
+        predictions: Any = read_state(file, "the teacher's predictions") if file.is_file() else None
+        if not is_predictions(predictions, len(images), model.num_classes):
             predictions = predict(model, images, workers, shown=state.is_main_process)
             if state.is_main_process:
                 folder.begin()
                 write_state(file, predictions)
     counts = torch.bincount(predictions, minlength=model.num_classes)[predictions]
     return counts.double() ** -recipe.balance
+
+
+def is_predictions(made: Any, count: int, classes: int) -> bool:
+    """Whether this is the class of every image."""
+    fits = isinstance(made, Tensor) and made.shape == (count,) and made.dtype == torch.int64
+    return fits and 0 <= int(made.min()) <= int(made.max()) < classes
 
 
 @torch.inference_mode()
