@@ -2,13 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench assets dist install clean
+.PHONY: demo test test-oldest faults lint bench assets dist install clean
 
 demo: install
 	@$(BIN)/spot demo
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+# Some 20,000 kills, races, full disks, damaged files and strange calls, of which `make test` has a sample.
+faults: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(ARGS)
+
+# The suite's core with the oldest versions that pyproject.toml allows, in an environment of its own.
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
+	$(PYTHON) -m tools.oldest > .venv-oldest/constraints.txt
+	.venv-oldest/bin/python -m pip install --quiet --constraint .venv-oldest/constraints.txt --editable . pytest hypothesis
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest tests/tokens tests/placement tests/models/test_spot_vit.py \
+	  tests/models/test_checkpoints.py tests/test_store.py tests/faults/test_refused.py $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -46,4 +59,4 @@ endef
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

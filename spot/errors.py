@@ -4,12 +4,16 @@ InputError is a ValueError, so library users catch what they expect; the command
 turns it into that sentence on stderr and exit code 2. Anything else is a bug.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """What the caller passed cannot be used; the message says what would be."""
+    """What the caller passed cannot be used; the message says what would be, in one line."""
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", str(sentence)))
 
 
 def check_kind(what: str, value: object, *kinds: type, advice: str = "") -> None:

@@ -388,9 +388,10 @@ def _check(
     if not count:
         raise InputError(f"images must have shape (B, C, H, W), with B at least 1, got {tuple(images.shape)}")
     columns = positions.shape[-1] if positions.ndim == 3 and positions.shape[1] else 0
-    if columns not in (2, 3) or len(positions) != count or not positions.is_floating_point():
-        got = f"{positions.dtype} {tuple(positions.shape)}"
-        raise InputError(f"positions must have shape ({count}, N, 2) and be fractions, float32, got {got}")
+    if columns not in (2, 3) or len(positions) != count:
+        raise InputError(f"positions must have shape ({count}, N, 2), got {tuple(positions.shape)}")
+    if not positions.is_floating_point():
+        raise InputError(f"positions must be fractions, float32, got {positions.dtype}")
     if not positions.isfinite().all():
         raise InputError("positions must be finite, but some are NaN or infinite")
     if not (positions[..., 2:] > 0).all():
