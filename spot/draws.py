@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import Generator
 
-from spot.errors import check_kind
-
 
 @unique
 class Draw(IntEnum):
@@ -47,8 +45,6 @@ def generator(seed: int, draw: Draw, *numbers: int) -> Generator:
 
 def generator_for(seed: int, key: str) -> Generator:
     """The random numbers of one image: the same in every batch, order and process."""
-    check_kind("seed", seed, int)
-    check_kind("a key", key, str, advice="each image has its name")
     digest = hashlib.sha256(f"{seed}\0{key}".encode(errors="surrogateescape")).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 

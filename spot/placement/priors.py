@@ -221,6 +221,9 @@ def drawn(
     if keys is None or not count:
         return draw(slice(None), generator)
     check_kind("keys", keys, Sequence, advice="a name for each image")
+    check_kind("seed", seed, int)
+    for key in keys:
+        check_kind("a key", key, str, advice="each image has its name")
     if len(keys) != count:
         raise InputError(f"each image needs its key, got {len(keys)} keys for {count} images")
     return torch.cat([draw(slice(row, row + 1), generator_for(seed, key)) for row, key in enumerate(keys)])
