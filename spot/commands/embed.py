@@ -36,8 +36,9 @@ def embed(
     """
     import spot
     from spot import report
-    from spot.data.images import Stream, available_workers, data_for
+    from spot.data.images import Stream, available_workers
     from spot.errors import InputError
+    from spot.evaluation.compare import opened
     from spot.evaluation.features import embed
     from spot.processes import this_process
 
@@ -47,7 +48,8 @@ def embed(
     loaded = spot.load(model, weights=weights).to(state.device)
     loaded.scale = loaded.scale if scale is None else scale
     where: Any = {"split": split, "limit": limit, "root": data_root}
-    images = data_for(loaded, data, unreadable="skip" if skip_unreadable else "stop", **where)
+    unreadable = "skip" if skip_unreadable else "stop"
+    images, _ = opened(loaded, data, need_classes=False, unreadable=unreadable, **where)  # features need no classes
     if isinstance(images, Stream):
         raise InputError(f"{data} is a stream, whose images cannot be shared out; use a folder or hfds/")
     made = embed(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from PIL import Image
 
 from spot.cli import main
 from spot.data.images import data_for
@@ -66,6 +67,16 @@ def test_two_processes_write_what_one_writes(tmp_path):
     one, two = (read_features(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
     assert one.keys == two.keys
     torch.testing.assert_close(one.features, two.features, atol=1e-6, rtol=1e-5)
+
+
+def test_folders_of_classes_that_the_model_does_not_have_are_embedded_too(tmp_path):
+    for name, colour in (("ant", "red"), ("bee", "blue")):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 30), colour).save(tmp_path / "pets" / name / "one.png")
+    out = tmp_path / "features.safetensors"
+    main(["embed", str(tmp_path / "pets"), "--model", "scenes-a", "--tokens", "9", "--workers", "0", "--out", str(out)])
+    made = read_features(out)
+    assert made.keys == ["ant/one.png", "bee/one.png"] and made.labels.tolist() == [0, 1]
 
 
 def test_bad_input_is_one_sentence(tmp_path, capsys):
