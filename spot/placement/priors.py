@@ -119,7 +119,7 @@ def focus(images: Tensor, tokens: int, generator: Generator | None = None, *, ma
     density = maps.detach().cpu().double().clamp(min=0)
     for axis in (1, 2):
         density = _blurred(density, axis, max(1, round(FOCUS_BLUR * density.shape[axis])))
-    density = density / _total(density)[:, None, None] + 1 / density[0].numel()
+    density = density / _total(density)[:, None, None] + 1 / density.shape[1:].numel()
     return _into_omega(_shared_out(density, _even(tokens, *images.shape[-2:])[0].double()), images)
 
 
@@ -244,6 +244,8 @@ def check_tokens(tokens: int) -> None:
 def check_images(images: Tensor) -> None:
     """Refuse what is not a batch of images with pixels in them."""
     check_kind("images", images, Tensor, advice="for a picture use model.transform()(picture)[None]")
+    if images.is_complex():
+        raise InputError(f"images must be real numbers, got {images.dtype}")
     if images.ndim != 4 or 0 in images.shape[1:]:
         raise InputError(f"images must have shape (B, C, H, W) and at least one pixel, got {tuple(images.shape)}")
 

@@ -290,7 +290,7 @@ def map_path(folder: str | Path, key: str) -> Path:
 def _checked_images(images: Tensor) -> Tensor:
     if images.ndim != 4 or images.shape[1] != 3:
         raise InputError(f"a saliency takes RGB images (B, 3, H, W), got {tuple(images.shape)}")
-    if not images.is_floating_point() or images.min() < 0 or images.max() > 1:
+    if not images.is_floating_point() or (images.numel() and (images.min() < 0 or images.max() > 1)):
         raise InputError(
             "a saliency takes images in [0, 1]; for normalised ones use resolve_saliency, or model.saliency_maps"
         )

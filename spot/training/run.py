@@ -135,7 +135,9 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
         if options.leave_out is not None:
             if not options.leave_out.is_file():
                 raise InputError(f"there is no file {options.leave_out} that names images to leave out")
-            images.without([line for line in options.leave_out.read_text().splitlines() if line])
+            images.without(
+                [line for line in options.leave_out.read_text(errors="surrogateescape").splitlines() if line]
+            )
             images.thin(options.limit or len(images))
         label = images.source[images.order[0]][1]
         if supervised and (label is None or label < 0):

@@ -18,7 +18,7 @@ from spot.models.deltas import save_delta
 from spot.placement.oracle import frozen
 from spot.placement.priors import PRIORS
 from spot.placement.saliency import MapFolder
-from spot.store import write_tensors
+from spot.store import disk, write_tensors
 from tests.conftest import make_nano
 
 IMAGES, POSITIONS = torch.rand(2, 3, 32, 32), torch.rand(2, 5, 2)
@@ -314,3 +314,17 @@ def test_a_bank_of_other_maps_is_another_bank(tmp_path):
             knn=tmp_path / "data", cache=cache, k=1, workers=0,
         )  # fmt: skip
     assert len(list(cache.rglob("*.safetensors"))) == 2
+
+
+def test_a_full_disk_as_torch_says_it_is_one_sentence():
+    """Found by the long form with a tmpfs of 8 KiB."""
+    with pytest.raises(InputError, match="the disk is full"), disk("c.pt"):
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+
+def test_what_the_first_long_form_found():
+    with pytest.raises(InputError, match="positions must have shape"):
+        make_nano()(IMAGES, torch.tensor(0.5))
+    assert make_nano().place(IMAGES[:0], prior="focus").shape == (0, 16, 2)
+    with pytest.raises(InputError, match="real numbers"):
+        make_nano().place(IMAGES + 0j, prior="background")
