@@ -1,10 +1,9 @@
-"""Files: written whole or not at all, read in one place, and known by what is in them.
+"""Files: written whole or not at all, and read in one place. `spot.hashes` knows them by what is in them.
 
     with whole("result.png") as temporary: ...      any file; a link is followed, "-" is standard output
     write_text, write_json, read_json               text and JSON
     write_tensors, read_tensors, open_tensors       safetensors with one JSON entry of ours in the header
     write_state, read_state                         nested training state (torch.save, weights_only)
-    hash_tensors, hash_file, hash_model, …          sixteen hexadecimal digits that change with any content
     refuse_difference                               "was made under other settings", naming the first
     locked                                          one process at a time; a killed holder lets go
 
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spot.errors import InputError
+from spot.hashes import tensor_bytes
 
 try:
     import fcntl
@@ -41,7 +41,7 @@ except ImportError:  # not on Windows: no locks there, and leftovers stay
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:  # torch takes a second to import, and a command's help should not
-    from torch import Tensor, nn
+    from torch import Tensor
 
 CHECKSUM = "sha256"
 
@@ -261,7 +261,7 @@ def write_tensors(
         start += size
     digest = hashlib.sha256(_dumped(entries))
     for name in order:
-        digest.update(_bytes(ready[name]))
+        digest.update(tensor_bytes(ready[name]))
     entries["__metadata__"][CHECKSUM] = digest.hexdigest()
     header = _dumped(entries)
     header += b" " * (-len(header) % 8)
@@ -269,7 +269,7 @@ def write_tensors(
         file.write(struct.pack("<Q", len(header)))
         file.write(header)
         for name in order:
-            file.write(_bytes(ready[name]))
+            file.write(tensor_bytes(ready[name]))
 
 
 def read_tensors(
@@ -392,51 +392,6 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
         raise
     except Exception as error:  # what a mutated pickle or zip raises has no end: IndexError, struct.error, zlib.error …
         raise InputError(f"{path} is not {what}, or is damaged: not a readable pickle ({_one_line(error)})") from error
-
-
-# What content is
-
-
-def hash_tensors(tensors: Mapping[str, "Tensor"], *others: Any) -> str:
-    """Sixteen hexadecimal digits that change with any name, shape, type or value, and with `others` (as JSON)."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(_bytes(tensor))
-    if others:
-        digest.update(json.dumps(others, sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:16]
-
-
-def hash_model(model: "nn.Module") -> str:
-    """Sixteen hexadecimal digits that change with any weight, buffer, kernel width or window scale of a model."""
-    widths = {name: getattr(part, "sigma", None) for name, part in model.named_modules()}
-    others = [{name: width for name, width in widths.items() if width is not None}]
-    scale = getattr(model, "scale", None)  # of the windows that it places: a number or "auto"
-    return hash_tensors(model.state_dict(), *others, *([scale] if isinstance(scale, (str, int, float)) else []))
-
-
-def hash_file(path: str | Path) -> str:
-    """Sixteen hexadecimal digits that change with a file's content."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def hash_listing(folder: str | Path, pattern: str) -> str:
-    """Sixteen hexadecimal digits that change when a file is added, removed, renamed or rewritten."""
-    files = [(path, path.stat()) for path in sorted(Path(folder).rglob(pattern))]
-    return hash_json([[str(path.relative_to(folder)), state.st_size, state.st_mtime_ns] for path, state in files])
-
-
-def hash_json(data: Any) -> str:
-    """Sixteen hexadecimal digits that change with any value; the order of keys does not count."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _bytes(tensor: "Tensor") -> Any:
-    import torch
-
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 # Refusing

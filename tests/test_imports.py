@@ -16,7 +16,7 @@ import spot
 
 PACKAGE = Path(spot.__file__).parent
 FLOORS = (
-    {"errors", "processes", "draws"},
+    {"errors", "processes", "draws", "hashes"},
     {"store"},
     {"report"},
     {"data", "tokens", "plots"},  # data and tokens do not know models; plots take tables and tensors

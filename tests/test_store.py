@@ -13,14 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from spot.errors import InputError
+from spot.hashes import hash_file, hash_json, hash_model, hash_tensors
 from spot.store import (
     decode_names,
     encode_names,
     has_kind,
-    hash_file,
-    hash_json,
-    hash_model,
-    hash_tensors,
     is_leftover,
     locked,
     open_tensors,

@@ -22,9 +22,10 @@ from spot import report
 from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
+from spot.hashes import hash_model
 from spot.models.checkpoints import save_file_whole
 from spot.models.spot_vit import SpotViT
-from spot.store import hash_model, whole
+from spot.store import whole
 
 ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 IMAGES = 1024  # test scenes

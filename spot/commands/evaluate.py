@@ -55,10 +55,10 @@ def evaluate(
     import spot
     from spot import report
     from spot.evaluation.compare import compare
+    from spot.hashes import hash_model
     from spot.plots import check_ending, save
     from spot.plots.accuracy import accuracy
     from spot.processes import this_process
-    from spot.store import hash_model
 
     if plot is not None:
         check_ending(plot)

@@ -22,9 +22,10 @@ from spot.data.images import Data, Stream
 from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate
+from spot.hashes import hash_file, hash_json, hash_listing, hash_tensors
 from spot.placement.files import Placements
 from spot.placement.priors import resolve_prior
-from spot.store import encode_names, hash_file, hash_json, hash_listing, hash_tensors, read_tensors, write_tensors
+from spot.store import encode_names, read_tensors, write_tensors
 
 KEY, FORMAT = "spot-measurement", 3
 

@@ -19,12 +19,12 @@ from spot.evaluation.accuracy import Candidate, Evaluation, Setting, evaluate
 from spot.evaluation.cache import hash_maps
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import TEMPERATURE, Bank, K, build_banks, knn_rows
+from spot.hashes import hash_model
 from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.placement.saliency import maps_for
 from spot.processes import this_process
-from spot.store import hash_model
 
 BANK_IMAGES = 50_000  # scenes that a kNN bank is made of, of the million there are
 

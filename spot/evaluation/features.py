@@ -22,20 +22,11 @@ from torch.utils.data import DataLoader
 
 from spot import report
 from spot.errors import InputError
+from spot.hashes import hash_json, hash_model
 from spot.models.protocol import TokenModel
 from spot.placement.dataset_search import Batches, KeyedImages
 from spot.placement.priors import AnyPrior, resolve_prior
-from spot.store import (
-    as_json,
-    decode_names,
-    encode_names,
-    hash_json,
-    hash_model,
-    locked,
-    read_tensors,
-    refuse_difference,
-    write_tensors,
-)
+from spot.store import as_json, decode_names, encode_names, locked, read_tensors, refuse_difference, write_tensors
 
 KIND, VERSION = "spot-features", 1
 SHARD = 1024  # images

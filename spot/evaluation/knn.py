@@ -27,10 +27,11 @@ from spot.data.images import Data, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, as_candidates, evaluate
 from spot.evaluation.cache import Cache, determinants, hash_images, spot_version
+from spot.hashes import hash_model
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.processes import this_process
-from spot.store import hash_model, open_tensors, refuse_difference, write_tensors
+from spot.store import open_tensors, refuse_difference, write_tensors
 
 FORMAT, VERSION = "spot-knn-bank", 2
 K, TEMPERATURE = 20, 0.07

@@ -28,9 +28,10 @@ from spot.errors import InputError
 from spot.export.graph import Graph, Input, Output
 from spot.export.int8 import Range, plan, quantise
 from spot.export.runtime import EXTRA, KEY, Exported, fitted
+from spot.hashes import hash_model
 from spot.models.spot_vit import SpotViT
 from spot.placement.priors import AnyPrior, resolve_prior
-from spot.store import hash_model, whole
+from spot.store import whole
 
 Target = Literal["onnx", "torch"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}

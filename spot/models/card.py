@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from spot import report
 from spot.errors import InputError
+from spot.hashes import hash_model
 from spot.placement.priors import resolve_prior
-from spot.store import hash_model, read_json
+from spot.store import read_json
 
 if TYPE_CHECKING:
     from spot.models.spot_vit import SpotViT

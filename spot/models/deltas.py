@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from spot.errors import InputError, unknown
-from spot.store import has_kind, hash_tensors, open_tensors, read_tensors, write_tensors
+from spot.hashes import hash_tensors
+from spot.store import has_kind, open_tensors, read_tensors, write_tensors
 
 KEY, FORMAT = "spot_delta", 1
 Method = Literal["float16", "int8"]

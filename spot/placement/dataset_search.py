@@ -19,12 +19,13 @@ from torch.utils.data import DataLoader, Dataset
 from spot import report
 from spot.draws import generator_for
 from spot.errors import InputError
+from spot.hashes import hash_json, hash_model
 from spot.placement.files import Placements, PlacementWriter
 from spot.placement.oracle import SearchSettings, search, wrong_labels
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.placement.saliency import resolve_saliency
 from spot.placement.sizes import Scale
-from spot.store import as_json, hash_json, hash_model, locked
+from spot.store import as_json, locked
 
 Sample = tuple[Tensor, int, str]
 Maps = Callable[[Tensor, Sequence[str]], Tensor]

@@ -10,10 +10,10 @@ import timm
 import torch
 
 from spot.errors import InputError
+from spot.hashes import hash_model
 from spot.models.checkpoints import built_in, load
 from spot.models.deltas import is_delta, read_about
 from spot.models.spot_vit import SpotViT, adapt
-from spot.store import hash_model
 
 SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
 

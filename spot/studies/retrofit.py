@@ -14,7 +14,8 @@ from typing import Any
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.cache import spot_version
-from spot.store import hash_json, read_json
+from spot.hashes import hash_json
+from spot.store import read_json
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.study import Figure, Result, Row, Study, cell

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from spot.data.images import loader
+from spot.hashes import hash_tensors
 from spot.placement.files import Placements
 from spot.placement.priors import omega
 from spot.placement.scores import NEAR_ZERO, relative_gain
-from spot.store import encode_names, hash_tensors
+from spot.store import encode_names
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.statistics import mean

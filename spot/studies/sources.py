@@ -14,9 +14,9 @@ from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Maps
 from spot.evaluation.cache import hash_images, hash_maps
+from spot.hashes import hash_json
 from spot.models.spot_vit import SpotViT
 from spot.placement.saliency import KeyedSaliency, map_path, resolve_saliency
-from spot.store import hash_json
 
 SCENES = "scenes"
 

@@ -20,10 +20,11 @@ from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.errors import InputError, unknown
 from spot.evaluation.accuracy import Setting, evaluate
+from spot.hashes import hash_model
 from spot.models.checkpoints import load
 from spot.models.spot_vit import SpotViT
 from spot.processes import this_process
-from spot.store import hash_model, read_state, write_state
+from spot.store import read_state, write_state
 from spot.training.batches import SCENES_PER_EPOCH, Plan, ScenePlan, parts
 from spot.training.classifier import for_data
 from spot.training.fields import pairs

@@ -11,9 +11,9 @@ from PIL import Image
 import spot
 from spot.cli import main
 from spot.evaluation.knn import Bank
+from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
 from spot.placement.files import Placements
-from spot.store import hash_model
 
 
 @pytest.fixture

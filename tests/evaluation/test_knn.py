@@ -13,10 +13,10 @@ from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Setting, evaluate
 from spot.evaluation.knn import Bank, build_banks, classify, knn_rows
+from spot.hashes import hash_model
 from spot.models.patch_dropout import PatchDropout
 from spot.placement.files import Placements
 from spot.placement.priors import PRIORS
-from spot.store import hash_model
 
 
 def at(*degrees: float) -> torch.Tensor:

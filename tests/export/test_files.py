@@ -13,8 +13,8 @@ from spot.errors import InputError
 from spot.export import files
 from spot.export.files import export
 from spot.export.runtime import KEY, Exported
+from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
-from spot.store import hash_model
 from tests.conftest import make_nano
 from tests.export.test_graph import bytes_and_positions, normalised
 

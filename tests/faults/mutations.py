@@ -15,10 +15,11 @@ from PIL import Image
 from spot.data.picture import open_image
 from spot.evaluation.cache import Cache
 from spot.evaluation.knn import Bank, classify
+from spot.hashes import hash_tensors
 from spot.models.checkpoints import load_file, read_state
 from spot.models.deltas import apply_delta, save_delta
 from spot.placement.files import Placements
-from spot.store import hash_tensors, read_tensors, write_state, write_tensors
+from spot.store import read_tensors, write_state, write_tensors
 from spot.training.run_folder import RunFolder
 from tests.conftest import make_nano
 from tests.faults.harness import Tally

@@ -6,9 +6,9 @@ import pytest
 
 from spot.cli import main
 from spot.errors import InputError
+from spot.hashes import hash_model
 from spot.models.card import card, read_results
 from spot.models.checkpoints import save_folder
-from spot.store import hash_model
 from tests.conftest import make_nano
 
 ROW = {"placement": "isotropic", "tokens": 9, "top1": 61.234, "low": 58.1, "high": 64.3, "images": 1000}

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from spot.errors import InputError
+from spot.hashes import hash_tensors
 from spot.models.deltas import apply_delta, read_about, save_delta
-from spot.store import hash_tensors
 from tests.conftest import make_nano
 
 

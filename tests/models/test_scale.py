@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import spot
 from spot.errors import InputError
-from spot.store import hash_model
+from spot.hashes import hash_model
 from tests.conftest import make_nano
 
 

@@ -10,12 +10,12 @@ from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.evaluation import cache
 from spot.evaluation.accuracy import Setting
+from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
 from spot.models.deltas import save_delta
 from spot.placement import files, priors
 from spot.placement.files import Placements
 from spot.placement.oracle import search, snapped
-from spot.store import hash_model
 from spot.studies import lab as module
 from spot.studies import sources
 from spot.studies.backbone import Backbone, backbones, budgets

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import spot
 from spot.errors import InputError
-from spot.store import hash_model
+from spot.hashes import hash_model
 from spot.training.loop import steps_in
 from spot.training.options import Options
 from spot.training.recipes import RECIPES

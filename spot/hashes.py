@@ -1,0 +1,56 @@
+"""What content is: sixteen hexadecimal digits that change with any of it.
+
+Results, banks and deltas are kept under the hashes of what they were made of.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # torch takes a second to import, and a command's help should not
+    from torch import Tensor, nn
+
+
+def hash_tensors(tensors: Mapping[str, "Tensor"], *others: Any) -> str:
+    """Sixteen hexadecimal digits that change with any name, shape, type or value, and with `others` (as JSON)."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor_bytes(tensor))
+    if others:
+        digest.update(json.dumps(others, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
+
+
+def hash_model(model: "nn.Module") -> str:
+    """Sixteen hexadecimal digits that change with any weight, buffer, kernel width or window scale of a model."""
+    widths = {name: getattr(part, "sigma", None) for name, part in model.named_modules()}
+    others = [{name: width for name, width in widths.items() if width is not None}]
+    scale = getattr(model, "scale", None)  # of the windows that it places: a number or "auto"
+    return hash_tensors(model.state_dict(), *others, *([scale] if isinstance(scale, (str, int, float)) else []))
+
+
+def hash_file(path: str | Path) -> str:
+    """Sixteen hexadecimal digits that change with a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def hash_listing(folder: str | Path, pattern: str) -> str:
+    """Sixteen hexadecimal digits that change when a file is added, removed, renamed or rewritten."""
+    files = [(path, path.stat()) for path in sorted(Path(folder).rglob(pattern))]
+    return hash_json([[str(path.relative_to(folder)), state.st_size, state.st_mtime_ns] for path, state in files])
+
+
+def hash_json(data: Any) -> str:
+    """Sixteen hexadecimal digits that change with any value; the order of keys does not count."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def tensor_bytes(tensor: "Tensor") -> Any:
+    """A tensor's values as they lie in memory, as an array of bytes."""
+    import torch
+
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
