@@ -42,6 +42,8 @@ def spectral_residual(images: Tensor) -> Tensor:
     side, blur = 64, 2.5  # the longer side, which sets the scale of what stands out, and its smoothing, in pixels
     images = _checked_images(images)
     height, width = images.shape[-2:]
+    if not len(images):
+        return images.new_zeros(0, height, width)  # some builds of the Fourier transform refuse an empty batch
     scale = side / max(height, width)
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
     grey = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
