@@ -1,9 +1,12 @@
 """spot embed: the features of a folder of images."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from tyro.conf import arg
 
 from spot.commands import options
+from spot.evaluation.options import Loading
 
 
 def embed(
@@ -16,12 +19,7 @@ def embed(
     prior: options.Prior = None,
     scale: options.Scale = None,
     seed: options.Seed = 0,
-    split: options.Split = "val",
-    data_root: options.DataRoot = None,
-    limit: options.Limit = None,
-    skip_unreadable: options.SkipUnreadable = False,
-    batch_size: options.BatchSize = 64,
-    workers: options.Workers = None,
+    loading: Annotated[Loading, arg(name="")] = Loading(),  # noqa: B008 (frozen)
 ) -> None:
     """Write the pooled features of images, with their names and labels, to one safetensors file.
 
@@ -36,7 +34,7 @@ def embed(
     """
     import spot
     from spot import report
-    from spot.data.images import Stream, available_workers
+    from spot.data.images import Stream
     from spot.errors import InputError
     from spot.evaluation.compare import opened
     from spot.evaluation.features import embed
@@ -45,23 +43,10 @@ def embed(
     if out.suffix != ".safetensors":
         raise InputError(f"features are kept in a .safetensors file, got {out}")
     state = this_process()
-    loaded = spot.load(model, weights=weights).to(state.device)
-    loaded.scale = loaded.scale if scale is None else scale
-    where: Any = {"split": split, "limit": limit, "root": data_root}
-    unreadable = "skip" if skip_unreadable else "stop"
-    images, _ = opened(loaded, data, need_classes=False, unreadable=unreadable, **where)  # features need no classes
+    loaded = spot.load(model, weights=weights, scale=scale).to(state.device)
+    images, _ = opened(loaded, data, need_classes=False, **loading.opening())  # features need no classes
     if isinstance(images, Stream):
         raise InputError(f"{data} is a stream, whose images cannot be shared out; use a folder or hfds/")
-    made = embed(
-        loaded,
-        images,
-        out,
-        tokens=tokens,
-        prior=prior,
-        seed=seed,
-        batch_size=batch_size,
-        workers=available_workers() if workers is None else workers,
-        state=state,
-    )
+    made = embed(loaded, images, out, tokens=tokens, prior=prior, seed=seed, state=state, **loading.readers())
     if made is not None:
         report.say(f"{out} has {len(made.keys)} features of {made.features.shape[1]} numbers.")

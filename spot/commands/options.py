@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+from spot.evaluation.options import Baseline as Baseline
+from spot.evaluation.options import Saliency as Saliency
 from spot.training.options import Options
 
 MODEL = "vit-ti"  # what predict, search and demo --image use unless told otherwise: a retrofitted ViT-Ti/16
@@ -32,21 +34,9 @@ Scale = Annotated[
     float | Literal["auto"] | None,
     arg(help="size of the windows: pixels between their samples, or auto; by default as the model says, usually 1"),
 ]
-Priors = Annotated[tuple[str, ...], arg(help="where tokens go; by default as the model says")]
-Saliency = Annotated[
-    str | None,
-    arg(
-        help="for salient, focus and background: spectral (the default), clipseg, clipseg:PROMPT, an .onnx file "
-        "or a folder of maps"
-    ),
-]
 Seed = Annotated[int, arg(help="of whatever is drawn, together with each image's name")]
 Split = Annotated[str, arg(help="val, train or test, where the data has several")]
 DataRoot = Annotated[Path | None, arg(help="where a timm data set keeps its files")]
-Limit = Annotated[int | None, arg(help="at most so many images, evenly spread over the classes")]
-Unreadable = Annotated[
-    Literal["stop", "skip"], arg(help="stop at an image that cannot be read, or skip it and count it")
-]
 SkipUnreadable = Annotated[bool, tyro.conf.FlagCreatePairsOff, arg(help="go on without images that cannot be read")]
 Fit = Annotated[
     Literal["crop", "whole", "squash"],
@@ -60,7 +50,4 @@ Workers = Annotated[
     int | None, arg(help="processes that read images; by default one less than there are cores, at most 8")
 ]
 Json = Annotated[Path | None, arg(help="write the table, and what made it, to this file; - is standard output")]
-Baseline = Literal["plain", "resize", "patch-dropout", "tome", "tome-cost", "elastic"]
-
-
 TrainingOptions = Annotated[Options, arg(name="")]

@@ -1,9 +1,12 @@
 """spot saliency: maps of what stands out, for images or a whole data set, as PNG files."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from tyro.conf import arg
 
 from spot.commands import options
+from spot.evaluation.options import Choice
 
 
 def saliency(
@@ -14,10 +17,7 @@ def saliency(
     out: Path = Path("saliency"),
     method: str = "spectral",
     prompt: str | None = None,
-    split: options.Split = "val",
-    data_root: options.DataRoot = None,
-    limit: options.Limit = None,
-    skip_unreadable: options.SkipUnreadable = False,
+    choice: Annotated[Choice, arg(name="")] = Choice(),  # noqa: B008 (frozen)
     json: options.Json = None,
 ) -> None:
     """Make saliency maps, one grey PNG of the image's size per image, for priors and the saliency gain.
@@ -44,13 +44,13 @@ def saliency(
         raise InputError("give either images or --data, one of them")
     report.check_outputs(json, folder=out)
     opened: Any
-    unreadable: Any = "skip" if skip_unreadable else "stop"
+    opening = choice.opening()
     if data is None:
         paths = photo_files(images)
-        opened = Images([(str(path), -1) for path in paths], [path.name for path in paths], [],
-                        transform=ToTensor(), unreadable=unreadable)  # fmt: skip
+        files, names = [(str(path), -1) for path in paths], [path.name for path in paths]
+        opened = Images(files, names, [], transform=ToTensor(), unreadable=opening["unreadable"])
     else:
-        opened = open_data(data, transform=ToTensor(), split=split, unreadable=unreadable, limit=limit, root=data_root)
+        opened = open_data(data, transform=ToTensor(), **opening)
     if not isinstance(opened, Images):
         raise InputError(f"{data} is a stream, whose images have no names to keep maps under")
     rows = table = write_maps(opened, out, method, prompt)

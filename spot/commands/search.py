@@ -1,9 +1,12 @@
 """spot search: the oracle on photographs, with pictures, or on a data set, into a placements file."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
 
 from spot.commands import options
+from spot.evaluation.options import Loading
 
 
 def search(
@@ -30,12 +33,7 @@ def search(
     snap: Literal["end", "every-step"] = "end",
     fit: options.Fit = "crop",
     keep: Literal["trajectories", "positions"] = "trajectories",
-    split: options.Split = "val",
-    data_root: options.DataRoot = None,
-    limit: options.Limit = None,
-    skip_unreadable: options.SkipUnreadable = False,
-    batch_size: options.BatchSize = 32,
-    workers: options.Workers = None,
+    loading: Annotated[Loading, arg(name="")] = Loading(batch_size=32),  # noqa: B008 (frozen)
     mixed_precision: bool = False,
     json: options.Json = None,
 ) -> None:
@@ -84,11 +82,8 @@ def search(
         grid=loaded.grid_size if grid else None, mixed_precision=mixed_precision,
     )  # fmt: skip
     common: dict[str, Any] = {"settings": settings, "prior": prior, "saliency": saliency, "seed": seed}
-    common["batch_size"] = batch_size
     if data is None:
-        on_photos(loaded, images, label, out or Path("search"), json, fit=fit, skip=skip_unreadable, **common)
+        common |= {"batch_size": loading.batch_size, "skip": loading.skip_unreadable, "fit": fit}
+        on_photos(loaded, images, label, out or Path("search"), json, **common)
     else:
-        on_data(
-            loaded, data, out or Path("placements.safetensors"), json, split=split, root=data_root, limit=limit,
-            unreadable="skip" if skip_unreadable else "stop", workers=workers, keep=keep, **common,
-        )  # fmt: skip
+        on_data(loaded, data, out or Path("placements.safetensors"), json, loading, keep=keep, **common)

@@ -1,6 +1,6 @@
 """Placements, budgets and baselines of one model, measured on one data set: what `spot evaluate` does.
 
-compared = compare(spot.load("scenes-a"), "scenes", priors=["isotropic", "center"], tokens=[9, 16], limit=320)
+compared = compare(spot.load("scenes-a"), "scenes", prior=("isotropic", "center"), tokens=(9, 16), limit=320)
 compared.rows            # a row for each placement and budget, percentages with their 95 % intervals
 compared.evaluation      # the same image by image
 """
@@ -12,13 +12,14 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from spot.data.images import Data, Unreadable, available_workers, data_for, loader, open_data
+from spot.data.images import Data, data_for, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
-from spot.evaluation.accuracy import Candidate, Evaluation, Setting, evaluate
+from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
 from spot.evaluation.cache import hash_maps
 from spot.evaluation.cost import macs
-from spot.evaluation.knn import TEMPERATURE, Bank, K, build_banks, knn_rows
+from spot.evaluation.knn import Bank, build_banks, knn_rows
+from spot.evaluation.options import Comparing
 from spot.hashes import hash_model
 from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
@@ -74,86 +75,50 @@ class Comparison:
         ]
 
 
-def compare(
-    model: SpotViT,
-    data: str | Path,
-    *,
-    priors: Sequence[str] = (),
-    tokens: Sequence[int] = (),
-    seeds: int = 1,
-    placements: Sequence[Path] = (),
-    baselines: Sequence[str] = (),
-    saliency: str | None = None,
-    knn: Path | None = None,
-    k: int = K,
-    temperature: float = TEMPERATURE,
-    cache: Path | None = None,
-    split: str = "val",
-    root: Path | None = None,
-    unreadable: Unreadable = "stop",
-    limit: int | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
-) -> Comparison:
+def compare(model: SpotViT, data: str | Path, **options: Any) -> Comparison:
     """Measure every prior, baseline and budget in one pass over the images, on all processes together.
 
-    Args:
-        priors, tokens: by default the model's own.
-        seeds: how many; placements that draw nothing are measured once.
-        placements: files with a placement for each image.
-        baselines: names of what one would use instead, at the same budgets.
-        saliency: for priors that need maps; "spectral" unless told otherwise.
-        knn: labelled images, or a bank file, for the accuracy of k nearest neighbours.
-        cache: folder for kNN banks; by default spot/knn in the user's cache.
-        split, root, limit, unreadable: see `spot.data.images.open_data`.
+    options: of `spot.evaluation.options.Comparing`.
     """
-    state = this_process()
-    transform = evaluation_transform(model.data_config)
-    maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, data)
-    settings = candidates_of(model, priors, tokens, seeds, placements, baselines)
-    workers = available_workers() if workers is None else workers
-    opening: dict[str, Any] = {"unreadable": unreadable, "limit": limit, "root": root, "split": split}
-    images, classified = opened(model, data, need_classes=knn is None, **opening)
-    batches = loader(images, batch_size, workers, process=state.process_index, processes=state.num_processes)
+    asked, state = Comparing(**options), this_process()
+    priors = asked.prior or (model.prior,)
+    maps = maps_for(model, priors, asked.saliency, data)
+    settings = candidates_of(model, asked)
+    images, classified = opened(model, data, need_classes=asked.knn is None, **asked.opening())
+    batches = loader(images, **asked.readers(), process=state.process_index, processes=state.num_processes)
     banks: list[Bank] = []
-    if knn is not None:
-        bank_maps = maps_for(priors or [model.prior], saliency, model.data_config, transform, knn)
-        made_by = "" if bank_maps is None else hash_maps(saliency or "spectral")
-        loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "saliency": bank_maps, "maps": made_by}
-        banks = banks_of(model, knn, images, classified, settings, cache, unreadable, **loading)
-        banks[0].refuse_other(str(knn), model.embed_dim, weights=hash_model(model), classes=list(images.classes))
-        banks[0].refuse_vote(k, temperature)
+    if asked.knn is not None:
+        bank_maps = maps_for(model, priors, asked.saliency, asked.knn)
+        banks = banks_of(model, images, classified, settings, asked, bank_maps)
+        weights, classes = hash_model(model), list(images.classes)
+        banks[0].refuse_other(str(asked.knn), model.embed_dim, weights=weights, classes=classes)
+        banks[0].refuse_vote(asked.k, asked.temperature)
     made = evaluate(
         model, batches, settings, saliency=maps, features=bool(banks), accuracy=classified, shown=state.is_main_process
     )
-    votes = knn_rows(made, banks, k=k, temperature=temperature, device=state.device) if banks else repeat({})
+    vote: dict[str, Any] = {"k": asked.k, "temperature": asked.temperature, "device": state.device}
+    votes = knn_rows(made, banks, **vote) if banks else repeat({})
     rows = []
-    for members, row, vote in zip(made.groups(), made.rows(), votes, strict=False):
+    for members, row, voted in zip(made.groups(), made.rows(), votes, strict=False):
         about = {"placement": row["placement"], "tokens": row["tokens"]}
         cost = macs(made.candidates[members[0]].module) / 1e9
         row = row if classified else {name: row[name] for name in ("seeds", "images")}
-        rows.append({**about, "gmacs": cost, **row, **vote})
+        rows.append({**about, "gmacs": cost, **row, **voted})
     return Comparison(rows, made, classified)
 
 
-def candidates_of(
-    model: SpotViT,
-    priors: Sequence[str],
-    tokens: Sequence[int],
-    seeds: int,
-    placements: Sequence[Path],
-    baselines: Sequence[str],
-) -> list[Candidate]:
+def candidates_of(model: SpotViT, asked: Comparing) -> list[Candidate]:
     """One candidate for every prior, baseline, budget and seed; the model's own where nothing is asked for."""
-    if seeds < 1:
-        raise InputError(f"at least one seed is needed, got seeds={seeds}")
+    if asked.seeds < 1:
+        raise InputError(f"at least one seed is needed, got seeds={asked.seeds}")
     chosen: list[Setting] = []
-    for name in (*baselines, *(priors or (() if baselines or placements else (model.prior,)))):
+    own = () if asked.baseline or asked.placements else (model.prior,)
+    for name in (*asked.baseline, *(asked.prior or own)):
         dense = name in BASELINES and BASELINES[name].dense
-        chosen += [Setting(name, budget) for budget in ((None,) if dense else tokens or (model.tokens,))]
-    chosen += [Setting(Placements.load(path), name=path.stem) for path in placements]
+        chosen += [Setting(name, budget) for budget in ((None,) if dense else asked.tokens or (model.tokens,))]
+    chosen += [Setting(Placements.load(path), name=path.stem) for path in asked.placements]
     candidates = [setting.of(model) for setting in chosen]
-    return [replace(each, seed=seed) for each in candidates for seed in range(seeds if each.random else 1)]
+    return [replace(each, seed=seed) for each in candidates for seed in range(asked.seeds if each.random else 1)]
 
 
 def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: Any) -> tuple[Data, bool]:
@@ -169,23 +134,19 @@ def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: A
 
 
 def banks_of(
-    model: SpotViT,
-    source: Path,
-    images: Data,
-    classified: bool,
-    candidates: Sequence[Candidate],
-    cache: Path | None,
-    unreadable: Unreadable,
-    **loading: Any,
+    model: SpotViT, images: Data, classified: bool, candidates: Sequence[Candidate], asked: Comparing, maps: Maps | None
 ) -> list[Bank]:
     """A kNN bank for each candidate: one file for all, or one each, made of images with the same labels."""
+    source = Path(str(asked.knn))
     if source.suffix == ".safetensors":
         return [Bank.load(source)] * len(candidates)
-    opening: dict[str, Any] = {"split": "train", "unreadable": unreadable}
+    opening: dict[str, Any] = {"split": "train", "unreadable": asked.opening()["unreadable"]}
     if classified:
         labelled = data_for(model, source, limit=BANK_IMAGES if str(source) == "scenes" else None, **opening)
     else:
         transform = evaluation_transform(model.data_config)
         labelled = open_data(source, transform=transform, classes=images.classes, **opening)
-    folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot" / "knn"
+    folder = asked.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot" / "knn"
+    made_by = "" if maps is None else hash_maps(asked.saliency or "spectral")
+    loading: dict[str, Any] = {**asked.readers(), "saliency": maps, "maps": made_by}
     return build_banks(model, labelled, candidates, folder, shown=this_process().is_main_process, **loading)

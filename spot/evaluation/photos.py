@@ -126,7 +126,7 @@ def predict(
         raise InputError(f"at least one class is to be named, got top={top}")
     names = names_of(model)
     transform = photo_transform(model.data_config, fit)
-    maps = maps_for([prior or model.prior], saliency, model.data_config, transform)
+    maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
     device = next(model.parameters()).device
     for path, image in opened(paths, transform, skip=skip):
         images, keys = image[None].to(device), [path.name]
@@ -159,7 +159,7 @@ def search_photos(
     """
     names, objective = names_of(model), settings.objective
     transform = photo_transform(model.data_config, fit)
-    maps = maps_for([prior or model.prior], saliency, model.data_config, transform)
+    maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
     device = next(model.parameters()).device
     numbers = dict(zip(paths, class_numbers(labels, len(paths), model), strict=True)) if labels else {}
     photographs = report.track(opened(paths, transform, skip=skip), "searching", len(paths))

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from spot import report
-from spot.data.images import Stream, Unreadable, available_workers, data_for
-from spot.data.picture import evaluation_transform
+from spot.data.images import Stream, data_for
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
+from spot.evaluation.options import Loading
 from spot.evaluation.photos import photo_files, picture_files, search_figure, search_photos
 from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import Searched, search_dataset
@@ -60,14 +60,10 @@ def on_data(
     data: str,
     out: Path,
     json: Path | None = None,
+    loading: Loading = Loading(batch_size=32),  # noqa: B008 (frozen)
     *,
     prior: str | None = None,
     saliency: str | None = None,
-    split: str = "val",
-    root: Path | None = None,
-    limit: int | None = None,
-    unreadable: Unreadable = "stop",
-    workers: int | None = None,
     **options: Any,
 ) -> Searched:
     """Search a data set into the placements file `out`, and show what changed.
@@ -75,13 +71,12 @@ def on_data(
     options: of `spot.placement.dataset_search.search_dataset`.
     """
     report.check_outputs(out, json)
-    images = data_for(model, data, split=split, unreadable=unreadable, limit=limit, root=root)
+    images = data_for(model, data, **loading.opening())
     if isinstance(images, Stream):
         raise InputError(f"{data} is a stream, whose images have no names to keep placements under")
-    maps = maps_for([prior or model.prior], saliency, model.data_config, evaluation_transform(model.data_config), data)
-    state = this_process()
-    workers = available_workers() if workers is None else workers
-    done = search_dataset(model, images, out, prior=prior, saliency=maps, workers=workers, state=state, **options)
+    maps, state = maps_for(model, [prior or model.prior], saliency, data), this_process()
+    options |= loading.readers()
+    done = search_dataset(model, images, out, prior=prior, saliency=maps, state=state, **options)
     if state.is_main_process:
         rows = accuracy_rows(done)
         report.show(rows, model.name, caption=summary(done, len(images), out))

@@ -242,19 +242,22 @@ def resolve_saliency(
 
 
 def maps_for(
+    model: Any,
     priors: Sequence[AnyPrior],
     source: str | Path | None,
-    data_config: Mapping[str, Any],
-    transform: Callable[[Image.Image], Tensor],
     root: str | Path | None = None,
+    transform: Callable[[Image.Image], Tensor] | None = None,
 ) -> KeyedSaliency | None:
-    """The maps that some priors need: of `source`, by default spectral; None where none of them needs any."""
-    if not any(resolve_prior(prior).needs_map for prior in priors):
-        if source is not None:
-            needing = ", ".join(name for name, prior in PRIORS.items() if prior.needs_map)
-            raise InputError(f"got saliency={str(source)!r}, but no prior that draws from maps: {needing}")
-        return None
-    return resolve_saliency("spectral" if source is None else source, data_config, transform, root)
+    """The maps that some priors need of a SpotViT's images: of `source`, by default spectral; None where none does.
+
+    root, transform: see MapFolder; by default the model's own transform.
+    """
+    if any(resolve_prior(prior).needs_map for prior in priors):
+        return resolve_saliency(source or "spectral", model.data_config, transform or model.transform(), root)
+    if source is not None:
+        needing = ", ".join(name for name, prior in PRIORS.items() if prior.needs_map)
+        raise InputError(f"got saliency={str(source)!r}, but no prior that draws from maps: {needing}")
+    return None
 
 
 def rgb(images: Tensor, data_config: Mapping[str, Any]) -> Tensor:

@@ -310,7 +310,7 @@ def test_a_bank_of_other_maps_is_another_bank(tmp_path):
     cache = tmp_path / "cache"
     for maps in ("left", "right"):
         compare(
-            make_nano(), tmp_path / "data", priors=["salient"], saliency=str(tmp_path / maps), tokens=[4],
+            make_nano(), tmp_path / "data", prior=("salient",), saliency=str(tmp_path / maps), tokens=(4,),
             knn=tmp_path / "data", cache=cache, k=1, workers=0,
         )  # fmt: skip
     assert len(list(cache.rglob("*.safetensors"))) == 2
