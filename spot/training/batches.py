@@ -34,6 +34,7 @@ class Part(NamedTuple):
     of: int  # rows in the step's batch
     images: Tensor  # (b, C, H, W)
     labels: Tensor  # (b,), -1 where there is none
+    views: Tensor | None = None  # (b,), numbers of fixed views where the plan has them (spot/training/views.py)
 
     def own(self, drawn: Tensor) -> Tensor:
         """This part's rows (b, …) of what was drawn for the step's whole batch, so that parts of it agree."""
@@ -154,8 +155,8 @@ def parts(plan: Plan, share: Share, workers: int = 0) -> Iterator[Part]:
     """This process's parts of these steps, in order: `accumulate` for each step."""
     options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": leave_interrupts_to_the_run}
     loader = DataLoader(plan, batch_sampler=share, pin_memory=torch.cuda.is_available(), **options)
-    for (step, first), (images, labels) in zip(share.where(), loader, strict=True):
-        yield Part(step, first, share.batch_size, images, labels)
+    for (step, first), (images, labels, *views) in zip(share.where(), loader, strict=True):
+        yield Part(step, first, share.batch_size, images, labels, *views)
 
 
 def leave_interrupts_to_the_run(_: int) -> None:

@@ -7,7 +7,7 @@ comes from (seed, step, row), so a batch cut into parts or over processes is the
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -29,6 +29,7 @@ from spot.training.recipes import Distil as DistilRecipe
 from spot.training.recipes import Masked as MaskedRecipe
 from spot.training.recipes import Recipe
 from spot.training.recipes import Supervised as SupervisedRecipe
+from spot.training.views import Targets
 
 T = TypeVar("T")
 
@@ -94,16 +95,15 @@ class Distil(Objective):
         teacher = copy.deepcopy(model) if teacher is None else teacher
         if [tensor.shape for tensor in teacher.parameters()] != [tensor.shape for tensor in model.parameters()]:
             raise InputError(f"the teacher must be of the student's shape, but {teacher.name} is not {model.name}")
+        self.targets: Targets | None = None  # where the run keeps what the teacher said of fixed views
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list: not a part, so neither trained nor saved
         depth = len(model.vit.blocks)
         self.depths = sorted({max(0, min(depth, round(share * depth)) - 1) for share in recipe.depths})
 
     def forward(self, part: Part) -> Outcome:
         recipe = self.recipe
-        images, _ = mix(recipe, part, mode="elem")
-        grid = self.model.grid(images)
-        with torch.no_grad():
-            target = self.predict(self._teacher[0].to(images.device), images, grid)
+        images = part.images if part.views is not None else mix(recipe, part, mode="elem")[0]
+        target = self.target(images, part.views)
         loss = images.new_zeros(())
         for number, (share, weight) in enumerate(zip(recipe.shares, recipe.weights, strict=True)):
             rows = self.rows(share, number, part).to(images.device)
@@ -129,6 +129,18 @@ class Distil(Objective):
         for ours, theirs in zip(model.parameters(), self._teacher[0].parameters(), strict=True):
             ours.copy_(torch.lerp(theirs.to(ours), ours, self.recipe.blend))
         return model
+
+    @torch.no_grad()
+    def target(self, images: Tensor, views: Tensor | None) -> "Prediction":
+        """What the teacher says of images on its grid; of fixed views (b,) it is asked once."""
+        teacher = self._teacher[0].to(images.device)
+        if self.targets is None or views is None:
+            return self.predict(teacher, images, self.model.grid(images))
+        unknown = self.targets.unknown(views)
+        if len(unknown):
+            new = images[unknown.to(images.device)]
+            self.targets.write(views[unknown], self.predict(teacher, new, self.model.grid(new)).named())
+        return Prediction.of_named(self.targets.read(views), self.model.grid(images), images.device)
 
     def rows(self, share: float, number: int, part: Part) -> Tensor:
         """Which of the part's rows a forward pass takes: a share of the step's batch, drawn for the step."""
@@ -239,6 +251,21 @@ class Prediction(NamedTuple):
     logits: Tensor
     pooled: Tensor
     features: list[Features]
+
+    def named(self) -> dict[str, Tensor]:
+        """All of it as tensors by name; positions are the grid's, and not among them."""
+        named = {"logits": self.logits, "pooled": self.pooled}
+        for at, each in enumerate(self.features):
+            named |= {f"tokens{at}": each.tokens, f"prefix{at}": each.prefix}
+        return named
+
+    @classmethod
+    def of_named(cls, values: Mapping[str, Tensor], grid: Tensor, device: torch.device) -> "Prediction":
+        """What `named` was made of, on a device."""
+        values = {name: tensor.to(device) for name, tensor in values.items()}
+        depths = sum(name.startswith("tokens") for name in values)
+        features = [Features(values[f"tokens{at}"], values[f"prefix{at}"], grid) for at in range(depths)]
+        return cls(values["logits"], values["pooled"], features)
 
     def of(self, rows: Tensor) -> "Prediction":
         """Those of some images."""

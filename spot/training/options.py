@@ -27,6 +27,8 @@ class Options:
     """a file that names images never to train on, one a line, as paths below the data's root"""
     teacher: str | None = None
     """distil: a saved model that teaches; by default the model itself, as it was"""
+    cache: Path | None = None
+    """folder in which runs share fixed views (recipe field views); by default the run's own, removed in the end"""
     val: str | None = None
     """labelled images to measure accuracy on after every epoch"""
     val_limit: int | None = 500

@@ -98,6 +98,7 @@ class Distil(Recipe):
     view: Literal["windows", "dropout", "resize"] = "windows"  # few tokens are placed windows; or, to compare with,
     # ^ random patches of the grid, or the grid of a smaller image, for which the budgets are squares
     sizes: float | None = None  # draw each image's scale around "auto", with this deviation as a share of log tiling
+    views: int = 0  # show each image in so many fixed views, of which the teacher is asked once; 0: always new ones
     jitter: float = 1.0  # isotropic and center tokens move by up to half this share of their spacing
     logits: float = 1.0  # weight of the KL divergence between teacher's and student's classes
     pooled: float = 1.0  # weight of 1 − cosine between the pooled features
@@ -147,7 +148,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "at least 0": (
         lambda number: number >= 0,
         "weight_decay head_rate warmup_epochs warmup_lr min_lr randaug mixup cutmix weights jitter logits pooled "
-        "features balance sizes",
+        "features balance sizes views",
     ),
     "between 0 and 1": (
         lambda number: 0 <= number <= 1,
@@ -242,8 +243,8 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         expected="not yet known: it has not been run to its end",
         command=f"spot retrofit {DISTIL.model} --recipe distil-sizes "
         "--data images --leave-out tools/set_aside.txt --out runs/tiny-sizes",
-        epochs=12, lr=4e-4, warmup_epochs=0.3, ema=0.996, sizes=0.22, shares=(0.75, 0.75, 0.4, 0.125),
-        weights=(0.6, 1.0, 1.0, 1.2), blend=1.0,
+        epochs=13, lr=4e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, views=4, shares=(0.75, 0.75, 0.4, 0.1875),
+        weights=(0.6, 1.0, 1.0, 1.5), blend=1.0,
     ),
 )
 

@@ -6,10 +6,11 @@
 
 import hashlib
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from spot.training.fields import pairs
 from spot.training.fresh import fresh, read_options
 from spot.training.loop import Trainer, steps_in
 from spot.training.objectives import OBJECTIVES
+from spot.training.objectives import Distil as DistilObjective
 from spot.training.optim import parameter_groups
 from spot.training.options import Options
 from spot.training.recipes import (
@@ -45,6 +47,7 @@ from spot.training.recipes import (
     override,
 )
 from spot.training.run_folder import RunFolder
+from spot.training.views import Targets, ViewPlan, views_folder
 
 BUDGETS = (25, 49, 100)  # validated during training, isotropic, beside the grid
 
@@ -101,7 +104,15 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     with folder.held():
         weights = sampling_weights(teacher or model, recipe, images, folder, options.workers)
         plan = plan_of(images, recipe, model.data_config, weights)
-        return Trainer(objective, plan, recipe, options, folder).train(validate)
+        cache = options.cache or options.out / "views"
+        if isinstance(recipe, Distil) and recipe.views and isinstance(images, Images):
+            kept = views_folder(cache, hash_model(teacher or model), folder.settings["images"], recipe)
+            plan = ViewPlan(images, recipe, model.data_config, weights, kept)
+            cast(DistilObjective, objective).targets = Targets(kept, len(images) * recipe.views)
+        trained = Trainer(objective, plan, recipe, options, folder).train(validate)
+        if options.cache is None and this_process().is_main_process:
+            shutil.rmtree(cache, ignore_errors=True)
+        return trained
 
 
 def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images | Scenes:
@@ -123,6 +134,8 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
             raise InputError(f"scenes have {count} classes, the model {model.num_classes}; use spot finetune")
         if isinstance(recipe, Distil) and recipe.balance:
             raise InputError("scenes are never shown twice, so none can be drawn more often; use --set balance=0")
+        if isinstance(recipe, Distil) and recipe.views:
+            raise InputError("scenes are never shown twice, so they have no fixed views; use --set views=0")
     else:
         images = open_data(
             options.data,

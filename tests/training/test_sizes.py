@@ -37,7 +37,7 @@ def test_scales_are_drawn_for_each_image_around_the_rule_and_end_at_tiling():
     assert (scales == scales[..., :1]).all()  # one for all windows of an image
     assert scales.min() >= 1 and scales.max() <= 2  # 4 windows of 16 pixels tile 32 × 32
     assert scales.std() > 0.1
-    assert scales.log2().median() == pytest.approx(1 / 2, abs=0.1)
+    assert scales.log2().median() == pytest.approx(0.7, abs=0.1)
     assert distil.place(part().images, 2, part()).shape == (4, 16, 2)  # the grid has no scale
 
 
