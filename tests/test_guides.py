@@ -44,6 +44,7 @@ LIMITS = {
     "evaluate": ["--limit", "8", "--workers", "0"],
     "search": ["--limit", "8", "--workers", "0", "--steps", "1"],
     "saliency": ["--limit", "8"],
+    "learn": ["--limit", "8", "--epochs", "1"],
     "bench": ["--rounds", "1", "--batch-size", "1", "--tokens", "9"],
     "retrofit": TRAIN, "pretrain": TRAIN, "finetune": TRAIN,
     "study": ["--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"],

@@ -29,6 +29,7 @@ from spot.models.deltas import apply_delta, is_delta, read_about, refuse_misfit
 from spot.models.spot_vit import SpotViT, adapt
 from spot.models.timm_vit import create_timm, refuse_unfit
 from spot.models.untrusted import DATA, refuse_nonsense, refuse_steering
+from spot.placement.policy import hash_of
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.placement.sizes import Scale
 from spot.store import as_json, read_tensors, write_json, write_tensors
@@ -42,6 +43,7 @@ ALIASES = {
 }
 HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 PLACING = ("tokens", "prior", "scale")  # what is saved of how a model places tokens
+POLICY = ".policy.safetensors"
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
 
@@ -67,6 +69,9 @@ def load(
     check_kind("a model's name", name, str, Path)
     check_kind("weights", weights, str, Path, type(None))
     model = _load(str(name), weights, options)
+    path = built_in().get(ALIASES.get(str(name), str(name)), Path(name))
+    if path.exists() and (beside := policy_file(path)).is_file():
+        model.policy = beside
     return with_placing(model, tokens=tokens, prior=prior, scale=scale).eval()
 
 
@@ -123,10 +128,16 @@ def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     return fitted
 
 
+def policy_file(path: Path) -> Path:
+    """Where the learned prior of a model is kept: beside its file, or in its folder."""
+    return (path / WEIGHTS if path.is_dir() else path).with_suffix(POLICY)
+
+
 def built_in() -> dict[str, Path]:
     """The models that come with the package: name → file."""
     folder = Path(str(files("spot") / "assets"))
-    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))} if folder.is_dir() else {}
+    found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    return {path.stem: path for path in found if not path.name.endswith(POLICY)}
 
 
 def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
@@ -214,13 +225,23 @@ def save_file_whole(model: SpotViT, path: str | Path, *, dtype: torch.dtype | No
         for name, tensor in model.state_dict().items()
     }
     write_tensors(path, state, KEY, config, format="pt")
+    if dtype is None:
+        save_policy(model, Path(path))
     return config
+
+
+def save_policy(model: SpotViT, path: Path) -> None:
+    """Write a model's learned prior beside its file, unless the model was trained since the prior was."""
+    with suppress(InputError):
+        if model.policy is not None and model.policy.about["hash"] == hash_of(model):
+            model.policy.save(policy_file(path))
 
 
 def describe(model: SpotViT) -> dict[str, Any]:
     """What is needed to build the model again: JSON values only. Refuses a ViT that timm cannot rebuild."""
     if not isinstance(model.prior, str):
-        raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
+        advice = 'a name first; for a policy set model.policy to it, and the name is "learned"'
+        raise InputError(f"a prior that is a function cannot be saved; set model.prior to {advice}")
     if not isinstance(model.saliency, str) and resolve_prior(model.prior).needs_map:
         raise InputError("maps of a function or a tensor cannot be saved; set model.saliency to a name first")
     options = {key: value for key, value in model.options.items() if key != "pretrained_cfg_overlay"}

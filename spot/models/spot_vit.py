@@ -26,7 +26,8 @@ from spot.errors import InputError, check_kind
 from spot.models.card import card
 from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
-from spot.placement.priors import AnyPrior, check_images, check_tokens, resolve_prior
+from spot.placement.policy import Policy, load_policy
+from spot.placement.priors import LEARNED, AnyPrior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
 from spot.placement.sizes import Scale, check_size, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
@@ -78,6 +79,8 @@ class SpotViT(
 ):
     """A timm ViT and where its tokens go. Build one with spot.adapt or spot.load."""
 
+    _policy: Policy | Path | None
+
     def __init__(
         self,
         vit: TimmViT,
@@ -109,6 +112,8 @@ class SpotViT(
         self.prior = prior
         self.scale = scale
         self.saliency = saliency
+        self.policy = None
+        self._policies: dict[str, Policy] = {}  # by the name of their files
         self.tokens = len(self.grid()) if tokens is None else tokens
 
     # What the model is
@@ -181,6 +186,18 @@ class SpotViT(
         self._saliency = (source,)  # in a tuple, so that a module is not a part of this one
 
     @property
+    def policy(self) -> Policy | None:
+        """The learned prior that the name "learned" stands for. A file that it is given as is read on first use."""
+        if isinstance(self._policy, Path):
+            self._policy = load_policy(self._policy, self)
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy | str | Path | None) -> None:
+        check_kind("policy", policy, Policy, str, Path, type(None))
+        self._policy = Path(policy) if isinstance(policy, str) else policy
+
+    @property
     def random(self) -> bool:
         """Whether another seed places tokens elsewhere."""
         return resolve_prior(self.prior).random
@@ -219,6 +236,8 @@ class SpotViT(
         """
         check_images(images)
         chosen = resolve_prior(self.prior if prior is None else prior)
+        if chosen.learned:
+            chosen = resolve_prior(self._learned(chosen.name))
         if chosen.needs_map and maps is None:
             maps = self.saliency_maps(images, keys)
         count = self.tokens if tokens is None else tokens
@@ -227,6 +246,16 @@ class SpotViT(
         size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
         positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=len(self.grid()))
         return positions if positions.shape[-1] == 3 else sized(positions, size)
+
+    def _learned(self, name: str) -> Policy:
+        """The policy that a prior's name stands for: the model's own, or that of a file."""
+        if name != LEARNED:
+            if name not in self._policies:
+                self._policies[name] = load_policy(name, self)
+            return self._policies[name]
+        if self.policy is None:
+            raise InputError(f"{self.name} has no learned prior yet; train one with spot learn, or give its file")
+        return self.policy
 
     def saliency_maps(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
         """Maps (B, H, W) in [0, 1] of images as the model sees them, from `model.saliency`.

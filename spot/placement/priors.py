@@ -31,6 +31,7 @@ GAUSSIAN_WIDTH = 1 / math.pi  # standard deviation of the gaussian prior, as a f
 CENTER_WIDTH = 0.3  # how far from the middle the center prior still pulls, as a fraction of each side
 FOCUS_BLUR = 1 / 7  # width of the mean that the focus prior takes of its map, as a fraction of each side
 MOST_TOKENS = 1_000_000  # more would only fill the memory
+LEARNED = "learned"  # the prior that is a model's own policy (spot/placement/policy.py)
 BOUNDARY_DEPTH = 0.1  # the boundary prior stays within this fraction of each side
 
 
@@ -119,8 +120,17 @@ def focus(images: Tensor, tokens: int, generator: Generator | None = None, *, ma
     density = maps.detach().cpu().double().clamp(min=0)
     for axis in (1, 2):
         density = _blurred(density, axis, max(1, round(FOCUS_BLUR * density.shape[axis])))
-    density = density / _total(density)[:, None, None] + 1 / density.shape[1:].numel()
-    return _into_omega(_shared_out(density, _even(tokens, *images.shape[-2:])[0].double()), images)
+    return spread(density / _total(density)[:, None, None], 0.5, images, tokens)
+
+
+def spread(density: Tensor, strength: float, images: Tensor, tokens: int) -> Tensor:
+    """Isotropic's tokens, moved until each has an equal share of a mixture: positions (B, N, 2), also of its gradient.
+
+    density (B, R, C), whose sum is 1, is `strength` of the mixture; the rest is the plain area.
+    """
+    mixture = strength * density + (1 - strength) / density.shape[1:].numel()
+    places = _even(tokens, *images.shape[-2:])[0].to(mixture)
+    return _into_omega(_shared_out(mixture, places), images)
 
 
 def background(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
@@ -137,6 +147,7 @@ class Prior:
     random: bool = False  # another seed places tokens elsewhere
     needs_map: bool = False  # reads saliency maps
     fades: bool = False  # is even coverage where there are as many tokens as the grid has cells
+    learned: bool = False  # names a policy, which a model has or a file holds: see SpotViT.place
 
     def __call__(
         self,
@@ -193,12 +204,17 @@ PRIORS: dict[str, Prior] = {
 
 
 def resolve_prior(prior: AnyPrior) -> Prior:
-    """The prior of a name, or of a function (images, tokens, generator), which counts as random."""
+    """The prior of a name, or of a function (images, tokens, generator), random unless its attribute says otherwise.
+
+    "learned" and the file of a policy need a model, which knows what to put in their place.
+    """
     if isinstance(prior, Prior):
         return prior
     if isinstance(prior, str):
+        if prior == LEARNED or prior.endswith(".safetensors"):
+            return Prior(prior, _without_model, learned=True)
         if prior not in PRIORS:
-            raise unknown("prior", prior, PRIORS)
+            raise unknown("prior", prior, (*PRIORS, LEARNED), hint="or give the file of a policy that spot learn wrote")
         return PRIORS[prior]
     name = getattr(prior, "__name__", type(prior).__name__)
     if not callable(prior):
@@ -207,7 +223,11 @@ def resolve_prior(prior: AnyPrior) -> Prior:
         inspect.signature(prior).bind(None, 1, None)
     except TypeError as error:
         raise InputError(f"a prior is a function of (images, tokens, generator), but {name} is not: {error}") from None
-    return Prior(name, prior, random=True)
+    return Prior(name, prior, random=getattr(prior, "random", True))
+
+
+def _without_model(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
+    raise InputError("a learned prior places tokens for its model; use model.place, or load_policy(file, model)")
 
 
 def drawn(

@@ -2,11 +2,12 @@
 
 Only `data`, `limit`, `leave_out`, `teacher` and `accumulate` have a bearing on the outcome. These are also the
 options that retrofit, pretrain and finetune share; those from `set` on say how a run begins (spot.training.run.begin).
+`Learning` is how `spot learn` trains a policy.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import arg
 
@@ -56,3 +57,31 @@ class Options:
     def scenes(self) -> bool:
         """Whether the images are the built-in scenes."""
         return self.data == "scenes" and not Path("scenes").is_dir()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How a policy is trained; see spot.training.learn."""
+
+    look: Literal["thumbnail", "tokens"] = "thumbnail"
+    """a small network on a shrunk image, or the model's own first blocks on large tokens"""
+    side: int | None = None
+    """pixels of the thumbnail, or large tokens, along each side"""
+    target: str = "attention"
+    """what the map is to be: attention, occlusion, trials, or an .onnx file of a saliency network"""
+    tokens: int = 25
+    """with how many tokens trials are made"""
+    strength: float = 0.6
+    """the share of importance, against even coverage, with very few tokens"""
+    sizes: float = 0.0
+    """0 leaves the size of windows to the model; 1 makes each as large as its share of the image"""
+    epochs: int = 40
+    """how often each image is seen"""
+    batch: int = 128
+    """images a step"""
+    lr: float = 2e-3
+    """learning rate at its highest"""
+    weight_decay: float = 0.05
+    """of AdamW"""
+    seed: int = 0
+    """of first weights, order and crops"""

@@ -1,0 +1,295 @@
+"""Training a policy without labels: `spot learn`.
+
+    policy = learn(model, "images", "vit-ti.policy.safetensors", look="tokens", target="attention")
+
+What the policy's map should be is computed once for every image, and kept beside the output in shards of 64
+images; so is what the look sees. Then the look alone is trained, which takes a minute. A kill costs at most one
+shard or one epoch: the same command goes on. Targets, densities (B, R, R) over the image that sum to 1:
+
+    attention    how much the class token of a dense ViT attends to each cell, in its last blocks
+    occlusion    how much its answer changes where a part of the grid is left out (KL)
+    trials       where tokens had better be: few tokens are placed around each of 17 points in turn, and the
+                 points at which the model then says what the dense ViT says (KL) are the important ones
+    saliency     maps of a saliency network, through the same rule as `focus`
+
+To add one, write a function (model, teacher, images) → (B, R, R) and list it in TARGETS.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spot import report
+from spot.data.images import Images, loader, open_data
+from spot.data.picture import evaluation_transform
+from spot.data.scenes import Scenes
+from spot.draws import Draw, generator, seeded
+from spot.errors import InputError, unknown
+from spot.models.spot_vit import SpotViT
+from spot.placement.policy import FirstBlocks, Policy, Thumbnail, hash_of
+from spot.placement.priors import spread
+from spot.placement.saliency import open_saliency, rgb
+from spot.placement.sizes import resolve_scale, sized
+from spot.store import (
+    as_json,
+    locked,
+    read_json,
+    read_state,
+    read_tensors,
+    refuse_difference,
+    write_json,
+    write_state,
+    write_tensors,
+)  # fmt: skip
+from spot.training.options import Learning
+
+SHARD = 64  # images whose targets are kept in one file
+LAST = 3  # blocks whose class attention is the target
+LEFT_OUT = 7  # occlusion leaves out each of 7 × 7 parts of the grid
+POINTS, WIDTH, TEMPERATURE = 4, 0.15, 1.0  # trials: a side of the grid of points, width of a bump, of the softmax
+LARGER = 1.5  # thumbnails are kept so much larger than they are seen, to be cropped
+
+
+# Targets
+
+
+@torch.no_grad()
+def attention(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
+    """The mean over heads and the last blocks of what the class token attends to, (B, rows, columns)."""
+    return class_attention(teacher, images)
+
+
+@torch.no_grad()
+def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
+    """How much the class token attends to each cell of the grid: (B, rows, columns), each map summing to 1."""
+    blocks = model.vit.blocks[-last:]
+    seen: list[Tensor] = []
+    hooks = [block.attn.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for block in blocks]
+    try:
+        model.forward_features(images, model.grid(images))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    maps = []
+    for block, x in zip(blocks, seen, strict=True):
+        attn = block.attn
+        if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not model.num_prefix_tokens:
+            raise InputError(f"{model.name} has no class token whose attention could be read; use another target")
+        queries, keys, _ = attn.qkv(x).unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        queries, keys = attn.q_norm(queries[:, :, :1]), attn.k_norm(keys)
+        weights = (queries @ keys.transpose(2, 3) * attn.scale).softmax(-1)
+        maps.append(weights[:, :, 0, model.num_prefix_tokens :].mean(1))
+    rows, columns = (length // model.patch_size for length in images.shape[-2:])
+    return density(torch.stack(maps).mean(0).unflatten(1, (rows, columns)))
+
+
+@torch.no_grad()
+def occlusion(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
+    """What leaving out a part of the grid does to the dense ViT's answer: KL for each of 7 × 7 parts."""
+    grid = teacher.grid(images)
+    full = teacher(images, grid).softmax(1)
+    part = ((grid[0] * LEFT_OUT).long().clamp(max=LEFT_OUT - 1) * grid.new_tensor([LEFT_OUT, 1]).long()).sum(1)
+    changes = [divergence(full, teacher(images, grid[:, part != number])) for number in range(LEFT_OUT**2)]
+    return density(torch.stack(changes, 1).unflatten(1, (LEFT_OUT, LEFT_OUT)) + 1e-4)
+
+
+@torch.no_grad()
+def trials(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
+    """A mixture of bumps, weighed by how well the model agrees with the dense ViT on tokens placed around each."""
+    full = teacher(images, teacher.grid(images)).softmax(1)
+    bumps = bumps_at()
+    losses = []
+    for bump in bumps:
+        positions = spread(bump.double().expand(len(images), -1, -1), how.strength, images, how.tokens)
+        size = resolve_scale(model.scale, how.tokens, images, model.patch_size)
+        losses.append(divergence(full, model(images, sized(positions, size))))
+    weights = (-torch.stack(losses, 1) / TEMPERATURE).softmax(1)
+    return torch.einsum("bk,kij->bij", weights, bumps.to(weights))
+
+
+def bumps_at(side: int = 28) -> Tensor:
+    """Densities (K, side, side) around a grid of points, and the middle."""
+    places = (torch.arange(side) + 0.5) / side
+    points = (torch.arange(POINTS) + 1) / (POINTS + 1)
+    centres = [*torch.cartesian_prod(points, points), torch.tensor([0.5, 0.5])]
+    bumps = [torch.exp(-((places[:, None] - y) ** 2 + (places - x) ** 2) / (2 * WIDTH**2)) for y, x in centres]
+    return density(torch.stack(bumps))
+
+
+def divergence(full: Tensor, logits: Tensor) -> Tensor:
+    """KL of logits (B, classes) from probabilities: (B,)."""
+    return F.kl_div(logits.log_softmax(1), full, reduction="none").sum(1)
+
+
+def density(maps: Tensor) -> Tensor:
+    return maps / maps.sum((1, 2), keepdim=True)
+
+
+Target = Callable[[SpotViT, SpotViT, Tensor, Learning], Tensor]
+TARGETS: dict[str, Target] = {"attention": attention, "occlusion": occlusion, "trials": trials}
+
+
+def saliency_target(path: str) -> Target:
+    """Maps of a saliency, such as an .onnx file, as a target."""
+    source = open_saliency(path)
+
+    def maps(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
+        return density(F.adaptive_avg_pool2d(source(rgb(images, model.data_config)), 28) + 1e-4)
+
+    return maps
+
+
+# What the look sees, kept so that every epoch costs little
+
+
+def seen(policy: Policy, images: Tensor) -> Tensor:
+    """What is kept of images: large thumbnails (B, 3, S, S), or features of the images and their mirror images."""
+    if isinstance(policy.look, Thumbnail):
+        return F.adaptive_avg_pool2d(images, int(policy.look.side * LARGER))
+    assert isinstance(policy.look, FirstBlocks)
+    return torch.stack([policy.look.features(images), policy.look.features(images.flip(-1))], 1)
+
+
+def read(policy: Policy, kept: Tensor, targets: Tensor, rows: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Logits of the map and the target density, both (B, R, R), of some rows, as one epoch sees them."""
+    mirrored = torch.rand(len(rows), generator=draws) < 0.5
+    target = targets[rows].float()
+    if isinstance(policy.look, Thumbnail):
+        x, cells = kept[rows].float(), policy.look.side // 4
+        zoom = 1 - 0.4 * torch.rand(len(rows), generator=draws)
+        shift = (2 * torch.rand(len(rows), 2, generator=draws) - 1) * (1 - zoom)[:, None]
+        theta = torch.zeros(len(rows), 2, 3)
+        theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = torch.where(mirrored, -zoom, zoom), zoom, shift
+        x = F.grid_sample(x, F.affine_grid(theta, [*x.shape], align_corners=False), align_corners=False)
+        logits = policy.look(x)
+        places = F.affine_grid(theta, [len(rows), 1, cells, cells], align_corners=False)
+        target = F.grid_sample(target[:, None], places, align_corners=False, padding_mode="border")[:, 0]
+        return logits, density(target)
+    assert isinstance(policy.look, FirstBlocks)
+    logits = policy.look.read(kept[rows, mirrored.long()].float())
+    target = torch.where(mirrored[:, None, None], target.flip(-1), target)
+    return logits, density(F.interpolate(target[:, None], logits.shape[1:], mode="bilinear")[:, 0])
+
+
+# The run
+
+
+def learn(
+    model: SpotViT,
+    data: str | Path,
+    out: str | Path,
+    how: Learning | None = None,
+    *,
+    teacher: SpotViT | None = None,
+    limit: int | None = None,
+    leave_out: Path | None = None,
+    split: str = "train",
+) -> Policy:
+    """Train a policy on unlabelled images and write it to `out`; see the module.
+
+    Args:
+        data: a folder of images, a timm data set, or "scenes".
+        teacher: the dense ViT; by default the model on its own grid.
+        limit, leave_out: at most so many images, and a file that names images never to train on.
+    """
+    out, how = Path(out), how or Learning()
+    if out.suffix != ".safetensors":
+        raise InputError(f"a policy is written to a .safetensors file, got {out}")
+    teacher = model if teacher is None else teacher
+    if how.target not in TARGETS and not how.target.endswith(".onnx"):
+        raise unknown("target", how.target, TARGETS, hint="or give an .onnx file of a saliency network")
+    images = images_of(model, data, limit, leave_out, split)
+    with seeded(how.seed, Draw.WEIGHTS):
+        options: dict[str, Any] = {} if how.side is None else {"side": how.side}
+        policy = Policy(model, how.look, strength=how.strength, sizes=how.sizes, **options)
+    settings = as_json({**asdict(how), "model": hash_of(model), "teacher": hash_of(teacher), "images": len(images)})
+    folder = out.with_suffix(".learning")
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, str(out)):
+        if (folder / "settings.json").is_file():
+            advice = f"delete {folder} to begin again"
+            refuse_difference(str(folder), read_json(folder / "settings.json"), settings, advice)
+        write_json(folder / "settings.json", settings)
+        kept, targets = prepared(policy, model, teacher, images, how, folder)
+        loss = fitted(policy, kept, targets, how, folder)
+    policy.about["made"] = {**settings, "loss": round(loss, 4)}
+    policy.look.eval().requires_grad_(False)
+    policy.save(out)
+    return policy
+
+
+def images_of(
+    model: SpotViT, data: str | Path, limit: int | None, leave_out: Path | None, split: str
+) -> Images | Scenes:
+    """The images, without those that are never to be trained on."""
+    from spot.data.images import data_for
+
+    if str(data) == "scenes" and not Path(data).is_dir():
+        return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
+    images = open_data(data, transform=evaluation_transform(model.data_config), split=split)
+    if not isinstance(images, Images):
+        raise InputError(f"{data} is a stream, which cannot be read in parts; use a folder")
+    if leave_out is not None:
+        if not leave_out.is_file():
+            raise InputError(f"there is no file {leave_out} that names images to leave out")
+        images.without([line for line in leave_out.read_text(errors="surrogateescape").splitlines() if line])
+    images.thin(limit or len(images))
+    return images
+
+
+@torch.no_grad()
+def prepared(
+    policy: Policy, model: SpotViT, teacher: SpotViT, images: Images | Scenes, how: Learning, folder: Path
+) -> tuple[Tensor, Tensor]:
+    """What the look sees (M, ...) and the targets (M, R, R) of all images, float16, from shards or into them."""
+    device = next(model.parameters()).device
+    missing = [
+        number
+        for number in range(math.ceil(len(images) / SHARD))
+        if not (folder / f"{number:05d}.safetensors").exists()
+    ]
+    rows = [row for number in missing for row in range(number * SHARD, min((number + 1) * SHARD, len(images)))]
+    batches = loader(torch.utils.data.Subset(images, rows), SHARD) if rows else ()  # type: ignore[arg-type]
+    target = saliency_target(how.target) if how.target.endswith(".onnx") else TARGETS[how.target]
+    for number, batch in report.track(zip(missing, batches, strict=True), "targets", len(missing)):
+        given = batch.images.to(device)
+        made = {"seen": seen(policy, given).half(), "targets": target(model, teacher, given, how).half()}
+        write_tensors(folder / f"{number:05d}.safetensors", made, "spot_targets", {})
+    shards = [read_tensors(path)[0] for path in sorted(folder.glob("[0-9]*.safetensors"))]
+    return torch.cat([each["seen"] for each in shards]), torch.cat([each["targets"] for each in shards])
+
+
+def fitted(policy: Policy, kept: Tensor, targets: Tensor, how: Learning, folder: Path) -> float:
+    """Train the look to give the targets: cross-entropy of densities. Returns the last epoch's mean KL."""
+    look = policy.look.train()
+    optimizer = torch.optim.AdamW(look.parameters(), how.lr, weight_decay=how.weight_decay)
+    steps = math.ceil(len(kept) / how.batch)
+    first, loss = 0, math.nan
+    if (folder / "state.pt").is_file():
+        state = read_state(folder / "state.pt")
+        look.load_state_dict(state["look"])
+        optimizer.load_state_dict(state["optimizer"])
+        first, loss = state["epoch"], state["loss"]
+    for epoch in report.track(range(first, how.epochs), "epochs", how.epochs - first):
+        order = torch.randperm(len(kept), generator=generator(how.seed, Draw.ORDER, epoch))
+        total = 0.0
+        for step, rows in enumerate(order.split(how.batch)):
+            done = (epoch * steps + step) / (how.epochs * steps)
+            for group in optimizer.param_groups:
+                group["lr"] = how.lr * min(1.0, (epoch * steps + step + 1) / 20) * (1 + math.cos(math.pi * done)) / 2
+            logits, target = read(policy, kept, targets, rows, generator(how.seed, Draw.CROP, epoch, step))
+            mean = F.kl_div(logits.flatten(1).log_softmax(1), target.flatten(1), reduction="batchmean")
+            optimizer.zero_grad()
+            mean.backward()
+            optimizer.step()
+            total += mean.item() * len(rows)
+        loss = total / len(kept)
+        state = {"look": look.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1, "loss": loss}
+        write_state(folder / "state.pt", state)
+    return loss

@@ -1,0 +1,118 @@
+"""A policy learns without labels where tokens should go."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import spot
+from spot.data.images import data_for, loader
+from spot.errors import InputError
+from spot.training import learn as module
+from spot.training.learn import TARGETS, class_attention, learn, occlusion
+from spot.training.options import Learning
+
+HOW = Learning(epochs=3, batch=16, side=32, tokens=9)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return spot.load("scenes-a")
+
+
+@pytest.fixture(scope="module")
+def images(model):
+    return next(iter(loader(data_for(model, "scenes", limit=8), 8))).images
+
+
+def test_class_attention_is_what_timm_attends_to(model, images):
+    kept = []
+    blocks = model.vit.blocks
+    for block in blocks[-3:]:
+        block.attn.fused_attn = False  # the plain way shows its weights to dropout
+        block.attn.attn_drop.register_forward_hook(lambda _, given, __: kept.append(given[0]))
+    with torch.no_grad():
+        model.vit(images)
+    expected = torch.stack([each[:, :, 0, model.num_prefix_tokens :].mean(1) for each in kept]).mean(0)
+    for block in blocks[-3:]:
+        block.attn.attn_drop._forward_hooks.clear()
+        block.attn.fused_attn = True
+    expected = expected / expected.sum(1, keepdim=True)
+    torch.testing.assert_close(class_attention(model, images).flatten(1), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_occlusion_is_the_change_of_the_answer_without_a_part_of_the_grid(model, images):
+    maps = occlusion(model, model, images[:2], HOW)
+    assert maps.shape == (2, 7, 7)
+    grid = model.grid(images[:2])
+    away = ~((grid[0, :, 0] < 1 / 7) & (grid[0, :, 1] >= 6 / 7))  # the upper right part
+    with torch.no_grad():
+        full, less = model(images[:2], grid).log_softmax(1), model(images[:2], grid[:, away]).log_softmax(1)
+    change = (full.exp() * (full - less)).sum(1) + 1e-4
+    ratio = maps[:, 0, 6] / change
+    torch.testing.assert_close((maps / ratio[:, None, None])[:, 0, 6], change)
+    with torch.no_grad():
+        other = model(images[:2], grid[:, ~((grid[0, :, 0] < 1 / 7) & (grid[0, :, 1] < 1 / 7))]).log_softmax(1)
+    torch.testing.assert_close(maps[:, 0, 0] / ratio, (full.exp() * (full - other)).sum(1) + 1e-4, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_targets_are_densities(model, images, target):
+    maps = TARGETS[target](model, model, images, HOW)
+    assert (maps >= 0).all()
+    torch.testing.assert_close(maps.sum((1, 2)), torch.ones(8), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("look", ["thumbnail", "tokens"])
+def test_what_was_learned_is_nearer_to_the_target_than_the_mean_map(model, look, tmp_path):
+    """On scenes the object is anywhere, so that only a policy that looks can find it."""
+    how = replace(HOW, look=look, side=32 if look == "thumbnail" else 4, epochs=20, lr=1e-2)
+    policy = learn(model, "scenes", tmp_path / "p.safetensors", how, limit=192)
+    batch = next(iter(loader(data_for(model, "scenes", limit=64), 64)))
+    target = class_attention(model, batch.images)
+    maps = policy.maps(batch.images)
+    target = F.interpolate(target[:, None], maps.shape[1:], mode="bilinear")[:, 0]
+    target = (target / target.sum((1, 2), keepdim=True)).flatten(1)
+
+    def loss(maps):
+        return F.kl_div(maps.flatten(1).log(), target, reduction="batchmean")
+
+    assert loss(maps) < loss(target.mean(0).expand_as(target))
+    assert policy.about["made"]["images"] == 192
+
+
+def test_a_killed_run_goes_on_and_ends_alike(model, tmp_path, monkeypatch):
+    whole = learn(model, "scenes", tmp_path / "whole.safetensors", HOW, limit=80)
+    calls = []
+    real = module.write_state
+
+    def dies(path, state):
+        real(path, state)
+        calls.append(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_state", dies)
+    with pytest.raises(KeyboardInterrupt):
+        learn(model, "scenes", tmp_path / "half.safetensors", HOW, limit=80)
+    monkeypatch.setattr(module, "write_state", real)
+    monkeypatch.setitem(TARGETS, "attention", None)  # all targets are there
+    half = learn(model, "scenes", tmp_path / "half.safetensors", HOW, limit=80)
+    assert len(calls) == 1
+    for name, weight in whole.look.state_dict().items():
+        torch.testing.assert_close(half.look.state_dict()[name], weight, rtol=0, atol=0)
+    assert (tmp_path / "half.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_other_settings_do_not_go_on_with_a_run(model, tmp_path):
+    learn(model, "scenes", tmp_path / "p.safetensors", replace(HOW, epochs=1), limit=16)
+    with pytest.raises(InputError, match="was made with lr="):
+        learn(model, "scenes", tmp_path / "p.safetensors", replace(HOW, epochs=1, lr=0.1), limit=16)
+    with pytest.raises(InputError, match="no target 'gaze'"):
+        learn(model, "scenes", tmp_path / "q.safetensors", replace(HOW, target="gaze"), limit=16)
+    with pytest.raises(InputError, match=r"written to a \.safetensors file"):
+        learn(model, "scenes", tmp_path / "q.pt", HOW, limit=16)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").touch()
+    with pytest.raises(InputError, match="names images to leave out"):
+        learn(model, tmp_path / "images", tmp_path / "q.safetensors", HOW, leave_out=tmp_path / "none.txt")
