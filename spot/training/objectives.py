@@ -22,6 +22,7 @@ from spot.errors import InputError
 from spot.models.mae import MaskedAutoencoder
 from spot.models.resize import Resize, shrunk
 from spot.models.spot_vit import Features, SpotViT
+from spot.models.tome import ToMe
 from spot.placement.priors import omega, resolve_prior
 from spot.placement.sizes import auto_scale, sized, tiling_scale
 from spot.training.batches import Part
@@ -95,6 +96,7 @@ class Distil(Objective):
         teacher = copy.deepcopy(model) if teacher is None else teacher
         if [tensor.shape for tensor in teacher.parameters()] != [tensor.shape for tensor in model.parameters()]:
             raise InputError(f"the teacher must be of the student's shape, but {teacher.name} is not {model.name}")
+        self._merging: dict[int, ToMe] = {}  # by budget, of view tome
         self.targets: Targets | None = None  # where the run keeps what the teacher said of fixed views
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list: not a part, so neither trained nor saved
         depth = len(model.vit.blocks)
@@ -114,7 +116,11 @@ class Distil(Objective):
             if recipe.view == "resize":
                 seen = shrunk(seen, positions.shape[1], self.model.patch_size)
             with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
-                predicted = self.predict(self.model, seen, positions[..., :2] if recipe.view == "resize" else positions)
+                if recipe.view == "tome":
+                    predicted = self.merge(seen, self.budget(number, part))
+                else:
+                    at = positions[..., :2] if recipe.view == "resize" else positions
+                    predicted = self.predict(self.model, seen, at)
             # The mean over the rows that this pass takes of the step's whole batch, however that is cut.
             taken = max(1, round(share * part.of)) * len(images) / part.of
             mean = self.difference(predicted, target.of(rows), positions).sum() / taken
@@ -150,12 +156,16 @@ class Distil(Objective):
         taken = order[: max(1, round(share * part.of))] - part.first
         return taken[(taken >= 0) & (taken < len(part.images))].sort().values
 
+    def budget(self, number: int, part: Part) -> int:
+        """How many tokens one forward pass has in a step."""
+        return one_of(self.recipe.budgets[number], generator(self.recipe.seed, Draw.BUDGET, part.step, number))
+
     def place(self, images: Tensor, number: int, part: Part) -> Tensor:
         """Positions of one forward pass for all rows: budget and prior drawn for the step, tokens for each row."""
         recipe, draw = self.recipe, generator(self.recipe.seed, Draw.BUDGET, part.step, number)
         tokens = one_of(recipe.budgets[number], draw)
         grid = self.model.grid(images)
-        if tokens >= grid.shape[1]:
+        if tokens >= grid.shape[1] or recipe.view == "tome":
             return grid
         if recipe.view == "resize":
             tiling = tiling_scale(tokens, images.shape[-2], images.shape[-1], self.model.patch_size)
@@ -190,13 +200,23 @@ class Distil(Objective):
         x = model.vit.norm(torch.cat([last.prefix, last.tokens], 1))
         return Prediction(model.forward_head(x), model.forward_head(x, pre_logits=True), features[: len(self.depths)])
 
+    def merge(self, images: Tensor, tokens: int) -> "Prediction":
+        """The grid's tokens, merged on the way at the cost of so many. No merged token stands for one of the map."""
+        if tokens not in self._merging:
+            self._merging[tokens] = ToMe.matching(self.model, tokens)
+        merged = self._merging[tokens].merge(images)
+        logits, pooled = (
+            self._merging[tokens].forward_head(merged.features, each, merged.sizes) for each in (False, True)
+        )
+        return Prediction(logits, pooled, [])
+
     def difference(self, predicted: "Prediction", target: "Prediction", positions: Tensor) -> Tensor:
         """How far each image's prediction is from the teacher's: (b,)."""
         recipe, temperature = self.recipe, self.recipe.temperature
         ours, theirs = (F.log_softmax(each.logits.float() / temperature, -1) for each in (predicted, target))
         loss = recipe.logits * temperature**2 * F.kl_div(ours, theirs, log_target=True, reduction="none").sum(1)
         loss = loss + recipe.pooled * (1 - F.cosine_similarity(predicted.pooled.float(), target.pooled.float()))
-        if not recipe.features:
+        if not recipe.features or not predicted.features:
             return loss
         weight = recipe.features / len(self.depths)
         for ours_at, theirs_at in zip(predicted.features, target.features, strict=True):

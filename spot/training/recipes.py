@@ -95,8 +95,9 @@ class Distil(Recipe):
     shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # of the batch that each pass takes
     weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss: few tokens have large losses
     priors: tuple[str, ...] = ("isotropic",) * 5 + ("center", "center", "sobol", "uniform")
-    view: Literal["windows", "dropout", "resize"] = "windows"  # few tokens are placed windows; or, to compare with,
-    # ^ random patches of the grid, or the grid of a smaller image, for which the budgets are squares
+    view: Literal["windows", "dropout", "resize", "tome"] = "windows"  # few tokens are placed windows; or, to compare
+    # ^ with, random patches of the grid, the grid of a smaller image (budgets are squares), or all patches, merged by
+    # ToMe at the cost of so many
     sizes: float | None = None  # draw each image's scale around "auto", with this deviation as a share of log tiling
     views: int = 0  # show each image in so many fixed views, of which the teacher is asked once; 0: always new ones
     jitter: float = 1.0  # isotropic and center tokens move by up to half this share of their spacing

@@ -10,9 +10,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import spot
-from spot.evaluation.accuracy import Setting
 from spot.models.deltas import is_delta
-from tools import fill_results, make_assets, make_retrofits
+from tools import equal_training, fill_results, make_assets, make_retrofits
 
 NANO = "vit_tiny_patch16_224 --fresh img_size=64 patch_size=16 embed_dim=32 depth=1 num_heads=2 num_classes=32"
 SHORT = "--limit 16 --val-limit 8 --set batch_size=8 epochs=1"
@@ -47,30 +46,57 @@ def test_assets_are_trained_shipped_measured_and_described_and_what_is_done_is_k
     assert (assets / "taught.safetensors").read_bytes() == bytes_before
 
 
-def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(tmp_path):
-    name, images, assets = "vit_tiny_patch16_224", tmp_path / "images" / "n01440764", tmp_path / "assets"
+NAME = "vit_tiny_patch16_224"
+FEW = ("batch_size=2", "epochs=0.5", "warmup_epochs=0", "budgets=((4,),)", "shares=(1,)", "weights=(1,)")
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A ViT's weights and 24 photographs of noise."""
+    folder = tmp_path_factory.mktemp("real")
+    images = folder / "images" / "n01440764"
     images.mkdir(parents=True)
-    assets.mkdir()
-    for number in range(4):
+    for number in range(24):
         pixels = np.random.default_rng(number).integers(0, 255, (224, 224, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(images / f"{number}.png")
-    save_file(timm.create_model(name).state_dict(), tmp_path / f"{name}.safetensors")
-    small = ("--set", "batch_size=2", "epochs=0.5", "warmup_epochs=0", "budgets=((4,),)", "shares=(1,)", "weights=(1,)")
-    make_retrofits.main(
-        tmp_path,
-        images.parent,
-        images.parent,
-        tmp_path / "runs",
-        assets=assets,
-        names=[name],
-        settings=[Setting("isotropic", 9)],
-        options=small,
-    )
-    delta = assets / f"{name}+spot.safetensors"
+    save_file(timm.create_model(NAME).state_dict(), folder / f"{NAME}.safetensors")
+    (folder / "aside.txt").write_text("n01440764/3.png\nn01440764/5.png\n")
+    return folder
+
+
+def test_a_retrofit_is_trained_blended_shipped_as_a_delta_and_measured(real, tmp_path, monkeypatch):
+    monkeypatch.setattr(make_retrofits, "BLENDS", (0.0, 0.5))
+    folders = (real, real / "images", real / "images", tmp_path / "runs")
+    how = {"retrofits": {NAME: FEW}, "budgets": (4, 196), "set_aside": real / "aside.txt"}
+    make_retrofits.main(*folders, assets=tmp_path, **how)
+    delta = tmp_path / f"{NAME}+spot.safetensors"
     assert is_delta(delta)
-    card = (assets / "RETROFITS.md").read_text()
-    for title in (name, f"{name}, retrofitted", f"{name}+spot"):
-        assert re.search(rf"^\| {re.escape(title)} \| [\d.]+ \| [\d.]+ \| 4 \|$", card, re.MULTILINE)
+    blends = json.loads((tmp_path / "runs" / NAME / "blends.json").read_text())
+    assert [row["blend"] for row in blends] == [0.0, 0.5]
+    assert blends[0]["196 tokens"] == 100  # nothing kept: the ViT itself
+    run = json.loads((tmp_path / "runs" / NAME / "run.json").read_text())
+    assert run["settings"]["images"]["count"] == 22
+    card = (tmp_path / "RETROFITS.md").read_text()
+    for title in (NAME, f"{NAME}+spot"):
+        assert re.search(
+            rf"^\| {re.escape(title)} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| 24 \|$", card, re.MULTILINE
+        )
+
+
+def test_ways_to_teach_are_trained_alike_and_compared_image_by_image(real, tmp_path, monkeypatch):
+    monkeypatch.setattr(equal_training, "SET_ASIDE", real / "aside.txt")
+    ways = {"windows, sizes": ((), "auto"), "a smaller image": (("sizes=none", "view=resize"), "resize")}
+    how = {"out": tmp_path, "name": NAME, "ways": ways, "budgets": (4,), "options": (*FEW, "views=1")}
+    equal_training.main(real, real / "images", real / "images", tmp_path / "runs", **how)
+    rows = json.loads((tmp_path / "equal-training.json").read_text())["rows"]
+    assert [row["what the student is shown"] for row in rows] == list(ways)
+    assert re.fullmatch(r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\)", rows[1]["against the first, 4"])
+    assert "a smaller image" in (tmp_path / "equal-training.md").read_text()
+    assert len(list((tmp_path / "runs" / "cache").iterdir())) == 1  # the teacher was asked once for both
+    settings = [json.loads(file.read_text())["settings"] for file in (tmp_path / "runs").glob("*/run.json")]
+    for each in settings:
+        each["recipe"].pop("sizes"), each["recipe"].pop("view")
+    assert len(settings) == 2 and settings[0] == settings[1]
 
 
 def test_a_verb_that_fails_stops_the_program(capfd):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from spot.errors import InputError
+from spot.models.tome import ToMe
 from spot.training.batches import Part
 from spot.training.objectives import Distil, sample_map
 from spot.training.options import Options
@@ -125,3 +126,18 @@ def test_images_that_a_file_names_are_never_trained_on(tmp_path):
 def test_the_list_of_images_set_aside_has_one_of_each_of_500_classes():
     names = (Path(__file__).parents[2] / "tools" / "set_aside.txt").read_text().split()
     assert len(names) == len({name.split("/")[0] for name in names}) == 500
+
+
+def test_merging_is_taught_at_the_cost_of_the_budget():
+    distil, step = objective(view="tome", sizes=None, features=1.0), part()
+    kept = distil.predict(distil._teacher[0], step.images, distil.model.grid(step.images))
+    merged = distil.merge(step.images, 9)
+    expected = ToMe.matching(make_nano(), 9)
+    torch.testing.assert_close(merged.logits, expected(step.images))
+    assert not torch.allclose(merged.logits, kept.logits, atol=1e-4)
+    torch.testing.assert_close(distil.merge(step.images, 16).logits, kept.logits)  # as many as the grid has
+    divergence = F.kl_div(merged.logits.log_softmax(1), kept.logits.log_softmax(1), log_target=True, reduction="none")
+    apart = 1 - F.cosine_similarity(merged.pooled, kept.pooled)
+    torch.testing.assert_close(distil.difference(merged, kept, step.images), divergence.sum(1) + apart)
+    distil(step).loss.backward()
+    assert distil.model.vit.blocks[0].attn.qkv.weight.grad.abs().sum() > 0
