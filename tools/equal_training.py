@@ -25,7 +25,7 @@ from tools.make_retrofits import NAMES, SET_ASIDE
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "imagenet"
 BUDGETS = (25, 49, 100)
-STEPS = ("epochs=2", "ema=0.99")  # of distil-sizes
+STEPS = ("epochs=2", "views=3", "ema=0.99", "precision=bf16")  # of distil-sizes
 SQUARES = "budgets=((25,),(49,),(100,),(196,))"
 ALL = ("budgets=((195,),)", "shares=(1.0,)", "weights=(1.0,)", "priors=('uniform',)")
 FIRST = "windows, sizes"

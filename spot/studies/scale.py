@@ -9,7 +9,7 @@ import torch
 
 from spot.evaluation.accuracy import Setting
 from spot.placement.files import Placements
-from spot.placement.sizes import tiling_scale
+from spot.placement.sizes import auto_scale, tiling_scale
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.statistics import difference, predicted, share
@@ -30,18 +30,21 @@ def run(lab: Lab) -> Result:
             (name, tokens): [Setting(PRIOR, tokens, name=name, scale=tiling(backbone, tokens) ** part)]
             for tokens in budgets
             for name, part in SHARES.items()
-        }
+        } | {("auto", tokens): [Setting(PRIOR, tokens, name="auto", scale="auto")] for tokens in budgets}
         made = lab.accuracies(backbone, settings)
         for (name, tokens), (predictions,) in made.items():
             first = made["scale 1", tokens][0]
             change = {} if predictions is first else difference(first.right, predictions.right)
             about: Row = {"backbone": backbone.name, "tokens": tokens, "size": name}
-            rows.append({**about, "scale": settings[name, tokens][0].scale, **share(predictions.right), **change})
+            scale = settings[name, tokens][0].scale
+            if scale == "auto":
+                scale = auto_scale(tokens, *backbone.model.img_size, backbone.model.patch_size)
+            rows.append({**about, "scale": scale, **share(predictions.right), **change})
         rows += searched(lab, backbone)
     notes = [
         lab.differs(),
         "A scale of 1 is one sample per pixel; at tiling, windows together have the image's area; ½ is half of the way "
-        "there in log scale, which is what scale=auto means. Δ is against scale 1 on the same images.",
+        "there in log scale; auto is the rule by which a retrofit places. Δ is against scale 1 on the same images.",
         f"Searches: 5 steps at 0.003 from {PRIOR} at {lab.sparse} tokens; with scale they start at auto and move the "
         f"logarithm of each window's scale too. A window grew or shrank if its scale changed by more than "
         f"{100 * (GROWN - 1):.0f} %.",

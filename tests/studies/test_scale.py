@@ -8,13 +8,14 @@ from spot.studies import scale
 from spot.studies.study import find_study
 
 
-def test_every_budget_has_five_scales_and_searches_with_and_without(make_lab):
+def test_every_budget_has_five_scales_and_auto_and_searches_with_and_without(make_lab):
     lab = make_lab(models=("one",))
     result = scale.run(lab)
     plain = [row for row in result.rows if "scale" in row]
     assert [(row["tokens"], round(row["scale"], 3)) for row in plain] == [
         *((4, each) for each in (1, 1.189, 1.414, 1.682, 2)),
         *((9, each) for each in (1, 1.075, 1.155, 1.241, 1.333)),
+        *((4, 1.625), (9, 1.286)),  # auto
     ]
     first, second = plain[:2]
     assert "delta" not in first and second["delta"] == pytest.approx(second["top1"] - first["top1"])
