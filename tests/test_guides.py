@@ -45,6 +45,7 @@ LIMITS = {
     "search": ["--limit", "8", "--workers", "0", "--steps", "1"],
     "saliency": ["--limit", "8"],
     "learn": ["--limit", "8", "--epochs", "1"],
+    "calibrate": ["--workers", "0"],
     "bench": ["--rounds", "1", "--batch-size", "1", "--tokens", "9"],
     "retrofit": TRAIN, "pretrain": TRAIN, "finetune": TRAIN,
     "study": ["--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"],

@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "saliency": "map what stands out in images",
     "retrofit": "teach a pretrained ViT to read off-grid tokens",
     "learn": "train where a model's tokens should go, without labels",
+    "calibrate": "choose when a model may stop looking, without labels",
     "pretrain": "train a masked autoencoder on off-grid windows",
     "finetune": "fine-tune an encoder to classify",
     "delta": "keep a retrofit as what it adds to a timm checkpoint",

@@ -20,8 +20,8 @@ def learn(
     weights: options.Weights = None,
     teacher: str | None = None,
     teacher_weights: options.Weights = None,
-    split: options.Split = "train",
-    limit: options.Limit = None,
+    split: str = "train",
+    limit: int | None = None,
     leave_out: Path | None = None,
 ) -> None:
     """Train where a model's tokens should go, without labels, in minutes.
@@ -34,6 +34,8 @@ def learn(
         out: the .safetensors file.
         teacher: the dense ViT; by default the model itself, on its own grid.
         teacher_weights: a file with the teacher's weights, instead of downloading them.
+        split: val, train or test, where the data has several.
+        limit: at most so many images, evenly spread over the classes.
         leave_out: a file that names images never to train on, one a line, as paths below the data's root.
 
     example: spot learn vit-ti --data images --out vit-ti.policy.safetensors

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spot.commands import options
+from spot.errors import InputError
 
 
 def predict(
@@ -14,6 +15,7 @@ def predict(
     prior: options.Prior = None,
     scale: options.Scale = None,
     tokens: int | None = None,
+    until: float | None = None,
     saliency: options.Saliency = None,
     fit: options.Fit = "crop",
     seed: options.Seed = 0,
@@ -28,6 +30,7 @@ def predict(
 
     Args:
         tokens: how many windows; by default the model's own.
+        until: few windows first, and more until the model is so sure (0.8); it must be calibrated (spot calibrate).
         top: how many classes to name.
         out: folder for the pictures; by default predictions, or none with --csv or --json.
         csv: write a line per image and class to this file; - is standard output.
@@ -36,6 +39,8 @@ def predict(
     example: spot predict cat.jpg holiday/ --prior focus --tokens 49 --fit whole --csv said.csv
     """
     if runtime == "onnx":
+        if until is not None:
+            raise InputError("an exported model has one stage; leave out --until, or use --runtime torch")
         from spot.export.runtime import predict_exported
 
         predict_exported(
@@ -54,9 +59,11 @@ def predict(
     loaded = spot.load(model, weights=weights, scale=scale)
     files = dict(zip(paths, picture_files(paths, out), strict=True)) if out else {}
     placed: dict[str, Any] = {"prior": prior, "tokens": tokens, "saliency": saliency, "fit": fit, "seed": seed}
+    placed |= {} if until is None else {"until": until}
     table = []
     for made in predict(loaded, paths, top=top, skip=skip_unreadable, **placed):
-        report.show(made.rows(), str(made.path), digits=1)
+        caption = "" if until is None else f"with {len(made.positions)} windows in the last stage"
+        report.show(made.rows(), str(made.path), digits=1, caption=caption)
         table += [{"image": str(made.path), **row} for row in made.rows()]
         if files:
             save(prediction_figure(made, loaded.patch_size), files[made.path])

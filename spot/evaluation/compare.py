@@ -16,11 +16,13 @@ from spot.data.images import Data, data_for, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
+from spot.evaluation.anytime import measure
 from spot.evaluation.cache import hash_maps
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import Bank, build_banks, knn_rows
 from spot.evaluation.options import Comparing
 from spot.hashes import hash_model
+from spot.models.anytime import calibrated
 from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
@@ -45,7 +47,7 @@ class Comparison:
             line: dict[str, Any] = {"placement": row["placement"], "tokens": row["tokens"], "GMACs": row["gmacs"]}
             if self.classified:
                 line |= {"top-1": row["top1"], "95 %": f"{row['low']:.1f}–{row['high']:.1f}"}
-                line |= {"top-5": row["top5"], "loss": row["loss"]}
+                line |= {"top-5": row.get("top5"), "loss": row.get("loss")}
             lines.append(line | {"±": row.get("std"), "kNN": row.get("knn"), "kNN ±": row.get("knn_std")})
         empty = {name for name in lines[0] if all(line[name] is None for line in lines)}
         return [{name: value for name, value in line.items() if name not in empty} for line in lines]
@@ -84,6 +86,10 @@ def compare(model: SpotViT, data: str | Path, **options: Any) -> Comparison:
     priors = asked.prior or (model.prior,)
     maps = maps_for(model, priors, asked.saliency, data)
     settings = candidates_of(model, asked)
+    if asked.anytime:
+        calibrated(model)  # refuses a model that was not
+        if state.num_processes > 1:
+            raise InputError("a cascade is measured by one process; leave out anytime, or start one")
     images, classified = opened(model, data, need_classes=asked.knn is None, **asked.opening())
     batches = loader(images, **asked.readers(), process=state.process_index, processes=state.num_processes)
     banks: list[Bank] = []
@@ -104,6 +110,8 @@ def compare(model: SpotViT, data: str | Path, **options: Any) -> Comparison:
         cost = macs(made.candidates[members[0]].module) / 1e9
         row = row if classified else {name: row[name] for name in ("seeds", "images")}
         rows.append({**about, "gmacs": cost, **row, **voted})
+    if asked.anytime:
+        rows.append(measure(model, batches))
     return Comparison(rows, made, classified)
 
 

@@ -67,6 +67,8 @@ class Comparing(Loading):
     saliency: Saliency = None
     baseline: tuple[Baseline, ...] = ()
     """what one would use instead, at the same budgets; plain is the timm model itself"""
+    anytime: bool = False
+    """also let the model stop when sure, as spot calibrate chose"""
     knn: Path | None = None
     """labelled images, or a bank file, for k-nearest-neighbour accuracy of the features"""
     k: int = 20

@@ -109,6 +109,7 @@ def predict(
     tokens: int | None = None,
     saliency: str | None = None,
     seed: int = 0,
+    until: float | None = None,
     top: int = 5,
     fit: Fit = "crop",
     skip: bool = False,
@@ -119,11 +120,14 @@ def predict(
         prior, tokens: where and how many; by default the model's own.
         saliency: for priors that need a map, see `spot.placement.saliency.maps_for`.
         seed: of priors that draw, together with each file's name.
+        until: few tokens first, and more until the model is so sure (from 0 to 1); see spot.models.anytime.
         top: how many classes to name.
         skip: leave out what cannot be read, with a warning.
     """
     if top < 1:
         raise InputError(f"at least one class is to be named, got top={top}")
+    if until is not None and not (prior is tokens is saliency is None and fit != "whole"):
+        raise InputError("with until the calibration says where tokens go and how many, on images of the model's size")
     names = names_of(model)
     transform = photo_transform(model.data_config, fit)
     maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
@@ -131,8 +135,13 @@ def predict(
     for path, image in opened(paths, transform, skip=skip):
         images, keys = image[None].to(device), [path.name]
         map_ = None if maps is None else maps(images, keys)
-        positions = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=map_)
-        best = (model(images, positions)[0].softmax(0) * 100).topk(min(top, len(names)))
+        if until is None:
+            positions = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=map_)
+            logits = model(images, positions)
+        else:
+            *_, step = model.look(images, until)
+            positions, logits = step.positions, step.logits
+        best = (logits[0].softmax(0) * 100).topk(min(top, len(names)))
         indices, probabilities = best.indices.tolist(), best.values.tolist()
         seen, drawn_from = rgb(images, model.data_config)[0].cpu(), None if map_ is None else map_[0].cpu()
         called = [names[index] for index in indices]

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ ALIASES = {
 }
 HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 PLACING = ("tokens", "prior", "scale")  # what is saved of how a model places tokens
-POLICY = ".policy.safetensors"
+POLICY, ANYTIME = ".policy.safetensors", ".anytime.json"
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
 
@@ -70,8 +71,9 @@ def load(
     check_kind("weights", weights, str, Path, type(None))
     model = _load(str(name), weights, options)
     path = built_in().get(ALIASES.get(str(name), str(name)), Path(name))
-    if path.exists() and (beside := policy_file(path)).is_file():
-        model.policy = beside
+    if path.exists():
+        policy, cascade = beside(path)
+        model.policy, model.cascade = (each if each.is_file() else None for each in (policy, cascade))
     return with_placing(model, tokens=tokens, prior=prior, scale=scale).eval()
 
 
@@ -128,9 +130,10 @@ def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     return fitted
 
 
-def policy_file(path: Path) -> Path:
-    """Where the learned prior of a model is kept: beside its file, or in its folder."""
-    return (path / WEIGHTS if path.is_dir() else path).with_suffix(POLICY)
+def beside(path: Path) -> tuple[Path, Path]:
+    """Where the learned prior and the calibration of a model are kept: beside its file, or in its folder."""
+    file = path / WEIGHTS if path.is_dir() else path
+    return file.with_suffix(POLICY), file.with_suffix(ANYTIME)
 
 
 def built_in() -> dict[str, Path]:
@@ -205,6 +208,7 @@ def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
     refuse_steering(about["base"], {}, {})
     model = load_timm(about["base"], weights, {})
     model.vit.load_state_dict(apply_delta(model.vit.state_dict(), path))
+    model.base = partial(load_timm, about["base"], weights, {})
     return with_placing(model, **{name: about["config"].get(name) for name in PLACING})
 
 
@@ -226,15 +230,19 @@ def save_file_whole(model: SpotViT, path: str | Path, *, dtype: torch.dtype | No
     }
     write_tensors(path, state, KEY, config, format="pt")
     if dtype is None:
-        save_policy(model, Path(path))
+        save_beside(model, Path(path))
     return config
 
 
-def save_policy(model: SpotViT, path: Path) -> None:
-    """Write a model's learned prior beside its file, unless the model was trained since the prior was."""
+def save_beside(model: SpotViT, path: Path) -> None:
+    """Write a model's learned prior and calibration beside its file, unless the model was trained since they were."""
+    policy, cascade = beside(path)
     with suppress(InputError):
         if model.policy is not None and model.policy.about["hash"] == hash_of(model):
-            model.policy.save(policy_file(path))
+            model.policy.save(policy)
+    with suppress(InputError):
+        if model.cascade is not None and model.cascade.hash == hash_of(model) and not model.cascade.base:
+            model.cascade.save(cascade)
 
 
 def describe(model: SpotViT) -> dict[str, Any]:

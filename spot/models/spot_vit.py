@@ -23,6 +23,7 @@ from timm.models._manipulate import checkpoint
 from torch import Generator, Tensor, nn
 
 from spot.errors import InputError, check_kind
+from spot.models.anytime import Cascade, Step, load_cascade, look
 from spot.models.card import card
 from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
@@ -80,6 +81,8 @@ class SpotViT(
     """A timm ViT and where its tokens go. Build one with spot.adapt or spot.load."""
 
     _policy: Policy | Path | None
+    _cascade: Cascade | Path | None
+    base: Callable[[], "SpotViT"] | None = None  # loads the ViT it was retrofitted from, where that is known
 
     def __init__(
         self,
@@ -112,7 +115,8 @@ class SpotViT(
         self.prior = prior
         self.scale = scale
         self.saliency = saliency
-        self.policy = None
+        self.policy = self.cascade = None
+        self._base: tuple[SpotViT, ...] = ()  # in a tuple, so that it is not a part of this one
         self._policies: dict[str, Policy] = {}  # by the name of their files
         self.tokens = len(self.grid()) if tokens is None else tokens
 
@@ -198,6 +202,25 @@ class SpotViT(
         self._policy = Path(policy) if isinstance(policy, str) else policy
 
     @property
+    def cascade(self) -> Cascade | None:
+        """The stages of `look`, calibrated by spot calibrate. A file that it is given as is read on first use."""
+        if isinstance(self._cascade, Path):
+            self._cascade = load_cascade(self._cascade, self)
+        return self._cascade
+
+    @cascade.setter
+    def cascade(self, cascade: Cascade | str | Path | None) -> None:
+        check_kind("cascade", cascade, Cascade, str, Path, type(None))
+        self._cascade = Path(cascade) if isinstance(cascade, str) else cascade
+
+    def base_vit(self) -> "SpotViT":
+        """The ViT that this one was retrofitted from, which a delta knows; loaded on first use."""
+        if self.base is None:
+            raise InputError(f"{self.name} does not know the ViT it was retrofitted from; load it as a delta")
+        self._base = self._base or (self.base().eval().requires_grad_(False),)
+        return self._base[0].to(next(self.vit.parameters()).device)
+
+    @property
     def random(self) -> bool:
         """Whether another seed places tokens elsewhere."""
         return resolve_prior(self.prior).random
@@ -280,6 +303,11 @@ class SpotViT(
         placing = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
         features = self.forward_features(images, positions, **placing)
         return self.forward_head(features)
+
+    def look(self, images: Tensor, until: float | None = None) -> Iterator[Step]:
+        """Few tokens first, more for the images that need them; see spot.models.anytime."""
+        check_images(images)
+        return look(self, images, until)
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """The normalised output of the last block: prefix tokens, then placed tokens, (B, P + N, D)."""

@@ -1,0 +1,71 @@
+"""spot calibrate: choose stages and thresholds of a cascade on images without labels."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from spot.commands import options
+from spot.evaluation.options import Loading
+
+DEFAULT = Loading(split="train")
+
+
+def calibrate(
+    model: options.ModelArgument,
+    /,
+    data: options.Data,
+    out: Path,
+    loading: Annotated[Loading, arg(name="")] = DEFAULT,
+    weights: options.Weights = None,
+    prior: options.Prior = None,
+    scale: options.Scale = None,
+    tokens: tuple[int, ...] = (),
+    agree: float = 0.99,
+    base: bool = False,
+    keep: Path | None = None,
+) -> None:
+    """Choose how many tokens come first, and how sure the model must be to stop, on images without labels.
+
+    The result belongs beside its model as NAME.anytime.json, where predict --until, evaluate --anytime and
+    model.look find it.
+
+    Args:
+        out: the .json file.
+        tokens: budgets, of which at most two come before the whole grid; by default an eighth, a quarter, a half of it.
+        agree: on which share of the images where the whole grid does the cascade must say what the dense ViT says.
+        base: the last stage is the ViT that the model was retrofitted from, as a delta knows it.
+        keep: a file that names images to calibrate on, one a line; by default all.
+
+    example: spot calibrate vit-ti --data images --agree 0.97 --out vit-ti.anytime.json
+    """
+    import spot
+    from spot import report
+    from spot.data.images import Images, data_for, loader, open_data
+    from spot.data.picture import evaluation_transform
+    from spot.errors import InputError
+    from spot.evaluation.anytime import calibrate
+
+    report.check_outputs(out)
+    loaded = spot.load(model, weights=weights, scale=scale)
+    if data == "scenes":
+        images = data_for(loaded, data, **loading.opening())
+    else:
+        images = open_data(data, transform=evaluation_transform(loaded.data_config), **loading.opening())
+    if keep is not None:
+        if not keep.is_file() or not isinstance(images, Images):
+            raise InputError(f"there is no file {keep} that names images of a folder to calibrate on")
+        names = set(keep.read_text(errors="surrogateescape").splitlines())
+        images.keep([index for index, key in enumerate(images.keys) if key in names])
+    batches = loader(images, **loading.readers())
+    cascade = calibrate(loaded, batches, budgets=tokens, agree=agree, base=base, prior=prior)
+    cascade.save(out)
+    rows = [
+        {"tokens": stage.tokens, "stops at": stage.threshold, "GMACs": stage.macs / 1e9} for stage in cascade.stages
+    ]
+    made = cascade.made
+    report.show(rows, f"{model}, stage by stage", digits=3)
+    report.say(
+        f"On {made['images']} images {made['reached']:.1%} agree with the dense ViT, at {made['macs']:.2f} of its "
+        f"multiply-adds. The calibration is in {out}."
+    )

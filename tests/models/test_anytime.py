@@ -1,0 +1,166 @@
+"""Few tokens first, more for images that need them."""
+
+import copy
+from itertools import product
+
+import pytest
+import torch
+
+import spot
+from spot.data.images import data_for, loader
+from spot.errors import InputError
+from spot.evaluation.anytime import Said, calibrate, cheapest, fitted, listen, measure, thresholds
+from spot.evaluation.cost import macs
+from spot.models.anytime import Cascade, Stage, load_cascade
+from spot.models.protocol import Placed
+from spot.placement.policy import hash_of
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return list(loader(data_for(spot.load("scenes-a"), "scenes", limit=96), 48))
+
+
+@pytest.fixture(scope="module")
+def model(batches):
+    model = spot.load("scenes-a")
+    model.cascade = calibrate(model, batches, budgets=(9, 16, 25), agree=0.97)
+    return model
+
+
+@pytest.fixture
+def images(batches):
+    return batches[0].images
+
+
+def by_hand(model, image, until=None):
+    """One image, stage by stage, in the plainest way."""
+    known, tokens, cost = None, 0, 0
+    for number, stage in enumerate(model.cascade.stages):
+        last = number + 1 == len(model.cascade.stages)
+        positions = model.grid(image) if last else model.place(image, tokens=stage.tokens)
+        said = model(image, positions).log_softmax(1)
+        known = stage.own * said if known is None else stage.own * said + stage.earlier * known
+        tokens, cost = tokens + positions.shape[1], cost + stage.macs
+        if last or known.softmax(1).max() >= (stage.threshold if until is None else until):
+            return known[0], tokens, cost
+
+
+@pytest.mark.parametrize("until", [None, 0.6, 1.0])
+def test_a_batch_that_shrinks_says_what_each_image_alone_does(model, images, until):
+    with torch.no_grad():
+        *before, step = model.look(images, until)
+        for row in range(len(images)):
+            logits, tokens, cost = by_hand(model, images[row : row + 1], until)
+            torch.testing.assert_close(step.logits[row], logits, rtol=1e-4, atol=1e-4)
+            assert (int(step.tokens[row]), int(step.macs[row])) == (tokens, cost)
+    assert step.done.all()
+    rows = [len(each.rows) for each in (*before, step)]
+    assert rows == sorted(rows, reverse=True)
+    assert all(
+        int((~each.done).sum()) == len(after.rows) for each, after in zip(before, [*before[1:], step], strict=True)
+    )
+
+
+def test_costs_are_those_of_the_counter(model):
+    for stage in model.cascade.stages[:-1]:
+        assert stage.macs == macs(Placed(model, stage.tokens))
+    assert model.cascade.stages[-1].macs == macs(Placed(model, len(model.grid()), "isotropic"))
+
+
+def test_thresholds_are_the_cheapest_of_all(batches):
+    draw = torch.Generator().manual_seed(0)
+    confidences = [torch.rand(60, generator=draw) for _ in range(3)]
+    agrees = [
+        torch.rand(60, generator=draw) < share for share in (confidences[0], confidences[1] ** 0.5, torch.ones(60))
+    ]
+    limits, share, cost = thresholds(confidences, agrees, [1, 2, 5], 0.9)
+
+    def outcome(first, second):
+        agreed = spent = 0
+        for c1, c2, a1, a2, a3 in zip(*confidences[:2], *agrees, strict=True):
+            stage = 0 if c1 >= first else 1 if c2 >= second else 2
+            agreed, spent = agreed + bool((a1, a2, a3)[stage]), spent + (1, 3, 8)[stage]
+        return agreed / 60, spent / 60
+
+    assert outcome(*limits) == pytest.approx((share, cost))
+    levels = torch.linspace(0, 1, 41).double()
+    every = product(*([*each.double().quantile(levels).tolist(), 2.0] for each in confidences[:2]))
+    outcomes = [outcome(*pair) for pair in every]
+    assert cost == pytest.approx(min(spent for agreed, spent in outcomes if agreed >= 0.9))
+
+
+def test_weights_make_the_sum_agree_best():
+    draw = torch.Generator().manual_seed(0)
+    own, earlier = (torch.randn(200, 7, generator=draw).log_softmax(1) for _ in range(2))
+    dense = (1.7 * own + 0.4 * earlier).log_softmax(1)
+    assert fitted(own, earlier, dense) == pytest.approx((1.7, 0.4), abs=1e-4)
+    assert fitted(own, None, (2.5 * own).log_softmax(1)) == pytest.approx((2.5, 0.0), abs=1e-4)
+
+
+def test_a_cascade_agrees_as_often_as_was_asked_for_where_it_was_calibrated(model, batches):
+    said = listen(model, batches, (9, 16, 25))
+    made = model.cascade.made
+    with torch.no_grad():
+        ends = [list(model.look(batch.images))[-1] for batch in batches]
+    answers = torch.cat([step.logits.argmax(1) for step in ends])
+    agreed = (answers == said.dense.argmax(1)).float().mean().item()
+    assert agreed == pytest.approx(made["reached"])
+    assert agreed >= made["agree"] - 1e-6
+    spent = torch.cat([step.macs for step in ends]).double().mean() / model.cascade.stages[-1].macs
+    assert spent == pytest.approx(made["macs"], rel=1e-4) and spent < 1
+
+
+def test_without_a_sure_early_stage_only_the_grid_is_left():
+    wrong = torch.zeros(40, 3).log_softmax(1)
+    dense = torch.eye(3)[torch.arange(40) % 3].mul(9).log_softmax(1)
+    stages, share, cost = cheapest(Said(torch.stack([wrong, dense]), dense, torch.zeros(40)), [9], [1, 10], 64, 1.0)
+    assert ([stage.tokens for stage in stages], share, cost) == ([64], 1.0, 10)
+
+
+def test_measure_is_the_mean_over_images(model, batches):
+    row = measure(model, batches, until=0.6)
+    right = tokens = 0
+    with torch.no_grad():
+        for batch in batches:
+            for image, label in zip(batch.images, batch.labels, strict=True):
+                logits, count, _ = by_hand(model, image[None], 0.6)
+                right, tokens = right + int(logits.argmax() == label), tokens + count
+    assert row["top1"] == pytest.approx(100 * right / 96)
+    assert row["tokens"] == pytest.approx(tokens / 96, abs=0.06)
+    assert sum(row["stopped"].values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_calibration_is_kept_with_its_model(model, images, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    again = spot.load(tmp_path / "model")
+    assert again.cascade == model.cascade
+    model.cascade.save(tmp_path / "other.anytime.json")
+    with pytest.raises(InputError, match="calibrated for another model"):
+        load_cascade(tmp_path / "other.anytime.json", spot.load("scenes-b"))
+
+
+def test_bad_input_is_one_sentence(model, images, batches, tmp_path):
+    with pytest.raises(InputError, match="never calibrated"):
+        next(spot.load("scenes-a").look(images))
+    with pytest.raises(InputError, match="until is a confidence"):
+        next(model.look(images, until=80))
+    with pytest.raises(InputError, match="agree is a share"):
+        calibrate(model, batches, agree=99)
+    with pytest.raises(InputError, match="below the grid's 64 tokens"):
+        calibrate(model, batches, budgets=(64,))
+    with pytest.raises(InputError, match="does not know the ViT"):
+        calibrate(model, batches, base=True, budgets=(9,))
+    (tmp_path / "bad.json").write_text('{"format": 1, "stages": [{}]}')
+    with pytest.raises(InputError, match="damaged, or no calibration"):
+        load_cascade(tmp_path / "bad.json", model)
+
+
+def test_the_last_stage_may_be_the_base(model, images):
+    own = copy.deepcopy(model)
+    own.base = lambda: spot.load("scenes-a-grid")
+    own.cascade = Cascade((Stage(9, 1, 2.0), Stage(64, 2, 0.0)), hash_of(own), base=True)
+    with torch.no_grad():
+        *_, step = own.look(images[:4])
+        expected = spot.load("scenes-a-grid")(images[:4], own.grid(images[:4])).log_softmax(1)
+    torch.testing.assert_close(step.logits, expected)
