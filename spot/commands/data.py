@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -11,7 +11,7 @@ from spot.data.difficulty import Difficulty
 
 
 def data(
-    name: tyro.conf.Positional[Literal["scenes"]],
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")],
     /,
     *,
     show: bool = False,
@@ -29,7 +29,7 @@ def data(
     a field of spot.data.difficulty.Difficulty.
 
     Args:
-        name: the data set.
+        name: scenes; needle, a small object in a picture of 192 pixels; or needle:256, of as many pixels as it says.
         show: save a contact sheet, every outline (rows) with every texture (columns).
         masks: darken everything but the object on that sheet, by its exact mask.
         out: where the contact sheet goes.
@@ -43,9 +43,18 @@ def data(
     from time import process_time
 
     from spot import report
+    from spot.data.difficulty import difficulty_of
     from spot.data.scenes import CLASSES, SPLITS, Scenes
     from spot.data.shapes import OUTLINES, TEXTURES
-    from spot.errors import InputError
+    from spot.errors import InputError, unknown
+
+    drawn = difficulty_of(name)
+    if drawn is None:
+        raise unknown("built-in data set", name, ("scenes", "needle"))
+    if drawn != Difficulty():
+        if difficulty != Difficulty():
+            raise InputError(f"factors are options of scenes; those of {name} are fixed, but for its size: needle:256")
+        difficulty = drawn
 
     if examples < 1:
         raise InputError(f"a contact sheet needs at least one example of each class, got {examples}")
@@ -65,7 +74,7 @@ def data(
         {"what": "covered by the object", "value": f"{batch.masks.mean().item():.1%} of the image"},
         {"what": "drawn by one core", "value": f"{rate:,} images/s"},
     ]
-    report.show(rows, "Scenes")
+    report.show(rows, name.capitalize())
     report.save_json(json, rows, {"split": split, "seed": seed, "difficulty": asdict(difficulty)})
     if show:
         from spot.plots import save

@@ -23,7 +23,11 @@ Photos = Annotated[
 ]
 Weights = Annotated[Path | None, arg(help="a file with the timm model's weights, instead of downloading them")]
 Data = Annotated[
-    str, arg(help='a folder with one sub-folder per class, ImageNet\'s root, a timm data set, or "scenes"')
+    str,
+    arg(
+        help="a folder with one sub-folder per class, ImageNet's root, a timm data set, scenes, or needle: large "
+        "scenes with a small object (needle:256 is of so many pixels; needle:DIR sets photographs into a canvas)"
+    ),
 ]
 DataArgument = Annotated[
     Positional[str],

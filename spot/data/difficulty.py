@@ -1,6 +1,8 @@
 """How a scene is drawn, factor by factor: what a study of misalignment, clutter or size varies."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from spot.errors import InputError
 
@@ -53,3 +55,34 @@ class Difficulty:
         for name, least in {"image_size": 8, "grid": 1, "texture_period": 1, "rotation": 0}.items():
             if not getattr(self, name) >= least:
                 raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+
+def needle(image_size: int = 192) -> Difficulty:
+    """A small object in a large picture: 24 to 40 pixels across, anywhere, whatever the image's size.
+
+    Smaller objects lie about, 8 to 16 of them at 192 pixels and more in proportion to the area.
+    """
+    if not image_size >= 64:
+        raise InputError(f"a needle's picture must be at least 64 pixels a side, got {image_size}")
+    clutter = (image_size / 192) ** 2
+    return Difficulty(
+        image_size=image_size,
+        radius=(12 / image_size, 20 / image_size),
+        center_bias=0.0,
+        distractors=(round(8 * clutter), round(16 * clutter)),
+        distractor_radius=(3 / image_size, 7 / image_size),
+    )
+
+
+SCENES = re.compile(r"scenes|(needle)(?::(\d+))?")
+
+
+def difficulty_of(name: str | Path) -> Difficulty | None:
+    """How the scenes of a data set's name are drawn; None if the name is of other data.
+
+    "scenes"; "needle", a small object in a picture of 192 pixels; "needle:256", in one of as many pixels as it says.
+    """
+    named = SCENES.fullmatch(str(name))
+    if named is None or Path(name).is_dir():
+        return None
+    return needle(int(named[2] or 192)) if named[1] else Difficulty()

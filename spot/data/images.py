@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import Normalize
 
+from spot.data.difficulty import difficulty_of
 from spot.data.picture import evaluation_transform, open_image
 from spot.errors import InputError, unknown
 
@@ -40,6 +41,7 @@ EXTENSIONS = (*IMG_EXTENSIONS, ".gif", ".avif", ".jfif")
 TIMM = re.compile(r"(torch|hfds|hfids|wds|tfds)/.+")
 SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
+CANVAS = "needle:"  # before the name of data whose images stand in a canvas
 
 
 def class_folders(model: Any) -> list[str] | int:
@@ -128,10 +130,14 @@ class Images(Dataset[Sample | None]):
         """The sample, or why there is none."""
         source, label = self.source[self.order[index]]
         try:
-            image = open_image(source)
+            image = self.seen(open_image(source), index)
         except InputError as error:
             return Unread(self.keys[index], str(error))
-        return self.transform(image), -1 if label is None else int(label), self.keys[index]
+        return image, -1 if label is None else int(label), self.keys[index]
+
+    def seen(self, image: Image.Image, index: int) -> Tensor:
+        """What a model sees of the image of this number."""
+        return self.transform(image)
 
     def thin(self, limit: int) -> None:
         """Keep at most `limit` images, evenly spread over the data and so over its classes."""
@@ -173,17 +179,26 @@ class Stream(IterableDataset[Sample]):
 def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, **options: Any) -> "Data":
     """Data as a model wants it for evaluation: its size, mean, std and class indices.
 
-    path_or_name, limit, options (split, unreadable, root): as for `open_data`; or "scenes", the built-in data set.
+    path_or_name, limit, options (split, unreadable, root): as for `open_data`; "scenes" or "needle", the built-in
+        data sets; or "needle:" before a folder or name, whose images each stand in a canvas (spot/data/canvas.py).
     """
     from spot.data.scenes import Scenes
 
     config = model.data_config
-    if str(path_or_name) == "scenes" and not Path(path_or_name).is_dir():
+    difficulty = difficulty_of(path_or_name)
+    if difficulty is not None:
         split = options.get("split", "val")
         split = "validation" if split == "val" else split
-        return Scenes(split, limit, transform=Normalize(config["mean"], config["std"]))
-    transform = evaluation_transform(config)
-    return open_data(path_or_name, transform=transform, classes=class_folders(model), limit=limit, **options)
+        return Scenes(split, limit, difficulty=difficulty, transform=Normalize(config["mean"], config["std"]))
+    options |= {"transform": evaluation_transform(config), "classes": class_folders(model), "limit": limit}
+    if not str(path_or_name).startswith(CANVAS):
+        return open_data(path_or_name, **options)
+    from spot.data.canvas import Canvas
+
+    images = open_data(str(path_or_name).removeprefix(CANVAS), **options)
+    if not isinstance(images, Images):
+        raise InputError(f"{path_or_name} is a stream, whose images have no names to place them in a canvas by")
+    return Canvas(images)
 
 
 def open_data(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from spot import report
+from spot.data.canvas import Canvas
 from spot.data.images import Data, Stream
 from spot.data.scenes import Scenes
 from spot.errors import InputError
@@ -108,7 +109,7 @@ def hash_images(data: Data) -> str:
         return hash_json(["scenes", data.split, data.seed, data.length, str(data.difficulty)])
     if isinstance(data, Stream):
         raise InputError("a stream's images have no names to compare results by; use a folder, hfds/ or torch/ data")
-    about: list[Any] = []
+    about: list[Any] = ["canvas"] if isinstance(data, Canvas) else []
     for key, index in zip(data.keys, data.order, strict=True):
         about.append(key)
         if isinstance(data.source, list):  # files; a timm data set has its samples' numbers only

@@ -12,6 +12,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from spot.data.difficulty import difficulty_of
 from spot.data.images import Data, data_for, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
@@ -150,7 +151,7 @@ def banks_of(
         return [Bank.load(source)] * len(candidates)
     opening: dict[str, Any] = {"split": "train", "unreadable": asked.opening()["unreadable"]}
     if classified:
-        labelled = data_for(model, source, limit=BANK_IMAGES if str(source) == "scenes" else None, **opening)
+        labelled = data_for(model, source, limit=BANK_IMAGES if difficulty_of(source) else None, **opening)
     else:
         transform = evaluation_transform(model.data_config)
         labelled = open_data(source, transform=transform, classes=images.classes, **opening)

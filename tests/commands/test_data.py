@@ -50,3 +50,17 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, told, capsys):
     message = capsys.readouterr().err
     assert told in message
     assert message.count("\n") == 1
+
+
+def test_needle_is_described_at_the_size_asked_for_and_has_no_factors_to_change(tmp_path, capsys):
+    file = tmp_path / "needle.json"
+    main(["data", "needle:128", "--json", str(file)])
+    assert json.loads(file.read_text())["settings"]["difficulty"]["image_size"] == 128
+    assert "128 × 128 RGB" in capsys.readouterr().out
+    for words, told in (
+        (["needle", "--noise", "0.1"], "those of needle are fixed, but for its size: needle:256"),
+        (["needles"], "no built-in data set 'needles'"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(["data", *words])
+        assert stopped.value.code == 2 and told in capsys.readouterr().err

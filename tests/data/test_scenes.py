@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import Normalize
 
 from spot.data.counter_random import keys
-from spot.data.difficulty import Difficulty
+from spot.data.difficulty import Difficulty, difficulty_of, needle
 from spot.data.scenes import CLASSES, SPLITS, Scenes, background, cosine, draw, sine
 from spot.errors import InputError
 
@@ -335,3 +335,44 @@ def test_wrong_splits_lengths_and_batch_sizes_are_refused():
         Scenes("test", 5)[5]
     with pytest.raises(IndexError, match="0 to 4, got -1"):
         Scenes("test", 5)[-1]
+
+
+# ------------------------------------------------------------------------- a small object in a large picture
+
+
+def test_the_needle_scenes_of_this_release_are_these_bytes():
+    images = draw(range(8), seed=2, difficulty=needle()).images.mul(255).round().byte().numpy()
+    assert images.shape == (8, 3, 192, 192)
+    assert (
+        hashlib.sha256(images.tobytes()).hexdigest()
+        == "6d776dff1add216122b24e8288de4d852a73b953533d425eb98f00d6c834e59f"
+    )
+
+
+@pytest.mark.parametrize("size", [128, 192, 320])
+def test_a_needle_is_24_to_40_pixels_across_whatever_the_pictures_size(size):
+    batch = draw(range(64), difficulty=needle(size))
+    assert batch.images.shape[-1] == size
+    across = 2 * (batch.masks.sum((1, 2)) / torch.pi).sqrt()  # of the disc with the object's area
+    inside = batch.masks[:, [0, -1]].sum((1, 2)) + batch.masks[:, :, [0, -1]].sum((1, 2)) == 0  # all of it is seen
+    assert across[inside].min() > 24 * 0.97 and across[inside].max() < 40 * 1.03
+    assert batch.centers.std(0).min() > 0.2  # anywhere: 0.29 if up to the edges
+
+
+def test_larger_pictures_have_more_clutter():
+    assert needle().distractors == (8, 16)
+    assert needle(384).distractors == (32, 64)
+    object_, largest = 192 * needle().radius[0], 192 * needle().distractor_radius[1]
+    assert largest < 0.6 * object_  # only size tells them apart
+
+
+def test_data_sets_are_found_by_name(tmp_path, monkeypatch):
+    assert difficulty_of("scenes") == Difficulty()
+    assert difficulty_of("needle") == needle() == needle(192)
+    assert difficulty_of("needle:256").image_size == 256
+    assert [difficulty_of(name) for name in ("needles", "needle:photos", "scenes:64", "needle:")] == [None] * 4
+    with pytest.raises(InputError, match="at least 64 pixels a side, got 32"):
+        difficulty_of("needle:32")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "needle").mkdir()
+    assert difficulty_of("needle") is None  # a folder of that name is meant

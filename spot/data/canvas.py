@@ -1,0 +1,63 @@
+"""Photographs in a canvas of four times their area: a stress test of looking, not a data set of its own.
+
+Each image, as a model sees it, stands somewhere in a canvas twice as high and wide. The rest of the canvas is other
+images' texture: square tiles cut from four of them, so that no object is left whole. Where the image stands depends
+on its key alone; which others are cut, and where, on its key and on the list of all files.
+
+    data = data_for(model, "needle:imagenet")        # images (3, 448, 448) for a model of 224 pixels
+    box_of(key)                                      # top, left, bottom and right, as fractions of the canvas
+"""
+
+from collections.abc import Sequence
+
+import torch
+from PIL import Image
+from torch import Generator, Tensor
+
+from spot.data.images import Images
+from spot.data.picture import open_image
+from spot.draws import generator_for
+
+TILE = 32  # side of a tile, in pixels
+OTHERS = 4  # images whose texture fills the canvas
+
+
+class Canvas(Images):
+    """The images of a folder or data set, each in its canvas."""
+
+    def __init__(self, images: Images) -> None:
+        vars(self).update(vars(images))
+
+    def seen(self, image: Image.Image, index: int) -> Tensor:
+        """The canvas (C, 2H, 2W) with the image in it."""
+        key, view = self.keys[index], self.transform(image)
+        draw = generator_for(1, key)
+        steps = 1 + torch.randint(max(1, len(self.source) - 1), (OTHERS,), generator=draw)  # never the image itself
+        numbers = ((self.order[index] + steps) % len(self.source)).tolist()
+        others = [self.transform(open_image(self.source[number][0])) for number in numbers]
+        height, width = view.shape[-2:]
+        canvas = tiled(others, 2 * height, 2 * width, draw)
+        corner = box_of(key)[:2]
+        top, left = (round(2 * length * at) for length, at in zip((height, width), corner, strict=True))
+        canvas[:, top : top + height, left : left + width] = view
+        return canvas
+
+
+def box_of(key: str) -> tuple[float, float, float, float]:
+    """Where the image of this key stands in its canvas, to the nearest pixel: top, left, bottom, right as fractions."""
+    top, left = (torch.rand(2, generator=generator_for(0, key)) / 2).tolist()
+    return top, left, top + 0.5, left + 0.5
+
+
+def tiled(images: Sequence[Tensor], height: int, width: int, draw: Generator) -> Tensor:
+    """A picture (C, height, width) of square tiles, each cut somewhere from one of the images (C, H, W)."""
+    side = min(TILE, *images[0].shape[-2:])
+    rows, columns = -(-height // side), -(-width // side)
+    places = torch.rand(rows * columns, 3, generator=draw).tolist()
+    cut = []
+    for which, *corner in places:
+        image = images[int(which * len(images))]
+        top, left = (int(at * (length - side + 1)) for at, length in zip(corner, image.shape[-2:], strict=True))
+        cut.append(image[:, top : top + side, left : left + side])
+    picture = torch.stack(cut).unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4)
+    return picture.reshape(-1, rows * side, columns * side)[:, :height, :width].clone()
