@@ -33,6 +33,7 @@ class Draw(IntEnum):
     SHOW = 16  # the tokens that a masked autoencoder sees
     DECODER = 17  # the decoder's first weights
     SCALE = 18  # sizes of windows
+    NEAR = 19  # squares around the object, and tokens in them
     HEAD = 21  # a new classifier's weights
     WEIGHTS = 22  # a new model's weights
     CALIBRATION = 31  # positions to calibrate eight-bit layers with

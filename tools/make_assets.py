@@ -26,6 +26,7 @@ from spot.hashes import hash_model
 from spot.models.checkpoints import save_file_whole
 from spot.models.spot_vit import SpotViT
 from spot.store import whole
+from spot.training.recipes import NEEDLE
 
 ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 IMAGES = 1024  # test scenes
@@ -40,6 +41,7 @@ class Step:
     about: str
     command: str  # {runs} stands for the folder of runs
     shipped: bool = True
+    data: str = "scenes"
 
 
 NANO = "vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 depth=6 num_heads=4 num_classes=32"
@@ -85,15 +87,46 @@ STEPS = (
 )
 
 
-def main(runs: Path, assets: Path = ASSETS, steps: Sequence[Step] = STEPS, images: int = IMAGES) -> None:
+NEEDLE_STEPS = (
+    Step(
+        "scenes-needle-crops",
+        "learned from labels on crops of 64 pixels, on few tokens, not shipped",
+        f"{NEEDLE} --recipe scenes-needle-crops",
+        shipped=False,
+        data="needle:64",
+    ),
+    Step(
+        "scenes-needle",
+        "scenes-needle-crops, on whole pictures: few tokens around the object and elsewhere, and the dense grid",
+        "retrofit {runs}/scenes-needle-crops/model --recipe scenes-needle",
+        data="needle",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A model card: its file, what it says first, and with what its models are measured."""
+
+    file: str
+    words: str
+    data: str
+    priors: Sequence[str]
+    budgets: Sequence[int]
+
+
+def main(
+    runs: Path, assets: Path = ASSETS, steps: Sequence[Step] = STEPS, images: int = IMAGES, card: Card | None = None
+) -> None:
     """Make everything that is not there yet, and measure it on so many test scenes."""
+    card = card or Card("README.md", SCENES, "scenes", PRIORS, BUDGETS)
     runs.mkdir(parents=True, exist_ok=True)
     for number, step in enumerate(steps):
         if not (runs / step.name / "model" / "model.safetensors").is_file():
             train(step, runs)
         if step.shipped:
             ship(runs / step.name / "model", assets / f"{step.name}.safetensors")
-            write_card(runs, assets, steps[: number + 1], images)
+            write_card(runs, assets, steps[: number + 1], images, card)
 
 
 def train(step: Step, runs: Path) -> None:
@@ -103,7 +136,7 @@ def train(step: Step, runs: Path) -> None:
         began = {"commit": commit(), "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
         with whole(note) as temporary:
             temporary.write_text(json.dumps(began) + "\n")
-    words = [*step.command.format(runs=runs).split(), "--data", "scenes", "--val", "scenes"]
+    words = [*step.command.format(runs=runs).split(), "--data", step.data, "--val", step.data]
     call(*words, "--checkpoint-minutes", "2", "--out", runs / step.name)
 
 
@@ -144,10 +177,10 @@ def measured(
     return known[weights]
 
 
-def write_card(runs: Path, assets: Path, steps: Sequence[Step], images: int) -> None:
+def write_card(runs: Path, assets: Path, steps: Sequence[Step], images: int, card: Card) -> None:
     """Write the model card from the logs of these steps and the accuracy of what they ship."""
     accuracy, making, commands, logs = [], [], [], []
-    settings = [Setting(prior, tokens) for prior in PRIORS for tokens in BUDGETS]
+    settings = [Setting(prior, tokens) for prior in card.priors for tokens in card.budgets]
     for step in steps:
         epochs = epochs_of(runs / step.name)
         minutes = sum(float(row["seconds"]) for row in epochs) / 60
@@ -157,21 +190,21 @@ def write_card(runs: Path, assets: Path, steps: Sequence[Step], images: int) -> 
         if step.shipped:
             model = spot.load(assets / f"{step.name}.safetensors")
             line["parameters"] = f"{sum(each.numel() for each in model.parameters()):,}"
-            rows = measured(model, runs / f"accuracy-{images}.json", settings, "scenes", split="test", limit=images)
-            accuracy += table(step.name, rows)
+            rows = measured(model, runs / f"accuracy-{images}.json", settings, card.data, split="test", limit=images)
+            accuracy += table(step.name, rows, card.priors)
         making.append(line)
-        commands.append(f"spot {step.command.format(runs='runs/assets')}")
+        commands.append(f"spot {step.command.format(runs='runs/assets')} --data {step.data} --val {step.data}")
         logs.append(f"{step.name}\n\n" + report.markdown([curve(row) for row in epochs]))
-    options = "--data scenes --val scenes --checkpoint-minutes 2 --out runs/assets/NAME"
+    options = "--checkpoint-minutes 2 --out runs/assets/NAME"
     text = CARD.format(
+        words=card.words.format(images=images),
         accuracy=report.markdown(accuracy, digits=1),
-        images=images,
         making=report.markdown(making),
         commands="\n".join(commands),
         options=options,
         logs="\n".join(logs),
     )
-    with whole(assets / "README.md") as temporary:
+    with whole(assets / card.file) as temporary:
         temporary.write_text(text)
 
 
@@ -180,22 +213,22 @@ def epochs_of(run: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((run / "log.csv").read_text().splitlines()))
 
 
-def table(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def table(name: str, rows: list[dict[str, Any]], priors: Sequence[str]) -> list[dict[str, Any]]:
     """Top-1 by prior, a column per budget."""
     return [
         {"model": name, "prior": prior}
         | {f"{row['tokens']} tokens": row["top1"] for row in rows if row["placement"] == prior}
-        for prior in PRIORS
+        for prior in priors
     ]
 
 
 def curve(row: dict[str, str]) -> dict[str, Any]:
     """An epoch's row of the log, as numbers, rounded by the table."""
-    wanted = ("epoch", "loss", "train_top1", "val_25", "val_49", "val_64")
+    wanted = ("epoch", "loss", "train_top1", "val_25", "val_49", "val_64", "val_100", "val_576")
     return {name: float(row[name]) for name in wanted if row.get(name)}
 
 
-CARD = """# The built-in models
+SCENES = """# The built-in models
 
 Nano ViTs (patch 8 on 64 × 64, 64 grid tokens) for the built-in scenes of 32 classes, as float16 safetensors:
 `spot.load("scenes-a")`. This card and the weights are written by `make assets`; nothing in it is typed by hand.
@@ -203,7 +236,23 @@ Nano ViTs (patch 8 on 64 × 64, 64 grid tokens) for the built-in scenes of 32 cl
 ## Accuracy
 
 Top-1 in percent on {images} test scenes that no training has seen, of the float16 weights as shipped. With 64 isotropic
-tokens the model reads its grid. The `-grid` models have never seen a token off it.
+tokens the model reads its grid. The `-grid` models have never seen a token off it."""
+
+NEEDLE_CARD = """# The built-in model for a small thing in a large picture
+
+A nano ViT with rotary positions (patch 8 on 192 × 192, 576 grid tokens; other sizes work) for the scenes `needle`,
+whose object of one of 32 classes has 24 to 40 pixels: `spot.load("scenes-needle")`. This card and the weights are
+written by `make assets`; nothing in it is typed by hand. `scenes-needle.policy.safetensors` is its policy, by `spot
+learn`.
+
+## Accuracy
+
+Top-1 in percent on {images} test scenes that no training has seen, of the float16 weights as shipped. With 576
+isotropic tokens the model reads its grid. What placement does for it: `spot study needle`."""
+
+OF_NEEDLE = Card("NEEDLE.md", NEEDLE_CARD, "needle", ("isotropic", "uniform"), (64, 144, 576))
+
+CARD = """{words}
 
 {accuracy}
 ## How they were made
@@ -219,7 +268,7 @@ Each command is followed by `{options}`:
 
 ## Logs
 
-A row per epoch of 8,192 new scenes; val_N is top-1 on 500 validation scenes with N isotropic tokens.
+A row per epoch of 8,192 new scenes; val_N is top-1 on validation scenes with N isotropic tokens.
 
 {logs}"""
 
@@ -228,7 +277,9 @@ if __name__ == "__main__":
     if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
         raise SystemExit(__doc__)
     try:
-        main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/assets"))
+        folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/assets")
+        main(folder)
+        main(folder, steps=NEEDLE_STEPS, card=OF_NEEDLE)
     except (InputError, OSError) as error:
         raise SystemExit(f"assets: {error}") from None
     except KeyboardInterrupt:

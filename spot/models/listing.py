@@ -7,7 +7,7 @@ from typing import Any
 from spot.models.checkpoints import ALIASES, built_in
 from spot.models.deltas import is_delta, read_about
 
-CARDS = ("README.md", "RETROFITS.md")  # beside the models: written by the programs that make them
+CARDS = ("README.md", "NEEDLE.md", "RETROFITS.md")  # beside the models: written by the programs that make them
 
 
 def list_models() -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ class Part(NamedTuple):
     images: Tensor  # (b, C, H, W)
     labels: Tensor  # (b,), -1 where there is none
     views: Tensor | None = None  # (b,), numbers of fixed views where the plan has them (spot/training/views.py)
+    centers: Tensor | None = None  # (b, 2), (y, x) fractions: where the object of a scene is
 
     def own(self, drawn: Tensor) -> Tensor:
         """This part's rows (b, …) of what was drawn for the step's whole batch, so that parts of it agree."""
@@ -43,6 +44,8 @@ class Part(NamedTuple):
 
 class Plan(Dataset[tuple[Tensor, int]]):
     """Numbered places of the stream: place p is image order(epoch)[p mod M], augmented for that epoch."""
+
+    more = "views"  # what of a Part a third thing beside image and label is
 
     def __init__(self, images: Images, recipe: Recipe, data_config: dict[str, Any], weights: Tensor | None = None):
         """weights: how often to draw each image, instead of each once."""
@@ -77,6 +80,8 @@ class Plan(Dataset[tuple[Tensor, int]]):
 class ScenePlan(Plan):
     """The built-in scenes as a stream: place p is scene p, so no scene is ever shown twice."""
 
+    more = "centers"
+
     def __init__(self, scenes: Scenes, data_config: dict[str, Any]) -> None:
         self.epoch = len(scenes)
         self.scenes = copy.copy(scenes)
@@ -86,10 +91,10 @@ class ScenePlan(Plan):
     def __len__(self) -> int:
         return self.epoch
 
-    def __getitems__(self, places: list[int]) -> list[tuple[Tensor, int]]:
-        """Scenes are drawn many times faster together."""
+    def __getitems__(self, places: list[int]) -> list[tuple[Tensor, int, Tensor]]:
+        """Images, labels and centers; scenes are drawn many times faster together."""
         batch = self.scenes.draw(places)
-        return list(zip(batch.images, batch.labels.tolist(), strict=True))
+        return list(zip(batch.images, batch.labels.tolist(), batch.centers, strict=True))
 
 
 def training_transform(recipe: Recipe, data_config: dict[str, Any]) -> Any:
@@ -155,8 +160,8 @@ def parts(plan: Plan, share: Share, workers: int = 0) -> Iterator[Part]:
     """This process's parts of these steps, in order: `accumulate` for each step."""
     options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": leave_interrupts_to_the_run}
     loader = DataLoader(plan, batch_sampler=share, pin_memory=torch.cuda.is_available(), **options)
-    for (step, first), (images, labels, *views) in zip(share.where(), loader, strict=True):
-        yield Part(step, first, share.batch_size, images, labels, *views)
+    for (step, first), (images, labels, *more) in zip(share.where(), loader, strict=True):
+        yield Part(step, first, share.batch_size, images, labels, **dict(zip([plan.more], more, strict=False)))
 
 
 def leave_interrupts_to_the_run(_: int) -> None:

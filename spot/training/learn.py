@@ -23,10 +23,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from spot import report
-from spot.data.images import Images, loader, open_data
+from spot.data.canvas import Canvas
+from spot.data.difficulty import difficulty_of
+from spot.data.images import CANVAS, Images, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.draws import Draw, generator, seeded
@@ -69,22 +72,29 @@ def attention(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -
 def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
     """How much the class token attends to each cell of the grid: (B, rows, columns), each map summing to 1."""
     blocks = model.vit.blocks[-last:]
-    seen: list[Tensor] = []
-    hooks = [block.attn.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for block in blocks]
+    seen: list[tuple[Tensor, Tensor | None]] = []
+
+    def keep(_: nn.Module, given: Any, named: Any) -> None:
+        seen.append((given[0], named.get("rope")))
+
+    hooks = [block.attn.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks]
     try:
         model.forward_features(images, model.grid(images))
     finally:
         for hook in hooks:
             hook.remove()
-    maps = []
-    for block, x in zip(blocks, seen, strict=True):
+    maps, prefix = [], model.num_prefix_tokens
+    for block, (x, rope) in zip(blocks, seen, strict=True):
         attn = block.attn
-        if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not model.num_prefix_tokens:
+        if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not prefix:
             raise InputError(f"{model.name} has no class token whose attention could be read; use another target")
         queries, keys, _ = attn.qkv(x).unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
         queries, keys = attn.q_norm(queries[:, :, :1]), attn.k_norm(keys)
+        if rope is not None:  # the class token has no place of its own, so its query is not turned
+            turned = apply_rot_embed_cat(keys[:, :, prefix:], rope, half=getattr(attn, "rotate_half", False))
+            keys = torch.cat([keys[:, :, :prefix], turned], 2)
         weights = (queries @ keys.transpose(2, 3) * attn.scale).softmax(-1)
-        maps.append(weights[:, :, 0, model.num_prefix_tokens :].mean(1))
+        maps.append(weights[:, :, 0, prefix:].mean(1))
     rows, columns = (length // model.patch_size for length in images.shape[-2:])
     return density(torch.stack(maps).mean(0).unflatten(1, (rows, columns)))
 
@@ -194,7 +204,7 @@ def learn(
     """Train a policy on unlabelled images and write it to `out`; see the module.
 
     Args:
-        data: a folder of images, a timm data set, or "scenes".
+        data: a folder of images, a timm data set, "scenes" or "needle"; or "needle:" and a folder, for canvases.
         teacher: the dense ViT; by default the model on its own grid.
         limit, leave_out: at most so many images, and a file that names images never to train on.
     """
@@ -230,9 +240,10 @@ def images_of(
     """The images, without those that are never to be trained on."""
     from spot.data.images import data_for
 
-    if str(data) == "scenes" and not Path(data).is_dir():
+    if difficulty_of(data) is not None:
         return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
-    images = open_data(data, transform=evaluation_transform(model.data_config), split=split)
+    folder = str(data).removeprefix(CANVAS)
+    images = open_data(folder, transform=evaluation_transform(model.data_config), split=split)
     if not isinstance(images, Images):
         raise InputError(f"{data} is a stream, which cannot be read in parts; use a folder")
     if leave_out is not None:
@@ -240,7 +251,7 @@ def images_of(
             raise InputError(f"there is no file {leave_out} that names images to leave out")
         images.without([line for line in leave_out.read_text(errors="surrogateescape").splitlines() if line])
     images.thin(limit or len(images))
-    return images
+    return images if folder == str(data) else Canvas(images)
 
 
 @torch.no_grad()

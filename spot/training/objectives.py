@@ -23,7 +23,7 @@ from spot.models.mae import MaskedAutoencoder
 from spot.models.resize import Resize, shrunk
 from spot.models.spot_vit import Features, SpotViT
 from spot.models.tome import ToMe
-from spot.placement.priors import omega, resolve_prior
+from spot.placement.priors import isotropic, omega, resolve_prior
 from spot.placement.sizes import auto_scale, sized, tiling_scale
 from spot.training.batches import Part
 from spot.training.recipes import Distil as DistilRecipe
@@ -73,6 +73,8 @@ class Supervised(Objective):
         draw = generator(self.recipe.seed, Draw.BUDGET, part.step)
         tokens, prior = one_of(self.budgets, draw), one_of(self.priors, draw)
         positions = place(self.model, self.recipe, prior, images, tokens, part)
+        if self.recipe.near and tokens < self.model.grid(images).shape[1]:
+            positions = gathered(positions, images, part, one_of(self.recipe.near, draw), self.recipe.seed)
         with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
             logits = self.model(images, positions)
         return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == part.labels).float().sum())
@@ -340,6 +342,26 @@ def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: in
     batch = images[:1].expand(part.of, *images.shape[1:])
     draw = generator(recipe.seed, Draw.PLACE, part.step, *numbers)
     return part.own(model.place(batch, tokens=tokens, prior=prior, generator=draw))
+
+
+def gathered(positions: Tensor, images: Tensor, part: Part, share: float, seed: int) -> Tensor:
+    """Positions (b, N, 2) of which the first share is moved into a square around each scene's object.
+
+    The square is 32 to 96 pixels a side and its middle up to a sixth of that from the object's; in it tokens
+    are even but for half a cell. So a model learns to use windows that another one has placed.
+    """
+    if part.centers is None:
+        raise InputError("tokens can be placed around an object where it is known: in scenes, not in other images")
+    tokens, size = round(share * positions.shape[1]), torch.tensor(images.shape[-2:])
+    if not tokens:
+        return positions
+    draw = generator(seed, Draw.NEAR, part.step)
+    side = 32 * 3 ** part.own(torch.rand(part.of, 1, 1, generator=draw)) / size
+    shift = part.own(torch.rand(part.of, 1, 2, generator=draw)) - 0.5
+    moves = (part.own(torch.rand(part.of, tokens, 2, generator=draw)) - 0.5) / tokens**0.5
+    corner = (part.centers[:, None].cpu() + (shift / 3 - 0.5) * side).clamp(min=0).minimum(1 - side)
+    inside = (corner + side * (isotropic(images[:1, :, :8, :8].cpu(), tokens) + moves)).to(positions)
+    return torch.cat([inside, positions[:, tokens:, :2]], 1).clamp(*omega(images))
 
 
 def mix(

@@ -11,13 +11,15 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
+from spot.data.difficulty import difficulty_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Where images come from, where results go, and how to compute."""
 
     data: str
-    """a folder of images, a timm data set's name, or scenes"""
+    """a folder of images, a timm data set's name, scenes or needle"""
     out: Path
     """folder for log, checkpoints and the trained model"""
     split: str = "train"
@@ -56,7 +58,7 @@ class Options:
     @property
     def scenes(self) -> bool:
         """Whether the images are the built-in scenes."""
-        return self.data == "scenes" and not Path("scenes").is_dir()
+        return difficulty_of(self.data) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

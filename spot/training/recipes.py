@@ -84,6 +84,7 @@ class Supervised(Recipe):
     global_pool: Literal["token", "avg"] | None = None  # None: as the ViT has it
     budgets: tuple[int, ...] = ()  # draw the step's tokens from these, instead of `tokens`
     priors: tuple[str, ...] = ()  # draw the step's prior from these, instead of `prior`
+    near: tuple[float, ...] = ()  # scenes: draw from these the share of the step's tokens that stand around the object
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     ),
     "between 0 and 1": (
         lambda number: 0 <= number <= 1,
-        "warmup_share crop_scale flip mix_share shares depths blend llrd",
+        "warmup_share crop_scale flip mix_share shares depths blend llrd near",
     ),
     "between 0 and 1, and below it": (lambda number: 0 <= number < 1, "betas drop_path ema smoothing visible"),
 }
@@ -250,13 +251,15 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
 )
 
 
-def on_scenes(kind: type[Recipe], name: str, minutes: int, command: str, out: str, **values: Any) -> Recipe:
+def on_scenes(
+    kind: type[Recipe], name: str, minutes: int, command: str, out: str, data: str = "scenes", **values: Any
+) -> Recipe:
     """A recipe of the built-in models: nano ViTs on scenes, where every one is new and an epoch is 8,192 of them."""
     alike: dict[str, Any] = {
         "origin": "ours: nano ViTs on the built-in scenes",
         "cost": f"about {minutes} minutes of one CPU core",
         "expected": "spot/assets/README.md has what was measured",
-        "command": f"spot {command} --recipe {name} --data scenes --out runs/{out}",
+        "command": f"spot {command} --recipe {name} --data {data} --out runs/{out}",
         "model": "vit_tiny_patch16_224",
         "batch_size": 64, "img_size": 64,
         "prior": "isotropic",  # the grid
@@ -267,6 +270,10 @@ def on_scenes(kind: type[Recipe], name: str, minutes: int, command: str, out: st
 
 
 NANO = "pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 num_classes=32"
+NEEDLE = (
+    "pretrain vit_small_patch16_rope_224 --fresh img_size=192 patch_size=8 embed_dim=128 depth=6 num_heads=4 "
+    "init_values=1.0 num_classes=32"
+)
 ANYWHERE = ("isotropic", "isotropic", "center", "sobol", "uniform")
 
 SCENES: tuple[Recipe, ...] = (
@@ -288,6 +295,17 @@ SCENES: tuple[Recipe, ...] = (
     on_scenes(
         *(Supervised, "scenes-finetune", 5, "finetune runs/mae/model", "finetuned"),
         epochs=3.5, smoothing=0.0, global_pool="avg",
+    ),
+    on_scenes(
+        *(Supervised, "scenes-needle-crops", 8, NEEDLE, "needle-crops", "needle:64"),
+        img_size=192, epochs=8, warmup_epochs=0.25, smoothing=0.0, budgets=(25, 36, 49, 49, 64),
+        priors=("isotropic", "isotropic", "sobol", "uniform"), precision="bf16",
+    ),
+    on_scenes(
+        *(Supervised, "scenes-needle", 8, "retrofit runs/needle-crops/model", "needle", "needle"),
+        img_size=192, batch_size=32, epochs=1.2, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, ema=0.98,
+        budgets=(49, 64, 64, 64, 100, 144, 576), near=(0.0, 0.4, 0.6, 0.8, 1.0), priors=("isotropic", "sobol"),
+        precision="bf16",
     ),
 )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spot import report
+from spot.data.difficulty import difficulty_of
 from spot.data.images import Images, class_folders, data_for, loader, open_data
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
@@ -122,10 +123,11 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
     if options.teacher is not None and not isinstance(recipe, Distil):
         raise InputError(f"recipe {recipe.name} has no teacher; --teacher goes with --recipe distil")
     supervised = isinstance(recipe, Supervised)
-    if options.scenes:
-        images: Any = Scenes("train", options.limit or SCENES_PER_EPOCH, seed=recipe.seed)
+    difficulty = difficulty_of(options.data)
+    if difficulty is not None:
+        images: Any = Scenes("train", options.limit or SCENES_PER_EPOCH, difficulty=difficulty, seed=recipe.seed)
         size, count = images.difficulty.image_size, len(images.classes)
-        if recipe.img_size != size:
+        if recipe.img_size != size and model.vit.pos_embed is not None:  # rotary ViTs have no size of their own
             raise InputError(
                 f"scenes have {size} pixels a side, recipe {recipe.name} wants {recipe.img_size}; "
                 "--recipe scenes, scenes-retrofit and so on are for them"

@@ -10,6 +10,7 @@ import spot
 from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.training import learn as module
+from spot.training.fresh import fresh
 from spot.training.learn import TARGETS, class_attention, learn, occlusion
 from spot.training.options import Learning
 
@@ -26,8 +27,12 @@ def images(model):
     return next(iter(loader(data_for(model, "scenes", limit=8), 8))).images
 
 
-def test_class_attention_is_what_timm_attends_to(model, images):
+@pytest.mark.parametrize("kind", ["learned positions", "rotary"])
+def test_class_attention_is_what_timm_attends_to(kind, model, images):
     kept = []
+    if kind == "rotary":
+        options = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "init_values": 1.0}
+        model = fresh("vit_small_patch16_rope_224", options)
     blocks = model.vit.blocks
     for block in blocks[-3:]:
         block.attn.fused_attn = False  # the plain way shows its weights to dropout

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from spot.draws import Draw, generator
 from spot.errors import InputError
 from spot.training.batches import Part
-from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, sample_map
+from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, gathered, sample_map
 from spot.training.recipes import RECIPES
 from tests.conftest import make_nano
 from tests.training.small_run import small_recipe
@@ -52,6 +52,26 @@ def test_uniform_positions_are_drawn_for_each_image_and_step():
 def test_labels_are_needed_and_their_absence_is_said():
     with pytest.raises(InputError, match="--recipe distil"):
         Supervised(make_nano(), small_recipe("cls-in1k"))(WHOLE._replace(labels=LABELS - 1))
+
+
+def test_the_share_asked_for_stands_around_the_object_and_the_rest_anywhere():
+    images = torch.zeros(64, 3, 192, 192)
+    centers = torch.rand(64, 2, generator=torch.Generator().manual_seed(1))
+    part = Part(3, 0, 64, images, torch.zeros(64, dtype=torch.int64), centers=centers)
+    even = 0.1 + 0.8 * torch.rand(64, 40, 2, generator=torch.Generator().manual_seed(2))
+    moved = gathered(even, images, part, 0.75, seed=0)
+    assert torch.equal(moved[:, 30:], even[:, 30:]) and moved.min() > 0 and moved.max() < 1
+    pixels = 192 * (moved[:, :30].amax(1) - moved[:, :30].amin(1))
+    assert pixels.min() > 20 and pixels.max() < 96
+    middle = (moved[:, :30].amax(1) + moved[:, :30].amin(1)) / 2
+    inner = (centers - 0.5).abs().amax(1) < 0.2  # elsewhere the square is moved into the frame
+    assert 192 * (middle - centers)[inner].abs().max() < 96 / 6 + 10
+    two = [part._replace(first=at, images=images[:32], centers=centers[at : at + 32]) for at in (0, 32)]
+    halves = [gathered(even[one.first : one.first + 32], one.images, one, 0.75, seed=0) for one in two]
+    assert torch.equal(torch.cat(halves), moved)
+    assert torch.equal(gathered(even, images, part, 0.0, seed=0), even)
+    with pytest.raises(InputError, match="where it is known: in scenes"):
+        gathered(even, images, part._replace(centers=None), 0.5, seed=0)
 
 
 def test_mixing_changes_images_the_same_way_every_time():

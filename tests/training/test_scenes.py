@@ -23,6 +23,10 @@ def nano(**options):
     return fresh("vit_tiny_patch16_224", {**SHAPE, **options})
 
 
+def rotary(**options):
+    return fresh("vit_small_patch16_rope_224", {**SHAPE, "init_values": 1.0, **options})
+
+
 def options(out, **changes) -> Options:
     return Options(**{"data": "scenes", "out": out, "limit": 16, **changes})
 
@@ -30,8 +34,11 @@ def options(out, **changes) -> Options:
 @pytest.mark.parametrize("recipe", SCENES, ids=[recipe.name for recipe in SCENES])
 def test_every_recipe_for_scenes_trains_to_its_end_and_its_loss_falls(recipe, tmp_path):
     changes = {"epochs": 3.0, "batch_size": 16, "warmup_epochs": 0.1, "lr": 1e-2}
-    model, small = nano(), override(recipe, changes)
-    asked = options(tmp_path / "run", limit=256, val="scenes", val_limit=8)
+    model, data = nano(), "scenes"
+    if "needle" in recipe.name:  # pictures as large as crops, and a grid of 64 instead of 576
+        model, data = rotary(), "needle:64"
+        changes |= {"img_size": 64, "budgets": (9, 16, 64), "priors": ("isotropic",)}
+    small, asked = override(recipe, changes), options(tmp_path / "run", data=data, limit=256, val=data, val_limit=8)
     if recipe.name == "scenes-finetune":
         model = for_data(model, small, asked)
     assert run(model, small, asked).num_classes == 32
@@ -60,6 +67,16 @@ def test_budgets_and_priors_are_drawn_for_each_step():
     for part in parts(plan, Share(8, range(12))):
         objective(part)
     assert seen == {4, 9}
+
+
+def test_a_rotary_vit_trains_on_crops_of_its_images(tmp_path):
+    """Its positions are relative, so that it takes a crop for a part of the picture."""
+    recipe = override(find_recipe("scenes-needle-crops"), SMALL)
+    assert (
+        training_images(rotary(img_size=192), recipe, options(tmp_path, data="needle:64")).difficulty.image_size == 64
+    )
+    with pytest.raises(InputError, match="scenes have 64 pixels a side, recipe scenes-needle-crops wants 192"):
+        training_images(nano(img_size=192), recipe, options(tmp_path, data="needle:64"))
 
 
 @pytest.mark.parametrize(
