@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import spot
 from spot.evaluation.cost import macs
-from spot.evaluation.throughput import interleaved, threads
+from spot.evaluation.throughput import cpu_threads, interleaved
 from spot.models.tome import ToMe
 
 BATCH, BUDGETS = 8, (25, 49, 100, 196)
@@ -52,7 +52,7 @@ def run(rounds: int = 9) -> list[dict]:
         cost["timm", tokens] = grid + blocks + model.vit.head.weight.numel()
     for tokens, merged in merging.items():
         calls["ToMe", tokens], cost["ToMe", tokens] = merged, macs(merged)
-    with threads(1):
+    with cpu_threads(1):
         for call in calls.values():
             call(images)
         seconds = interleaved(calls, images, rounds, "processor")

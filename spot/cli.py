@@ -2,15 +2,11 @@
 
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from inspect import getdoc, signature
 from typing import Any
 
 from spot.commands import VERBS, verb_function
 from spot.errors import InputError
-
-EXAMPLE = "example: spot demo"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,20 +38,10 @@ def run(verb: str, arguments: list[str]) -> None:
     function = verb_function(verb)
     import tyro  # here, because it costs a third of a second
 
-    with people_elsewhere() if "-" in arguments else nullcontext():
-        tyro.cli(function, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
-
-
-@contextmanager
-def people_elsewhere() -> Iterator[None]:
-    """Data goes to standard output, so that tables and sentences for people go to standard error."""
     from spot.report import console
 
-    console.stderr = True
-    try:
-        yield
-    finally:
-        console.stderr = False
+    console.stderr = "-" in arguments  # where data goes to standard output, what is for people does not
+    tyro.cli(function, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
 
 
 def options_of(verb: str) -> set[str]:
@@ -89,8 +75,8 @@ def description(docstring: str) -> str:
 
 def overview() -> str:
     """What `spot --help` prints."""
-    width = max((len(verb) for verb in VERBS), default=0)
+    width = max(map(len, VERBS))
     lines = ["spot: Vision Transformers whose tokens can be placed anywhere in an image", ""]
     lines += [f"  spot {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
-    lines += ["", "spot VERB --help shows a verb's options.", EXAMPLE]
+    lines += ["", "spot VERB --help shows a verb's options.", "example: spot demo"]
     return "\n".join(lines)

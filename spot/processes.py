@@ -7,4 +7,4 @@ from accelerate import PartialState
 def this_process() -> PartialState:
     """Its device, its number and how many there are; alone, it is number 0 of 1."""
     # Without an accelerator accelerate must be told so, or torchrun's processes would not find each other.
-    return PartialState(cpu=not getattr(torch, "accelerator", torch.cuda).is_available())
+    return PartialState(cpu=not torch.accelerator.is_available())

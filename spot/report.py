@@ -29,8 +29,6 @@ from spot.store import whole, write_json
 T = TypeVar("T")
 Row = Mapping[str, Any]
 
-STANDARD_OUTPUT = "-"  # instead of a file's name
-
 console = Console()
 errors = Console(stderr=True)
 
@@ -168,7 +166,7 @@ def save_csv(path: str | Path | None, rows: Sequence[Row]) -> None:
 def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
     """Refuse files, or a folder for them, that cannot be written, before the work is done. Creates nothing."""
     for file in [*files, folder]:
-        if file is None or str(file) == STANDARD_OUTPUT:
+        if file is None or str(file) == "-":
             continue
         if file is not folder and file.is_dir():
             raise InputError(f"a file was expected for the results, but {file} is a folder; name a file in it")

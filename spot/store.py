@@ -88,12 +88,7 @@ def disk(path: str | Path) -> Iterator[None]:
         raise  # the reader of standard output has enough
     except (OSError, RuntimeError) as error:
         number = getattr(error, "errno", None)
-        words = (
-            "No space left",
-            "PytorchStreamWriter failed",
-            "unexpected pos",
-            "iostream error",
-        )  # torch.save has its own
+        words = ("No space left", "PytorchStreamWriter failed", "unexpected pos", "iostream error")  # torch.save's own
         full = number in (errno.ENOSPC, errno.EDQUOT) or any(each in str(error) for each in words)
         if number is None and not full:
             raise

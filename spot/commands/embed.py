@@ -23,7 +23,7 @@ def embed(
 ) -> None:
     """Write the pooled features of images, with their names and labels, to one safetensors file.
 
-    Started again after a kill it goes on where it stopped. Under `accelerate launch` or torchrun the
+    Started again it adds what the file does not have yet. Under `accelerate launch` or torchrun the
     images are shared out. spot.evaluation.features.read_features opens the file.
 
     Args:
@@ -48,5 +48,5 @@ def embed(
     if isinstance(images, Stream):
         raise InputError(f"{data} is a stream, whose images cannot be shared out; use a folder or hfds/")
     made = embed(loaded, images, out, tokens=tokens, prior=prior, seed=seed, state=state, **loading.readers())
-    if made is not None:
+    if state.is_main_process:
         report.say(f"{out} has {len(made.keys)} features of {made.features.shape[1]} numbers.")

@@ -63,8 +63,8 @@ def predict(
     table = []
     for made in predict(loaded, paths, top=top, skip=skip_unreadable, **placed):
         caption = "" if until is None else f"with {len(made.positions)} windows in the last stage"
-        report.show(made.rows(), str(made.path), digits=1, caption=caption)
-        table += [{"image": str(made.path), **row} for row in made.rows()]
+        report.show(made.rows, str(made.path), digits=1, caption=caption)
+        table += [{"image": str(made.path), **row} for row in made.rows]
         if files:
             save(prediction_figure(made, loaded.patch_size), files[made.path])
             report.say(f"The windows are in {files[made.path]}.")

@@ -13,7 +13,7 @@ many give the same numbers.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -239,33 +239,45 @@ def evaluate(
     check_kind("settings", settings, list, tuple)
     batches = data if isinstance(data, Loader) else loader(data_for(model, data))
     candidates = as_candidates(model, settings)
-    share = Share([[] for _ in candidates])
-    maps = model.saliency_maps if saliency is None else saliency
+    models, maps = [each.model for each in candidates], model.saliency_maps if saliency is None else saliency
+    done: list[tuple[list[str], Tensor, Tensor, list[Tensor]]] = []  # keys, labels, results (S, B, 3), features
+    problem = ""
     try:
-        for batch, outputs in outcomes(candidates, batches, maps, features=features, title=title if shown else ""):
-            share.keys += batch.keys
-            share.labels.append(batch.labels)
-            share.results.append(torch.stack([judge(logits, batch, accuracy=accuracy) for logits, _ in outputs]))
-            for kept, (_, pooled) in zip(share.features, outputs, strict=True):
-                kept += [] if pooled is None else [pooled]
+        with torch.no_grad(), frozen(*models), report.progress(shown=shown) as bar:
+            task = bar.add_task(title, total=batches.samples)
+            for batch in batches:
+                images = batch.images.to(next(models[0].parameters()).device, non_blocking=True)
+                known = once(maps, images, batch.keys)
+                results, pooled = [], []
+                for candidate in candidates:
+                    head = head_of(candidate.model, images, candidate.place(images, batch.keys, known))
+                    results.append(judge(head().float().cpu(), batch, accuracy=accuracy))
+                    pooled += [head(pre_logits=True).float().cpu()] if features else []
+                done.append((batch.keys, batch.labels, torch.stack(results), pooled))
+                bar.advance(task, len(batch.keys))
     except InputError as error:
-        share.problem = str(error)
-    shares = share.with_all_others(batches)
-    keys = [key for each in shares for key in each.keys]
+        problem = str(error)
+    shares = gather_object([(problem, done, batches.seconds, batches.waited, batches.skipped)])
+    for problem, *_ in shares:  # of one process, raised in all: the others would wait for it for ever
+        if problem:
+            raise InputError(problem)
+    parts = [part for _, done, *_ in shares for part in done]
+    if not parts:
+        raise InputError("no image could be read, so there is nothing to measure")
+    keys = [key for part in parts for key in part[0]]
     order = sorted(range(len(keys)), key=keys.__getitem__)  # the same however many processes there were
-    results = torch.cat([part for each in shares for part in each.results], 1)[:, order]
-    features_of = [[part for each in shares for part in each.features[index]] for index in range(len(candidates))]
+    outcomes = torch.cat([part[2] for part in parts], 1)[:, order]
     return Evaluation(
         candidates=candidates,
         keys=sorted(keys),
-        labels=torch.cat([part for each in shares for part in each.labels])[order],
-        predictions=results[..., 0].long(),
-        ranks=results[..., 1].long(),
-        losses=results[..., 2],
-        features=[torch.cat(parts)[order] for parts in features_of if parts],
-        seconds=max(each.seconds for each in shares),
-        waited=max(each.waited for each in shares),
-        skipped=sorted({key for each in shares for key in each.skipped}),
+        labels=torch.cat([part[1] for part in parts])[order],
+        predictions=outcomes[..., 0].long(),
+        ranks=outcomes[..., 1].long(),
+        losses=outcomes[..., 2],
+        features=[torch.cat(each)[order] for each in zip(*(part[3] for part in parts), strict=True)],
+        seconds=max(each[2] for each in shares),
+        waited=max(each[3] for each in shares),
+        skipped=sorted({key for each in shares for key in each[4]}),
     )
 
 
@@ -287,32 +299,6 @@ def judge(logits: Tensor, batch: Batch, *, accuracy: bool = True) -> Tensor:
     return torch.stack([predictions, ahead.sum(1).double(), loss], 1)
 
 
-@torch.no_grad()
-def outcomes(
-    candidates: Sequence[Candidate],
-    batches: Loader,
-    saliency: Maps,
-    *,
-    features: bool = False,
-    title: str = "",
-) -> Iterator[tuple[Batch, list[tuple[Tensor, Tensor | None]]]]:
-    """For every batch the logits (B, classes) and pooled features (B, D) of every candidate, on the CPU."""
-    models = [candidate.model for candidate in candidates]
-    with frozen(*models), report.progress(shown=bool(title)) as bar:
-        task = bar.add_task(title, total=batches.samples)
-        for batch in batches:
-            device = next(models[0].parameters()).device if models else batch.images.device
-            images = batch.images.to(device, non_blocking=True)
-            known = once(saliency, images, batch.keys)
-            outputs: list[tuple[Tensor, Tensor | None]] = []
-            for candidate in candidates:
-                positions = candidate.place(images, batch.keys, known)
-                head = head_of(candidate.model, images, positions)
-                outputs.append((head().float().cpu(), head(pre_logits=True).float().cpu() if features else None))
-            yield batch, outputs
-            bar.advance(task, len(batch.keys))
-
-
 def head_of(model: TokenModel, images: Tensor, positions: Tensor) -> Callable[..., Tensor]:
     """The model's head on the features of images: () gives logits, (pre_logits=True) what enters the classifier."""
     if isinstance(model, ToMe):  # whose tokens weigh as many as they stand for
@@ -325,28 +311,3 @@ def once(saliency: Maps, images: Tensor, keys: Sequence[str]) -> Maps:
     """Saliency that looks at a batch once, however many candidates draw from it."""
     maps = functools.cache(lambda: saliency(images, keys))
     return lambda *_: maps()
-
-
-@dataclass
-class Share:
-    """What one process measured."""
-
-    features: list[list[Tensor]]  # per candidate and batch
-    keys: list[str] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)  # per batch (B,)
-    results: list[Tensor] = field(default_factory=list)  # per batch (S, B, 3)
-    problem: str = ""
-    seconds: float = 0.0
-    waited: float = 0.0
-    skipped: list[str] = field(default_factory=list)
-
-    def with_all_others(self, batches: Loader) -> list["Share"]:
-        """The shares of all processes. A problem of one is raised in all: they would wait for it for ever."""
-        self.seconds, self.waited, self.skipped = batches.seconds, batches.waited, batches.skipped
-        shares: list[Share] = gather_object([self])
-        for share in shares:
-            if share.problem:
-                raise InputError(share.problem)
-        if not any(share.keys for share in shares):
-            raise InputError("no image could be read, so there is nothing to measure")
-        return shares

@@ -24,7 +24,7 @@ from spot.data.picture import Fit, open_image, photo_transform
 from spot.errors import InputError, unknown
 from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import obfuscated
-from spot.placement.oracle import PRESETS, SearchResult, SearchSettings, search
+from spot.placement.oracle import PRESETS, SearchSettings, search
 from spot.placement.saliency import maps_for, rgb
 from spot.plots.placements import placement_figure, prediction
 
@@ -37,14 +37,7 @@ class Prediction:
     image: Tensor  # (3, H, W) in [0, 1], as the model saw it
     positions: Tensor  # (N, 2)
     map: Tensor | None  # (H, W), what the prior drew from
-    indices: list[int]  # the most probable classes, best first
-    names: list[str]
-    probabilities: list[float]  # in percent
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The classes as a table."""
-        each = zip(self.indices, self.names, self.probabilities, strict=True)
-        return [{"index": index, "class": name, "probability": value} for index, name, value in each]
+    rows: list[dict[str, Any]]  # "index", "class" and "probability" in percent of the most probable classes
 
 
 @dataclass(frozen=True)
@@ -59,6 +52,17 @@ class PhotoSearch:
     after: float  # and at the end
     predictions: tuple[str, str]  # what the model says at the start and at the end
     reached: bool  # whether that class is the most probable one at the end
+
+    @classmethod
+    def of(
+        cls, path: Path, image: Tensor, trajectory: Tensor, logits: Tensor, goal: int | None, names: Sequence[str]
+    ) -> "PhotoSearch":
+        """logits (2, classes) at the start and the end; without a goal it is about what the model says at the end."""
+        start, end = logits.argmax(-1).tolist()
+        goal = end if goal is None else goal
+        before, after = logits.softmax(-1)[:, goal].tolist()
+        said = (short(names[start]), short(names[end]))
+        return cls(path, image, trajectory, short(names[goal]), before, after, said, end == goal)
 
 
 def photo_files(sources: Sequence[str | Path]) -> list[Path]:
@@ -142,10 +146,10 @@ def predict(
             *_, step = model.look(images, until)
             positions, logits = step.positions, step.logits
         best = (logits[0].softmax(0) * 100).topk(min(top, len(names)))
-        indices, probabilities = best.indices.tolist(), best.values.tolist()
+        each = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        rows = [{"index": index, "class": names[index], "probability": value} for index, value in each]
         seen, drawn_from = rgb(images, model.data_config)[0].cpu(), None if map_ is None else map_[0].cpu()
-        called = [names[index] for index in indices]
-        yield Prediction(path, seen, positions[0].cpu(), drawn_from, indices, called, probabilities)
+        yield Prediction(path, seen, positions[0].cpu(), drawn_from, rows)
 
 
 def search_photos(
@@ -183,33 +187,18 @@ def search_photos(
         seen = None if maps is None else maps(images, keys)
         start = model.place(images, prior=prior, keys=keys, seed=seed, maps=seen)
         result = search(model, images, classes, start, settings.changed(objective=goal))
-        last = result.best_step if objective == "agree" else torch.full_like(result.best_step, -1)
+        target = result.target if result.target is None or result.target.ndim == 1 else result.target.argmax(1)
         for index, (path, _) in enumerate(some):
-            image = rgb(images[index], model.data_config).cpu()
-            yield searched(path, image, result, index, int(last[index]), names)
-
-
-def searched(
-    path: Path, image: Tensor, result: SearchResult, index: int, step: int, names: Sequence[str]
-) -> PhotoSearch:
-    """The record of one image of a search that ends with a step."""
-    step %= result.trajectory.shape[1]
-    logits = result.logits[index]
-    goal = int(logits[step].argmax())  # without a target: what the model says at the end
-    if result.target is not None:
-        goal = int(result.target[index].argmax() if result.target.ndim > 1 else result.target[index])
-    start, end = (int(logits[at].argmax()) for at in (0, step))
-    before, after = (logits[at].softmax(-1)[goal].item() for at in (0, step))
-    return PhotoSearch(
-        path, image, result.trajectory[index, : step + 1].cpu(), short(names[goal]), before, after,
-        (short(names[start]), short(names[end])), end == goal,
-    )  # fmt: skip
+            step = int(result.best_step[index]) if objective == "agree" else result.logits.shape[1] - 1
+            about, image = None if target is None else int(target[index]), rgb(images[index], model.data_config).cpu()
+            trajectory = result.trajectory[index, : step + 1].cpu()
+            yield PhotoSearch.of(path, image, trajectory, result.logits[index, [0, step]], about, names)
 
 
 def prediction_figure(made: Prediction, window: int) -> Figure:
     """The photograph, its windows, the map they were drawn from, and the classes."""
     title = report.printable(made.path.name)
-    return prediction(made.image, made.positions, window, made.rows(), saliency=made.map, title=title)
+    return prediction(made.image, made.positions, window, made.rows, saliency=made.map, title=title)
 
 
 def search_figure(made: PhotoSearch, window: int, *, adversarial: bool = False) -> Figure:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import timm
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -63,8 +64,6 @@ def bench(
             label = f"{name} {method} {budget}"
             entries[label] = model
             about[label] = {"name": name, "method": method, "budget": budget}
-    if len({image_shape(model) for model in entries.values()}) > 1:
-        raise InputError("these models were built for images of different sizes; time them one by one")
     with cpu_threads(threads):
         rows = measure(entries, shown=True, **timing)
     return [{**about[row.pop("model")], **row} for row in rows]
@@ -164,7 +163,7 @@ def measure(
     shapes = {image_shape(model) for model in models.values()} if shape is None else {shape}
     if len(shapes) > 1:
         sizes = " and ".join(" × ".join(map(str, each)) for each in sorted(shapes))
-        raise InputError(f"models for images of {sizes} cannot be timed on the same ones; pass a shape")
+        raise InputError(f"these models were built for images of different sizes, {sizes}; time them one by one")
     (shape,) = shapes
     devices = {str(next(model.parameters()).device) for model in models.values()}
     if len(devices) > 1:
@@ -332,14 +331,9 @@ def prepared(models: Mapping[str, TokenModel], precision: Precision) -> dict[str
     return {name: model.eval() for name, model in ready.items()}
 
 
-@contextmanager
-def many_graphs() -> Iterator[None]:
+def many_graphs() -> Any:
     """Let torch.compile keep a graph for every model: past eight of a kind it would go back to eager unasked."""
-    import torch._dynamo
-
-    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-    with torch._dynamo.config.patch({limit: 1000}):
-        yield
+    return torch._dynamo.config.patch(recompile_limit=1000)
 
 
 def has_bfloat16(device: torch.device) -> bool:

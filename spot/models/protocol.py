@@ -1,11 +1,11 @@
 """What a SpotViT and everything it is compared with have in common: they place tokens and predict from them.
 
-`TokenModel` says it in types. `Wrapper` is a model around a SpotViT whose parameters it shares, which
-all baselines are; it has the calls they answer alike.
+`Wrapper` is a model around a SpotViT whose parameters it shares, which all baselines are; it has the calls
+they answer alike. A `TokenModel` is either of them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack
 
 from torch import Generator, Tensor, nn
 
@@ -25,42 +25,6 @@ class Placing(TypedDict, total=False):
     keys: Sequence[str] | None
     seed: int
     maps: Tensor | None
-
-
-class TokenModel(Protocol):
-    """A module that places tokens on images and predicts from them: a SpotViT or a baseline."""
-
-    training: bool
-    __call__: Callable[..., Any]  # (images, positions=None, *, generator=None) → logits (B, classes)
-
-    @property
-    def tokens(self) -> int:
-        """The budget: how many tokens, without class and register tokens."""
-
-    @property
-    def random(self) -> bool:
-        """Whether another seed places tokens elsewhere."""
-
-    @property
-    def spot_vit(self) -> "SpotViT":
-        """The SpotViT whose weights are used."""
-
-    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
-        """Positions (B, N, 2), or (B, N, 3) with each window's scale; see SpotViT.place."""
-
-    def forward_features(self, images: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The normalised output of the last block (B, P + N, D)."""
-
-    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits, or with pre_logits the pooled features (B, D)."""
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
-
-    def modules(self) -> Iterator[nn.Module]: ...
-
-    def eval(self) -> Any: ...
-
-    def train(self, mode: bool = True) -> Any: ...
 
 
 class Wrapper(nn.Module):
@@ -121,6 +85,9 @@ class Wrapper(nn.Module):
     def forward(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """Logits (B, classes). placing: tokens and generator, as `place` takes them."""
         return self.forward_head(self.forward_features(images, positions, **placing))
+
+
+TokenModel = Union["SpotViT", Wrapper]  # called (images, positions=None, **placing) → logits (B, classes)
 
 
 class Placed(Wrapper):

@@ -8,7 +8,6 @@ soon as it is done, so that a run that was killed and started again writes the s
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -84,18 +83,55 @@ def search_dataset(
         remake: replace what is damaged or of another version of this program, instead of refusing it.
         settings, changes: of `search`.
     """
+    from spot import __version__
+
     if keep not in ("trajectories", "positions"):
         raise InputError(f"keep is 'trajectories' or 'positions', got {keep!r}")
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
     settings = (settings or SearchSettings()).changed(**changes)
     prior, tokens = model.prior if prior is None else prior, model.tokens if tokens is None else tokens
     if not resolve_prior(prior).needs_map:
         saliency = None
     elif saliency is None:
         saliency = resolve_saliency(model.saliency, model.data_config, model.transform())
-    job = _Job(model, prior, tokens, scale, saliency, seed, keep, settings)
-    about = job.about()
+    about = {
+        "spot": __version__,
+        "model": _name(model),
+        "model_hash": hash_model(model),
+        "tokens": tokens,
+        "prior": resolve_prior(prior).name,
+        "saliency": None if saliency is None else _name(saliency),
+        "seed": seed,
+        "objective": _name(settings.objective),
+        "keep": keep,
+        "settings": settings.as_json(),
+    }
+    about = as_json(about | ({} if scale is None else {"scale": scale}))
+
+    def make(images: Tensor, labels: Tensor, names: list[str]) -> Placements:
+        maps = None if saliency is None else saliency(images, names)
+        return _searched(model, images, labels, names, prior, maps, settings, about)
+
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "state": state, "shown": shown}
+    return made_by_image(make, model, data, path, about, title="searching", remake=remake, **how)
+
+
+def made_by_image(
+    make: Callable[[Tensor, Tensor, list[str]], Placements],
+    model: Any,
+    data: KeyedImages,
+    path: str | Path,
+    about: dict[str, Any],
+    *,
+    title: str,
+    batch_size: int = 32,
+    workers: int = 0,
+    state: Any = None,
+    shown: bool = True,
+    remake: bool = False,
+) -> Searched:
+    """Fill a placements file with what `make(images, labels, keys)` gives for every image that it does not have yet."""
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
     process, processes = (state.process_index, state.num_processes) if state else (0, 1)
     with locked(path) if process == 0 else nullcontext():  # the first process holds it for those started with it
         writer = PlacementWriter(path, about, remake=remake)
@@ -107,14 +143,13 @@ def search_dataset(
         device = next(model.parameters()).device
         before, start = set(writer.done), time.perf_counter()
         with report.progress(shown=shown and process == 0) as bar:
-            task = bar.add_task("searching", total=sum(map(len, todo)))
+            task = bar.add_task(title, total=sum(map(len, todo)))
             for chunk, batch in zip(todo, loader, strict=True):
                 if isinstance(batch, InputError):
                     raise batch
                 if batch is not None:
                     images, labels, names = batch
-                    name = f"{chunk[0]:08d}-{hash_json(names)[:8]}"
-                    writer.append(name, job.search(images.to(device), labels, names, about))
+                    writer.append(f"{chunk[0]:08d}-{hash_json(names)[:8]}", make(images.to(device), labels, names))
                 bar.advance(task, len(chunk))
         seconds = time.perf_counter() - start
         if state:
@@ -133,68 +168,37 @@ def obfuscated(labels: Tensor, keys: Sequence[str], classes: int, seed: int) -> 
     return torch.cat([wrong_labels(label, classes, generator_for(seed, f"label of {key}")) for label, key in each])
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What determines the placements of a data set."""
-
-    model: Any
-    prior: AnyPrior
-    tokens: int
-    scale: Scale | None
-    saliency: Maps | None
-    seed: int
-    keep: str
-    settings: SearchSettings
-
-    def about(self) -> dict[str, Any]:
-        """The same as JSON."""
-        from spot import __version__
-
-        about = {
-            "spot": __version__,
-            "model": _name(self.model),
-            "model_hash": hash_model(self.model),
-            "tokens": self.tokens,
-            "prior": resolve_prior(self.prior).name,
-            "saliency": None if self.saliency is None else _name(self.saliency),
-            "seed": self.seed,
-            "objective": _name(self.settings.objective),
-            "keep": self.keep,
-            "settings": self.settings.as_json(),
-        }
-        return as_json(about | ({} if self.scale is None else {"scale": self.scale}))
-
-    def search(self, images: Tensor, labels: Tensor, keys: list[str], about: dict[str, Any]) -> Placements:
-        """The placements of some images."""
-        model, settings = self.model, self.settings
-        maps = None if self.saliency is None else self.saliency(images, keys)
-        sizes: Any = {} if self.scale is None else {"scale": self.scale}
-        placing = {"tokens": self.tokens, "prior": self.prior, "seed": self.seed, **sizes}
-        start = model.place(images, keys=keys, maps=maps, **placing)
-        targets: Tensor | None = labels
-        objective = settings.objective
-        if settings.labelled and bool((labels < 0).any()):
-            missing = keys[int((labels < 0).nonzero()[0])]
-            raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
-        if objective == "obfuscate":  # what is left to do, once wrong labels are drawn, is a descent
-            targets = obfuscated(labels, keys, model.num_classes, self.seed)
-            settings = settings.changed(objective="descent")
-        elif not callable(objective) and not settings.labelled:
-            targets = None
-        result = search(model, images, targets, start, settings)
-        chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
-        known = (labels >= 0) & (labels < chances.shape[2])
-        probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
-        values = {
-            "labels": labels,
-            "losses": result.losses.cpu(),
-            "predictions": result.logits.argmax(-1).cpu(),
-            "probabilities": probabilities.where(known[:, None], torch.nan),  # of the label
-        }
-        if about["objective"] == "obfuscate":
-            values["targets"] = result.target.cpu()  # type: ignore[union-attr]
-        kept = result.trajectory if self.keep == "trajectories" else result.positions
-        return Placements(keys, kept.cpu(), about, values)
+def _searched(
+    model: Any, images: Tensor, labels: Tensor, keys: list[str], prior: AnyPrior, maps: Tensor | None,
+    settings: SearchSettings, about: dict[str, Any],
+) -> Placements:  # fmt: skip
+    """The placements of some images."""
+    placing = {name: about[name] for name in ("tokens", "seed", "scale") if name in about}
+    start = model.place(images, prior=prior, keys=keys, maps=maps, **placing)
+    targets: Tensor | None = labels
+    objective = settings.objective
+    if settings.labelled and bool((labels < 0).any()):
+        missing = keys[int((labels < 0).nonzero()[0])]
+        raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
+    if objective == "obfuscate":  # what is left to do, once wrong labels are drawn, is a descent
+        targets = obfuscated(labels, keys, model.num_classes, about["seed"])
+        settings = settings.changed(objective="descent")
+    elif not callable(objective) and not settings.labelled:
+        targets = None
+    result = search(model, images, targets, start, settings)
+    chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
+    known = (labels >= 0) & (labels < chances.shape[2])
+    probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
+    values = {
+        "labels": labels,
+        "losses": result.losses.cpu(),
+        "predictions": result.logits.argmax(-1).cpu(),
+        "probabilities": probabilities.where(known[:, None], torch.nan),  # of the label
+    }
+    if objective == "obfuscate" and result.target is not None:
+        values["targets"] = result.target.cpu()
+    kept = result.trajectory if about["keep"] == "trajectories" else result.positions
+    return Placements(keys, kept.cpu(), about, values)
 
 
 def _name(thing: Any) -> str:

@@ -88,18 +88,17 @@ class Placements:
 
     def rows(self, keys: Iterable[str]) -> Tensor:
         """The row of each key."""
-        return torch.tensor([self._find(key) for key in keys], dtype=torch.int64)
+        keys = list(keys)
+        for key in keys:
+            if key not in self._row:
+                near = get_close_matches(key, self.keys, n=1) if len(self.keys) < 10_000 else []
+                advice = f"; the nearest is {near[0]!r}" if near else ""
+                raise InputError(f"there is no placement for image {key!r} among {len(self.keys)}{advice}")
+        return torch.tensor([self._row[key] for key in keys], dtype=torch.int64)
 
     def positions_for(self, keys: Iterable[str], step: int = -1) -> Tensor:
         """Positions (B, N, 2) of these images, in their order, at a step of the search (the last)."""
         return self.trajectory[self.rows(keys), step]
-
-    def _find(self, key: str) -> int:
-        if key in self._row:
-            return self._row[key]
-        near = get_close_matches(key, self.keys, n=1) if len(self.keys) < 10_000 else []
-        advice = f"; the nearest is {near[0]!r}" if near else ""
-        raise InputError(f"there is no placement for image {key!r} among {len(self.keys)}{advice}")
 
     @classmethod
     def merge(cls, parts: Iterable["Placements"]) -> "Placements":
@@ -138,9 +137,9 @@ class Placements:
         write_tensors(path, tensors, FORMAT, {"version": VERSION, "metadata": dict(self.metadata)})
 
     @classmethod
-    def load(cls, path: str | Path) -> "Placements":
+    def load(cls, path: str | Path, what: str = "a placements file, as spot search writes it") -> "Placements":
         """Read a file; a damaged or foreign one is refused."""
-        tensors, about = read_tensors(path, FORMAT, "a placements file, as spot search writes it")
+        tensors, about = read_tensors(path, FORMAT, what)
         if about.get("version") != VERSION:
             raise InputError(f"{path} has version {about.get('version')}, this program reads version {VERSION}")
         try:
@@ -207,7 +206,7 @@ class PlacementWriter:
             seen.update(fresh)
             parts += [part.select(fresh)] if fresh else []
         if not parts:
-            raise InputError(f"there is nothing to write to {self.path}: no image was searched")
+            raise InputError(f"there is nothing to write to {self.path}: no image could be read")
         merged = Placements.merge(parts)
         listed = [key for key in order if key in seen]
         merged = merged.select(listed + sorted(seen.difference(listed)))

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
+from torchvision.transforms.functional import normalize
 
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
@@ -96,7 +97,7 @@ class OnnxSaliency:
         images = _checked_images(images)
         # U²-Net was trained on images divided by their brightest value.
         inputs = images / images.amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
-        arrays = _normalised(_resized(inputs, self.size)).cpu().numpy()
+        arrays = normalize(_resized(inputs, self.size), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD).cpu().numpy()
         # One at a time: exported networks often fix the batch at 1.
         maps = [self.session.run(None, {self.input: arrays[i : i + 1]})[0] for i in range(len(arrays))]
         small = torch.from_numpy(np.concatenate(maps)).to(images.device).reshape(len(images), 1, *self.size)
@@ -134,13 +135,9 @@ class ClipSeg:
             raise InputError(f"CLIPSeg needs one prompt per image, got {len(prompts)} for {len(images)} images")
         self.model.to(images.device)
         words = self.tokenizer(prompts, padding=True, truncation=True, return_tensors="pt").to(images.device)
-        pixels = _normalised(_resized(images, (self.side, self.side)))
-        logits = self.model(
-            pixel_values=pixels,
-            input_ids=words["input_ids"],
-            attention_mask=words["attention_mask"],
-            interpolate_pos_encoding=True,
-        ).logits
+        pixels = normalize(_resized(images, (self.side, self.side)), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+        words = {name: words[name] for name in ("input_ids", "attention_mask")}
+        logits = self.model(pixel_values=pixels, interpolate_pos_encoding=True, **words).logits
         maps = logits.reshape(len(images), 1, *logits.shape[-2:]).sigmoid()  # one image comes without B
         return stretched(_resized(maps, images.shape[-2:])[:, 0])
 
@@ -304,11 +301,6 @@ def _checked_images(images: Tensor) -> Tensor:
 
 def _resized(images: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(images, tuple(size), mode="bilinear", antialias=True, align_corners=False)
-
-
-def _normalised(images: Tensor) -> Tensor:
-    mean, std = (images.new_tensor(values)[:, None, None] for values in (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD))
-    return (images - mean) / std
 
 
 def _blurred(maps: Tensor, sigma: float) -> Tensor:

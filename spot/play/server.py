@@ -10,7 +10,9 @@ import socket
 import threading
 import webbrowser
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.resources import files
 from io import BytesIO
 from typing import Any, TypeVar
@@ -28,7 +30,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from spot.errors import InputError, unknown
 from spot.play.pictures import UPLOAD_BYTES
 from spot.play.request import Request
-from spot.play.session import ACTIONS, Session, picture_png, placements_file, placements_of
+from spot.play.session import ACTIONS, LONG, Session, picture_png, placements_file, placements_of
 from spot.play.worker import Job, Worker
 
 HOST = "127.0.0.1"
@@ -94,8 +96,8 @@ class Server:
             Route("/thumbnail/{picture}", self.get_thumbnail),
             Route("/picture/{picture}", self.get_picture),
             Route("/picture", self.post_picture, methods=["POST"]),
-            Route("/drawn", self.post_drawn, methods=["POST"]),
-            Route("/placements", self.post_placements, methods=["POST"]),
+            Route("/drawn", partial(self.post_trajectory, picture_png), methods=["POST"]),
+            Route("/placements", partial(self.post_trajectory, placements_file), methods=["POST"]),
             Route("/placements/{picture}", self.post_placements_file, methods=["POST"]),
             WebSocketRoute("/live", self.live),
         ]
@@ -110,28 +112,17 @@ class Server:
 
     async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run a function in the worker's thread."""
-        loop, owner = asyncio.get_running_loop(), object()
-        done: asyncio.Future[Result] = loop.create_future()
-
-        def settle(result: Any, error: str | None = None) -> None:
-            if done.done():  # the browser has gone
-                return
-            if error is None:
-                done.set_result(result)
-            else:
-                done.set_exception(InputError(error))
+        done: Future[Result] = Future()
 
         def work(job: Job) -> None:
-            loop.call_soon_threadsafe(settle, function(*arguments))
+            if done.set_running_or_notify_cancel():  # otherwise the browser has gone
+                done.set_result(function(*arguments))
 
-        def send(message: dict[str, Any]) -> None:
-            loop.call_soon_threadsafe(settle, None, message["error"])
-
-        self.worker.submit(owner, "once", Job(work, send))
+        self.worker.submit(done, "once", Job(work, lambda message: done.set_exception(InputError(message["error"]))))
         try:
-            return await done
+            return await asyncio.wrap_future(done)
         finally:
-            self.worker.stop(owner)
+            self.worker.stop(done)
 
     async def get_page(self, request: HttpRequest) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -152,15 +143,10 @@ class Server:
         data = await body(request, UPLOAD_BYTES)
         return JSONResponse({"picture": await self.compute(self.session.pictures.add, name, data), "name": name})
 
-    async def post_drawn(self, request: HttpRequest) -> Response:
-        asked = Request.parse(await body(request, 16 * MESSAGE_BYTES))
-        data = await self.compute(picture_png, self.session, asked)
-        return Response(data, media_type="image/png", headers=HEADERS)
-
-    async def post_placements(self, request: HttpRequest) -> Response:
-        asked = Request.parse(await body(request, 16 * MESSAGE_BYTES))
-        data = await self.compute(placements_file, self.session, asked)
-        return Response(data, media_type="application/octet-stream", headers=HEADERS)
+    async def post_trajectory(self, made: Callable[[Session, Request], bytes], request: HttpRequest) -> Response:
+        data = await self.compute(made, self.session, Request.parse(await body(request, 16 * MESSAGE_BYTES)))
+        kind = "image/png" if made is picture_png else "application/octet-stream"
+        return Response(data, media_type=kind, headers=HEADERS)
 
     async def post_placements_file(self, request: HttpRequest) -> Response:
         data = await body(request, UPLOAD_BYTES)
@@ -203,12 +189,8 @@ class Server:
             return
         if kind not in ACTIONS:
             raise unknown("request", kind, ACTIONS)
-        action = ACTIONS[kind]
-
-        def work(job: Job) -> None:
-            action.function(self.session, request, job)
-
-        job = Job(work, lambda message: send({"slot": slot, "id": number, **message}), long=action.long)
+        work = partial(ACTIONS[kind], self.session, request)
+        job = Job(work, lambda message: send({"slot": slot, "id": number, **message}), long=kind in LONG)
         self.worker.submit(owner, slot, job)
 
 

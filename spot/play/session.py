@@ -117,7 +117,7 @@ class Session:
 
     def _dense_logits(self, picture: str, model: str) -> Tensor:
         view = self.view(picture, model)
-        return forward(view, grid(view))[0]
+        return forward(view, view.model.grid(view.images))[0]
 
     def _macs(self, model: str, tokens: int) -> int:
         return macs(self.model(model), tokens=tokens)
@@ -144,11 +144,6 @@ def forward(view: View, positions: Tensor) -> Tensor:
     """Logits (B, classes) of the picture at placements (B, N, 2 or 3)."""
     with torch.inference_mode():
         return view.model(view.images.expand(len(positions), -1, -1, -1), positions).float()
-
-
-def grid(view: View) -> Tensor:
-    """The ViT's own positions (1, N, 2)."""
-    return view.model.grid(view.images)
 
 
 # ----------------------------------------------------------------------------- what can be asked
@@ -181,7 +176,8 @@ def predict(session: Session, request: Request, job: Job) -> None:
     answer: dict[str, Any] = {"top": session.top(name, logits, dense), "dense": session.top(name, dense, dense, 2)}
     token = request.optional("token", 0, positions.shape[1] - 1)
     if token is not None:
-        answer["samples"] = encoded(samples(view, positions[:, token : token + 1]))
+        pixels = samples(view, positions[:, token : token + 1])
+        answer["samples"] = {"side": len(pixels), "rgb": base64.b64encode(pixels.numpy().tobytes()).decode()}
     job.send(answer)
 
 
@@ -229,11 +225,7 @@ def searched(session: Session, request: Request, job: Job) -> None:
         logits = view.model(images, positions)
         first = logits.detach()[0].float()
         index = int(first.argmax() if shown is None else shown[0])
-        told = {
-            "part": step / settings.steps,
-            "steps": settings.steps,
-            "positions": positions.detach()[0].tolist(),
-        }
+        told = {"part": step / settings.steps, "steps": settings.steps, "positions": positions.detach()[0].tolist()}
         told |= {"p": first.softmax(-1)[index].item(), "class": index, "name": short(session.names(name)[index])}
         job.send({**told, "top": session.top(name, first, dense)})
         step += 1
@@ -328,23 +320,11 @@ def cost(session: Session, request: Request, job: Job) -> None:
     )
 
 
-class Action(NamedTuple):
-    """How a kind of request is answered; long ones give way to quick ones."""
-
-    function: Callable[[Session, Request, Job], None]
-    long: bool = False
-
-
-ACTIONS: dict[str, Action] = {
-    "model": Action(model_info),
-    "predict": Action(predict),
-    "place": Action(place),
-    "saliency": Action(saliency),
-    "search": Action(searched, long=True),
-    "control": Action(control, long=True),
-    "field": Action(field, long=True),
-    "cost": Action(cost, long=True),
-}
+ACTIONS: dict[str, Callable[[Session, Request, Job], None]] = {
+    "model": model_info, "predict": predict, "place": place, "saliency": saliency,
+    "search": searched, "control": control, "field": field, "cost": cost,
+}  # fmt: skip
+LONG = ("search", "control", "field", "cost")  # these give way to quick ones
 
 
 # ----------------------------------------------------------------------------- files for the page to keep
@@ -352,15 +332,10 @@ ACTIONS: dict[str, Action] = {
 
 def picture_png(session: Session, request: Request) -> bytes:
     """The PNG that `spot search` would draw of this trajectory."""
-    view, trajectory, name = session.asked(request), request.trajectory(), request.text("model")
-    first, last = (forward(view, places[None])[0].softmax(-1) for places in (trajectory[0], trajectory[-1]))
-    label = request.optional("label", 0, view.model.num_classes - 1)
-    index = int(last.argmax()) if label is None else label
-    names, image = session.names(name), rgb(view.images, view.model.data_config)[0]
-    made = PhotoSearch(
-        Path(view.picture.name), image, trajectory, short(names[index]), first[index].item(), last[index].item(),
-        (short(names[int(first.argmax())]), short(names[int(last.argmax())])), int(last.argmax()) == index,
-    )  # fmt: skip
+    view, trajectory, names = session.asked(request), request.trajectory(), session.names(request.text("model"))
+    logits = torch.cat([forward(view, places[None]) for places in (trajectory[0], trajectory[-1])])
+    label, image = request.optional("label", 0, view.model.num_classes - 1), rgb(view.images, view.model.data_config)[0]
+    made = PhotoSearch.of(Path(view.picture.name), image, trajectory, logits, label, names)
     adversarial = request.text("objective", "descent") == "ascent"
     figure = search_figure(made, view.model.patch_size, adversarial=adversarial)
     with tempfile.TemporaryDirectory() as folder:
@@ -408,11 +383,6 @@ def samples(view: View, positions: Tensor) -> Tensor:
         taken = windows(view.images, positions, view.model.patch_size)
     colors = rgb(taken.reshape(1, 3, *taken.shape[-2:]), view.model.data_config)[0]
     return (colors * 255).round().to(torch.uint8).permute(1, 2, 0)
-
-
-def encoded(pixels: Tensor) -> dict[str, Any]:
-    """Bytes (K, K, 3) for JSON."""
-    return {"side": pixels.shape[0], "rgb": base64.b64encode(pixels.contiguous().numpy().tobytes()).decode()}
 
 
 def jsonable(values: Tensor) -> list[list[float | None]]:

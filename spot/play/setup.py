@@ -1,6 +1,7 @@
 """From the command line's words to a session: which models, which pictures."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import spot
@@ -32,10 +33,12 @@ def open_session(
     if len(weights) not in (0, 1, len(named)):
         raise InputError(f"give one --weights for all models or one each, got {len(weights)} for {len(named)} models")
     files = [weights[index % len(weights)] if weights else None for index in range(len(named))]
-    loaders = {name: loader(name, None if name in ON_SCENES else file) for name, file in zip(named, files, strict=True)}
+    loaders: dict[str, Callable[[], SpotViT]] = {}
+    for name, file in zip(named, files, strict=True):
+        loaders[name] = partial(spot.load, name, weights=None if name in ON_SCENES else file)
     for name in ON_SCENES:
         if name in built_in():
-            loaders.setdefault(name, loader(name, None))
+            loaders.setdefault(name, partial(spot.load, name))
     samples = file_samples(photo_files(images)) if images else []
     pictures = Pictures(samples)
     session = Session(loaders, pictures, saliency)
@@ -47,8 +50,3 @@ def open_session(
         samples += scene_samples()
     pictures.samples.update({sample.id: sample for sample in samples})
     return session
-
-
-def loader(name: str, weights: Path | None) -> Callable[[], SpotViT]:
-    """Loads a model when it is first asked for."""
-    return lambda: spot.load(name, weights=weights)

@@ -7,7 +7,6 @@ from PIL import Image
 from spot.cli import main
 from spot.data.images import data_for
 from spot.errors import InputError
-from spot.evaluation import features as module
 from spot.evaluation.features import embed, read_features
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
@@ -22,7 +21,7 @@ def nano_64():
 def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
     model = nano_64()
     data = data_for(model, "scenes", limit=10)
-    made = embed(model, data, tmp_path / "f.safetensors", tokens=5, prior="uniform", seed=3, shard=4, batch_size=3)
+    made = embed(model, data, tmp_path / "f.safetensors", tokens=5, prior="uniform", seed=3, batch_size=3)
     read = read_features(tmp_path / "f.safetensors")
     images, labels, keys = zip(*(data[index] for index in range(10)), strict=True)
     assert read.keys == list(keys) == list(made.keys)
@@ -35,26 +34,26 @@ def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
 
 
 def test_a_run_that_was_killed_goes_on_and_writes_the_same_bytes(tmp_path, monkeypatch):
-    model, settings = nano_64(), {"shard": 3, "tokens": 4}
+    model, settings = nano_64(), {"batch_size": 3, "tokens": 4}
     data = data_for(model, "scenes", limit=10)
     embed(model, data, tmp_path / "whole.safetensors", **settings)
-    real, made = module.write_shard, []
+    real, batches = model.forward_features, []
 
-    def killed(model, data, part, *rest):
-        if len(made) == 2:
+    def killed(images, positions):
+        if len(batches) == 2:
             raise KeyboardInterrupt
-        made.append(part)
-        real(model, data, part, *rest)
+        batches.append(len(images))
+        return real(images, positions)
 
-    monkeypatch.setattr(module, "write_shard", killed)
+    monkeypatch.setattr(model, "forward_features", killed)
     with pytest.raises(KeyboardInterrupt):
         embed(model, data, tmp_path / "f.safetensors", **settings)
     assert not (tmp_path / "f.safetensors").exists()
-    monkeypatch.setattr(module, "write_shard", lambda *rest: (made.append(rest[2]), real(*rest)))
+    monkeypatch.setattr(model, "forward_features", lambda *given: (batches.append(len(given[0])), real(*given))[1])
     with pytest.raises(InputError, match="tokens=4, now tokens=5"):
-        embed(model, data, tmp_path / "f.safetensors", shard=3, tokens=5)
+        embed(model, data, tmp_path / "f.safetensors", batch_size=3, tokens=5)
     embed(model, data, tmp_path / "f.safetensors", **settings)
-    assert len(made) == 4  # none twice
+    assert batches == [3, 3, 3, 1]  # none twice
     assert (tmp_path / "f.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
@@ -84,7 +83,7 @@ def test_bad_input_is_one_sentence(tmp_path, capsys):
         main(["embed", "scenes", "--out", str(tmp_path / "f.npy")])
     assert "a .safetensors file" in capsys.readouterr().err
     model = nano_64()
-    with pytest.raises(InputError, match="at least one image"):
+    with pytest.raises(InputError, match="at least 1 image"):
         embed(model, data_for(model, "scenes", limit=2), tmp_path / "f.safetensors", batch_size=0)
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(InputError, match="not a file of features"):

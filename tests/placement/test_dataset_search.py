@@ -110,7 +110,7 @@ def test_unreadable_images_are_left_out(tmp_path):
     done = search_dataset(nano(), Pictures(5, unreadable=(0, 3)), tmp_path / "p.safetensors", batch_size=2, steps=1)
     assert done.images == 3
     assert "class0/000.jpg" not in done.placements
-    with pytest.raises(InputError, match="no image was searched"):
+    with pytest.raises(InputError, match="no image could be read"):
         search_dataset(nano(), Pictures(1, unreadable=(0,)), tmp_path / "none.safetensors", steps=1)
     assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]
 
