@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-oldest faults lint bench assets dist install clean
+.PHONY: demo test test-oldest faults lint bench assets docs dist install clean
 
 demo: install
 	@$(BIN)/spot demo
@@ -34,10 +34,17 @@ bench: install
 assets: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.make_assets $(ARGS)
 
-# Wheel and sdist, and the wheel tried in an environment that has nothing else.
+# The guides and the API reference as a site, build/docs/site/index.html.
+docs: install
+	$(BIN)/python -m tools.site build/docs
+
+# Wheel and sdist of what is committed, and the wheel tried in an environment that has nothing else.
+# With REPOSITORY=https://github.com/OWNER/NAME the README's images and links have addresses, as a package index needs.
 dist: install
-	rm -rf dist build/clean build/try
-	$(call step,Building wheel and sdist,$(BIN)/python -m pip install --quiet build && $(BIN)/python -m build --outdir dist .)
+	rm -rf dist build/clean build/try build/source
+	mkdir -p build/source && git archive HEAD | tar -x -C build/source
+	$(if $(REPOSITORY),$(BIN)/python -m tools.index_readme $(REPOSITORY) v$$($(BIN)/spot --version | cut -d' ' -f2) > build/source/README.md)
+	$(call step,Building wheel and sdist,$(BIN)/python -m pip install --quiet build && $(BIN)/python -m build --outdir dist build/source)
 	$(call step,Installing the wheel into an empty environment,$(PYTHON) -m venv build/clean && build/clean/bin/pip install --quiet dist/*.whl)
 	$(call step,Running spot demo,mkdir -p build/try && cd build/try && ../clean/bin/spot demo)
 	$(call step,Running spot predict,cd build/try && ../clean/bin/spot predict "$$(ls demo/*.png | head -1)" --model scenes-a)

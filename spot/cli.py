@@ -2,11 +2,13 @@
 
 import re
 import sys
+from functools import wraps
 from inspect import getdoc, signature
 from typing import Any
 
 from spot.commands import VERBS, verb_function
 from spot.errors import InputError
+from spot.models.reach import refuse_offline
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,8 +42,15 @@ def run(verb: str, arguments: list[str]) -> None:
 
     from spot.report import console
 
+    @wraps(function)
+    def begin(*args: Any, **options: Any) -> None:
+        given = signature(function).bind(*args, **options).arguments
+        if isinstance(given.get("model"), str) and given.get("weights") is None and given.get("runtime") != "onnx":
+            refuse_offline(given["model"])  # at once: the imports of a verb take seconds
+        function(*args, **options)
+
     console.stderr = "-" in arguments  # where data goes to standard output, what is for people does not
-    tyro.cli(function, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
+    tyro.cli(begin, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
 
 
 def options_of(verb: str) -> set[str]:

@@ -1,5 +1,10 @@
 """The command line as a whole: quick help, one sentence for bad input."""
 
+import os
+import pty
+import re
+import select
+import shutil
 import subprocess
 import sys
 import time
@@ -79,6 +84,51 @@ def test_the_shell_completes(script, typed, offered):
     said = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(offered) <= set(said)
     assert all(word.startswith(words[-1]) for word in said)
+
+
+def in_zsh(script, typed):
+    """What a line becomes in an interactive zsh when Tab is pressed at its end."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.environ |= {"PS1": "READY> ", "TERM": "dumb"}
+        os.execvp("zsh", ["zsh", "-f", "-i"])
+
+    def read(until):
+        said, end = "", time.monotonic() + 60
+        while until not in said and time.monotonic() < end:
+            if select.select([terminal], [], [], 0.5)[0]:
+                said += os.read(terminal, 4096).decode(errors="replace")
+        return said
+
+    read("READY> ")
+    os.write(terminal, f"autoload -U compinit; compinit -u -D; source {script}; print LOA''DED\n".encode())
+    read("LOADED")
+    read("READY> ")
+    widget = "shown() { print; print -r -- \"<$BUFFER>\"; }; zle -N shown; bindkey '^G' shown\n"
+    os.write(terminal, widget.encode())
+    read("READY> ")
+    os.write(terminal, typed.encode() + b"\t\x07")
+    said = read(">\r\n")
+    os.close(terminal)
+    os.waitpid(process, 0)
+    return re.findall(r"<(spot .*?)>", said)[-1]
+
+
+@pytest.mark.parametrize(
+    "typed, whole",
+    [
+        ("spot eva", "spot evaluate "),
+        ("spot predict photo.jpg --model deit-", "spot predict photo.jpg --model deit-ti "),
+        ("spot predict photo.jpg --prior foc", "spot predict photo.jpg --prior focus "),
+    ],
+)
+def test_zsh_completes(tmp_path, capsys, typed, whole):
+    if shutil.which("zsh") is None:
+        pytest.skip("no zsh is installed (apt-get install zsh); bash is tested")
+    main(["completion", "zsh"])
+    file = tmp_path / "spot.zsh"
+    file.write_text(capsys.readouterr().out)
+    assert in_zsh(file, typed) == whole
 
 
 # Sentences ---------------------------------------------------------------------------------------------

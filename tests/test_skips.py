@@ -22,6 +22,11 @@ SKIPS = {
     "large: with --all-models": "tests/models/test_spot_vit.py",
     # Optional programs: the page's server and session are tested without a browser, tracing without ONNX.
     "no chromium is installed (apt-get install chromium), so the page is not tested in a browser": "tests/play",
+    "no zsh is installed (apt-get install zsh); bash is tested": "tests/test_cli.py",
+    "datasets": "tests/data/test_shards.py",
+    "zensical": "tests/tools/test_site.py",
+    "nbformat": "tests/test_notebooks.py",
+    "nbclient": "tests/test_notebooks.py",
     "onnxruntime": "tests/models/test_tracing.py",
     "onnxscript": "tests/models/test_tracing.py",
     "compiling takes half a minute; --all-models compiles": "tests/export/test_files.py",

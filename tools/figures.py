@@ -1,8 +1,10 @@
 """Draw the photographs of the README and the guides: python -m tools.figures WEIGHTS.
 
 WEIGHTS is the folder with timm's deit_tiny_patch16_224.fb_in1k.safetensors. Writes docs/images/photograph.png, one
-photograph as a ViT sees it and as its retrofit does with an eighth of the tokens, and docs/images/gallery.jpg, where
-every prior places tokens and where a search moves them. The photographs are in docs/images/photos, with their licences.
+photograph as a ViT sees it and as its retrofit does with an eighth of the tokens; docs/images/gallery.jpg, where every
+prior places tokens and where a search moves them; docs/images/fit.jpg, a wide photograph cropped and whole; and
+docs/images/alike.jpg, points whose features are like that of a chosen one. The photographs are in docs/images/photos,
+with their licences.
 """
 
 import sys
@@ -10,31 +12,36 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
 import spot
 from spot import report
 from spot.data.images import class_names
-from spot.data.picture import open_image
+from spot.data.picture import open_image, photo_transform
 from spot.placement.saliency import rgb
 from spot.plots import save
 from spot.plots.layout import PlainFigure
 from spot.plots.placements import TOWARDS, Gallery, draw_image, draw_windows, galleries, seen
+from spot.tokens.position_embedding import grid_positions
 
 NAME = "deit_tiny_patch16_224.fb_in1k"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 TOKENS = 25
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
+POINTS = {"cat": (0.42, 0.3), "coffee": (0.45, 0.5), "rocket": (0.4, 0.5)}  # (y, x), chosen by eye: eye, cup, rocket
 STEPS, LR = 30, 1e-2  # longer than the paper's searches, so that the way of a token is seen
 
 
 def main(weights: Path, out: Path = IMAGES) -> None:
-    """Draw both figures."""
+    """Draw all figures."""
     files = sorted((IMAGES / "photos").glob("*.jpg"))
     vit, model = (spot.load(name, weights=weights / f"{NAME}.safetensors") for name in (NAME, f"{NAME}+spot"))
     save(photograph(vit, model, IMAGES / "photos" / "coffee.jpg"), out / "photograph.png")
     save(gallery(model, files), out / "gallery.jpg")
+    save(fits(model, IMAGES / "photos" / "rocket.jpg"), out / "fit.jpg")
+    save(alike(model, files), out / "alike.jpg")
     report.console.print(f"The figures are in {out}.", soft_wrap=True)
 
 
@@ -112,6 +119,46 @@ def gallery(model: spot.SpotViT, files: Sequence[Path]) -> Figure:
     title = f"Moved by gradient towards what all {len(model.grid())} tokens say, without a label"
     ways = Gallery(moved, paths, captions=changes, columns=4, title=title)
     return galleries([places, ways], width=15)
+
+
+def fits(model: spot.SpotViT, file: Path, tokens: int = 49) -> Figure:
+    """A photograph as each way of fitting gives it to the model, the windows on it, and the answer."""
+    figure = PlainFigure(13, 4.2, dpi=110)
+    for axes, fit in zip(figure.subplots(1, 3, width_ratios=[1, 1.5, 1]), ("crop", "whole", "squash"), strict=True):
+        images = photo_transform(model.data_config, fit)(open_image(file))[None]
+        positions = model.place(images, tokens=tokens, prior="isotropic")
+        picture = rgb(images, model.data_config)[0]
+        draw_image(axes, picture)
+        draw_windows(axes, picture, positions[0], model.patch_size, TOWARDS(1.0), linewidth=1.0)
+        (name, percent), *_ = best(model, images, positions)
+        height, width = picture.shape[-2:]
+        axes.set_title(f"--fit {fit}, {width} × {height}: {name} {percent:.0f} %", fontsize=11)
+    figure.suptitle(f"{tokens} tokens on a wide photograph", fontsize=12, fontweight="bold")
+    return figure
+
+
+@torch.no_grad()
+def alike(model: spot.SpotViT, files: Sequence[Path], side: int = 56) -> Figure:
+    """A point of each photograph, and how like its feature those of all points of all photographs are."""
+    opened_all = [opened(model, file) for file in files]
+    points = grid_positions((side, side))
+    features = torch.cat([model.features_at(images, points[None]) for images, _ in opened_all])  # (M, side², D)
+    features = F.normalize(features - features.mean((0, 1)), dim=-1)  # what all points have in common says nothing
+    figure = PlainFigure(3.3 * (len(files) + 1), 3.5 * len(files), dpi=100)
+    rows = figure.subplots(len(files), len(files) + 1, squeeze=False)
+    for number, (axes, file) in enumerate(zip(rows, files, strict=True)):
+        y, x = POINTS.get(file.stem, (0.5, 0.5))
+        chosen = features[number, int(y * side) * side + int(x * side)]
+        draw_image(axes[0], opened_all[number][1])
+        height, width = opened_all[number][1].shape[-2:]
+        axes[0].plot(x * width, y * height, "o", markersize=12, markerfacecolor="none", color="white", mew=3)
+        axes[0].set_title("a point", fontsize=11)
+        for panel, (_, picture), likeness in zip(axes[1:], opened_all, features @ chosen, strict=True):
+            draw_image(panel, picture)
+            shown = likeness.view(side, side)
+            panel.imshow(shown, extent=(0, width, height, 0), vmin=-0.2, vmax=0.8, alpha=0.65, cmap="magma")
+            panel.set_title(f"how like it: up to {likeness.max():.2f}", fontsize=11)
+    return figure
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def completion(shell: Annotated[Positional[Literal["bash", "zsh"]], arg(metavar=
     import tyro
 
     from spot.commands import VERBS, verb_function
-    from spot.models.checkpoints import ALIASES, built_in
+    from spot.models.checkpoints import built_in
+    from spot.models.reach import ALIASES
     from spot.placement.priors import PRIORS
     from spot.placement.saliency import SALIENCIES
     from spot.studies.study import STUDIES

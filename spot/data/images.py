@@ -8,14 +8,18 @@ the data has none.
 
 Folders: one sub-folder per class, ImageNet as `val/<wnid>/` and `train/<wnid>/` or as unpacked
 from Kaggle, or a flat folder without labels. Names such as `torch/cifar10`, `hfds/…` and `wds/…`
-go to timm. What to do with a file that cannot be read is the caller's choice.
+go to timm; shards on a disk are images by number (`shards.py`), those elsewhere a stream. What to
+do with a file that cannot be read is the caller's choice.
 """
 
 import csv
+import json
+import logging
 import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast
 
@@ -28,6 +32,7 @@ from torchvision.transforms import Normalize
 
 from spot.data.difficulty import difficulty_of
 from spot.data.picture import evaluation_transform, open_image
+from spot.data.shards import Shards
 from spot.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -40,6 +45,7 @@ Unreadable = Literal["stop", "skip"]
 EXTENSIONS = (*IMG_EXTENSIONS, ".gif", ".avif", ".jfif")
 TIMM = re.compile(r"(torch|hfds|hfids|wds|tfds)/.+")
 SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
+EXTRA = {"wds": "webdataset", "hfds": "datasets", "hfids": "datasets"}  # the package that timm needs
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 CANVAS = "needle:"  # before the name of data whose images stand in a canvas
 
@@ -226,6 +232,10 @@ def open_data(
         count = classes if isinstance(classes, int) else len(classes or data.classes)
         if data.classes and len(data.classes) != count:
             raise InputError(f"{path_or_name} has {len(data.classes)} classes, the model {count}")
+        if classes is not None and isinstance(data, Images) and isinstance(data.source, Shards):
+            highest = max(entry.label for entry in data.source.entries)
+            if highest >= count:
+                raise InputError(f"{path_or_name} has class {highest}, the model's are 0 to {count - 1}")
     else:
         data = image_folder(Path(path_or_name), split, classes, transform=transform, unreadable=unreadable)
     if limit is not None:
@@ -309,26 +319,63 @@ def timm_data(name: str, split: str, root: str | Path | None, **options: Any) ->
     """A data set timm knows by name; see timm.data.create_dataset for the names."""
     from timm.data import create_dataset
 
-    kind = name.split("/")[0]
+    kind, _, rest = name.partition("/")
+    if (package := EXTRA.get(kind)) and find_spec(package) is None:  # timm would print a line of its own
+        raise InputError(f"{name} needs {package}; pip install 'spot-vit[data]'")
     if kind == "torch" and root is None:
         raise InputError(f"{name} needs a folder for its files; give the data root too")
+    part = {"val": "validation"}.get(split, split)
+    if kind == "wds":
+        root = rest if root is None else root
+        part = shards_of(Path(root), split) if os.path.isdir(root) else part
+        logging.getLogger("timm.data.readers.reader_wds").setLevel(logging.ERROR)  # it warns of no _info.json
     try:
         data = create_dataset(
             name,
             root=None if root is None else str(root),
-            split={"val": "validation"}.get(split, split),
+            split=part,
             download=kind != "wds" and name not in ("torch/folder", "torch/image_folder"),
         )
     except ImportError as error:
         raise InputError(f"{name} needs another package: {error}") from None
-    except (AssertionError, RuntimeError, ValueError, OSError) as error:
-        raise InputError(f"timm could not open {name}: {error}") from None
-    source = getattr(data, "reader", data)  # the reader itself: timm's wrapper replaces unreadable images
+    except (AssertionError, RuntimeError, ValueError, KeyError, OSError) as error:
+        raise InputError(f"timm could not open {name}: {' '.join(str(error).split())}") from None
+    source: Any = getattr(data, "reader", data)  # the reader itself: timm's wrapper replaces unreadable images
     indices = getattr(source, "class_to_idx", None) or {}
     classes = [str(label) for label in sorted(indices, key=lambda label: indices[label])]
+    if kind == "wds" and os.path.isdir(str(root)):
+        files = [Path(str(root), file) for file in source.split_info.filenames]
+        shards = Shards(files, EXTENSIONS, source.target_key or source.split_info.alt_label)
+        if not len(shards):
+            raise InputError(f"there is no image in the shards of {root}; images end in {', '.join(EXTENSIONS)}")
+        return Images(shards, shards.keys, classes, **options)
     if isinstance(data, IterableDataset):
         return Stream(data, classes, transform=options["transform"])
     return Images(source, [f"{index:08d}" for index in range(len(source))], classes, **options)
+
+
+def shards_of(root: Path, split: str) -> str:
+    """What timm calls a split of shards: its name in _info.json, or all files of it.
+
+    Without _info.json the files whose names have the split's as a word, or all, if none has a split's.
+    """
+    about = next((root / file for file in ("_info.json", "info.json") if (root / file).is_file()), None)
+    if about is not None:
+        try:
+            there = list(json.loads(about.read_text()).get("splits", {}))
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"{about} says no splits: {error}") from None
+        found = next((name for name in SPLITS.get(split, (split,)) if name in there), None)
+        if found is None:
+            raise InputError(f"{root} has the splits {', '.join(there)}, and no {split}; name one of them")
+        return found
+    files = sorted(path.name for path in root.glob("*.tar"))
+    words = {file: set(re.split(r"[^a-z]+", file.lower())) for file in files}
+    divided = any(words[file].intersection(names) for file in files for names in SPLITS.values())
+    chosen = [file for file in files if words[file].intersection(SPLITS.get(split, (split,)))] if divided else files
+    if not chosen:
+        raise InputError(f"there is no shard of split {split} in {root}; shards end in .tar")
+    return "::".join(chosen)
 
 
 Data = Union[Images, Stream, "Scenes"]

@@ -21,6 +21,7 @@ from spot import report
 from spot.data.canvas import Canvas
 from spot.data.images import Data, Stream
 from spot.data.scenes import Scenes
+from spot.data.shards import Shards
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate
 from spot.hashes import hash_file, hash_json, hash_listing, hash_tensors
@@ -108,8 +109,9 @@ def hash_images(data: Data) -> str:
     if isinstance(data, Scenes):
         return hash_json(["scenes", data.split, data.seed, data.length, str(data.difficulty)])
     if isinstance(data, Stream):
-        raise InputError("a stream's images have no names to compare results by; use a folder, hfds/ or torch/ data")
+        raise InputError("a stream's images have no names to compare results by; use a folder, or shards on a disk")
     about: list[Any] = ["canvas"] if isinstance(data, Canvas) else []
+    about += data.source.state() if isinstance(data.source, Shards) else []
     for key, index in zip(data.keys, data.order, strict=True):
         about.append(key)
         if isinstance(data.source, list):  # files; a timm data set has its samples' numbers only

@@ -82,6 +82,7 @@ def export(
     image: Input = "uint8",
     prior: AnyPrior | None = None,
     tokens: int | None = None,
+    sizes: bool = False,
     outputs: Sequence[Output] = ("logits",),
     opset: int = ATTENTION_OPSET,
     compiled: bool = False,
@@ -93,7 +94,9 @@ def export(
     Args:
         to: onnx, or torch for a torch.export program.
         image: "uint8" takes RGB (B, H, W, 3), "float" the model's own normalised (B, C, H, W); H and W are free.
-        prior, tokens: build this placement in. With neither, the file takes positions (B, N, 2) beside images.
+        prior, tokens: build this placement in, with the model's scale. With neither, the file takes positions
+            (B, N, 2) beside images.
+        sizes: it takes (B, N, 3) instead, with each window's scale; always so where the model's scale is not 1.
         outputs: of logits, pooled and tokens.
         opset: of the ONNX file; below 23 attention is written as its parts, for older runtimes.
         compiled: for torch, compile through AOTInductor (needs a C++ compiler, and runs on this kind of machine).
@@ -110,6 +113,7 @@ def export(
         ready,
         image=image,
         positions=built_in,
+        sizes=sizes or model.scale not in (None, 1),
         outputs=outputs,
         attention_node=to == "onnx" and opset >= ATTENTION_OPSET,
     ).eval()
@@ -138,8 +142,6 @@ def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) ->
         raise InputError(f"a file for {to} ends in {SUFFIXES[to]}, got {path}")
     if not outputs:
         raise InputError("at least one output is needed: logits, pooled or tokens")
-    if model.scale not in (None, 1):
-        raise InputError(f"windows of scale {model.scale} cannot be exported yet; set model.scale to None")
     if "logits" in outputs and model.num_classes < 1:
         raise InputError(f"{model.name} has no classifier, and so no logits; ask for pooled or tokens instead")
     if to == "torch":
@@ -161,7 +163,7 @@ def require_onnx() -> None:
 
 
 def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int | None = None) -> Tensor:
-    """Positions (N, 2) of a prior that gives the same for every image of the model's size."""
+    """Positions (N, 2 or 3) of a prior that gives the same for every image of the model's size."""
     chosen = resolve_prior(model.prior if prior is None else prior)
     if chosen.random or chosen.needs_map:
         reason = "draws at random" if chosen.random else "looks at the image"
@@ -192,6 +194,8 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
         "prior": resolve_prior(model.prior if prior is None else prior).name,
         "built_in": built_in is not None,
         "positions": own_placement(model) if built_in is None else built_in[0].tolist(),
+        "sizes": graph.sizes,
+        "largest_scale": 2 ** (graph.levels - 1) if graph.levels else 1,
         "token_range": [FEWEST, max(MOST, len(model.grid()))],
         "img_size": list(model.img_size),
         "patch_size": model.patch_size,
@@ -216,7 +220,19 @@ def example(about: dict[str, Any], batch: int = 2, tokens: int = 5) -> tuple[Ten
     images = noise(about, batch, [side + 2 * number + 2 for number, side in enumerate(about["img_size"])])
     if about["built_in"]:
         return (images,)
-    return images, torch.rand(batch, tokens, 2, generator=torch.Generator().manual_seed(0))
+    return images, random_positions(about, batch, tokens, about["img_size"], torch.Generator().manual_seed(0))
+
+
+def random_positions(
+    about: dict[str, Any], batch: int, tokens: int, size: Sequence[int], generator: torch.Generator
+) -> Tensor:
+    """Positions to try a file with, some of them beyond the edges, where the border is repeated; and their scales."""
+    columns = 3 if about["sizes"] else 2
+    positions = 1.2 * torch.rand(batch, tokens, columns, generator=generator) - 0.1
+    if about["sizes"]:
+        largest = min(about["largest_scale"], max(size) / about["patch_size"])
+        positions[..., 2] = 0.5 * (2 * largest) ** positions[..., 2].clamp(0, 1)
+    return positions
 
 
 def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
@@ -367,8 +383,7 @@ def trials(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> list
     counts = [high, low, 17, *[49 for _ in pictures]]
     chosen = []
     for images, tokens in zip(batches, counts, strict=True):
-        # Beyond the edges too: there the border is repeated.
-        positions = 1.2 * torch.rand(len(images), tokens, 2, generator=generator) - 0.1
+        positions = random_positions(about, len(images), tokens, (height, width), generator)
         chosen.append((images, None if about["built_in"] else positions))
     return chosen
 

@@ -11,6 +11,7 @@ It computes what the SpotViT computes, written so that a runtime without PyTorch
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
 from spot.tokens.tokenizer import Tokenizer
-from spot.tokens.windows import _split
 
 Input = Literal["uint8", "float"]
 Output = Literal["logits", "pooled", "tokens"]
@@ -35,7 +35,8 @@ class Graph(nn.Module):
     Args:
         model: is not changed.
         image: "uint8" takes RGB (B, H, W, 3) as decoders give it, "float" the model's own (B, C, H, W).
-        positions: (N, 2) to build into the graph, which then takes images alone.
+        positions: (N, 2 or 3) to build into the graph, which then takes images alone.
+        sizes: positions are (B, N, 3), with a scale each.
         outputs: some of logits (B, classes), pooled (B, D) and tokens (B, P + N, D).
         attention_node: write ONNX's Attention (for opset 23 and later) instead of PyTorch's.
     """
@@ -48,6 +49,7 @@ class Graph(nn.Module):
         *,
         image: Input = "uint8",
         positions: Tensor | None = None,
+        sizes: bool = False,
         outputs: Sequence[Output] = ("logits",),
         attention_node: bool = False,
     ) -> None:
@@ -62,7 +64,11 @@ class Graph(nn.Module):
         config = model.data_config
         scale = (config["mean"], config["std"]) if image == "uint8" else ((0.0,) * channels, (1.0,) * channels)
         unit = 255.0 if image == "uint8" else 1.0
-        self.model.tokenizer = FlatTokenizer(model.tokenizer, model.vit.patch_embed.proj, *scale, unit)
+        self.sizes = sizes if positions is None else positions.shape[-1] == 3
+        largest = max(model.img_size) / model.patch_size if positions is None else float(positions[:, -1].max())
+        # As many as spot.tokens.pyramid builds for windows up to this scale; larger images have no more.
+        self.levels = 1 + max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6)) if self.sizes else None
+        self.model.tokenizer = FlatTokenizer(model, *scale, unit, self.levels)
         self.image = image
         self.outputs = tuple(outputs)
         self.attention_node = attention_node
@@ -133,19 +139,27 @@ def is_standard(block: nn.Module) -> bool:
 
 
 class FlatTokenizer(nn.Module):
-    """A Tokenizer that gathers pixels from one flat list, and normalises them by its weights.
+    """A Tokenizer in few nodes: it gathers pixels from one flat list, and normalises them by its weights.
 
-    Pixels are divided by `unit`, then mean and std apply. weight is (D, K · K · C): in the order of gathered pixels.
+    Pixels are divided by `unit`, then mean and std apply. weight is (D, K · K · C), in the order of gathered
+    pixels. The position embedding is the kernels at a position times `table`, which has the kernels' inverse
+    in it, plus `offset`, to which kernels fade outside the grid.
     """
 
     weight: Tensor
     bias: Tensor
+    pick: Tensor
+    centres: Tensor
+    table: Tensor | None
+    offset: Tensor | None
 
     def __init__(
-        self, tokenizer: Tokenizer, proj: nn.Conv2d, mean: Sequence[float], std: Sequence[float], unit: float
+        self, model: SpotViT, mean: Sequence[float], std: Sequence[float], unit: float, levels: int | None
     ) -> None:
+        """levels: of the pyramid that windows are read from, or None where all are of scale 1."""
         super().__init__()
-        self.kernels = tokenizer.kernels
+        self.levels = levels
+        proj: Any = model.vit.patch_embed.proj
         weight = proj.weight.detach().double().permute(0, 2, 3, 1)
         middle, width = torch.tensor(mean).to(weight), torch.tensor(std).to(weight)
         bias = -(weight * (middle / width)).sum((1, 2, 3))
@@ -153,27 +167,109 @@ class FlatTokenizer(nn.Module):
             bias = bias + proj.bias.detach()
         self.register_buffer("weight", (weight / (width * unit)).flatten(1).float())
         self.register_buffer("bias", bias.float())
+        kernels: Any = model.tokenizer.kernels
+        self.rows, self.columns = kernels.grid_size
+        # One product gives y at all rows' kernels and x at all columns', in units in which a kernel is exp(-d²).
+        units = [cells / kernels.sigma * 0.5**0.5 for cells in kernels.grid_size]
+        pick = torch.zeros(2, self.rows + self.columns)
+        pick[0, : self.rows], pick[1, self.rows :] = units
+        self.register_buffer("pick", pick)
+        self.register_buffer("centres", torch.cat([kernels.centres_y, kernels.centres_x]) * pick.sum(0))
+        table = model.vit.pos_embed
+        if table is None:
+            self.table = self.offset = None
+            return
+        cells = table.detach()[0, 0 if model.vit.no_embed_class else model.num_prefix_tokens :].double()
+        offset = cells.mean(0)
+        inverse = torch.kron(kernels.inverse_y.double(), kernels.inverse_x.double())
+        self.register_buffer("table", (inverse @ (cells - offset)).float())
+        self.register_buffer("offset", offset.float())
 
-    def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, table: Tensor | None, *_: Any) -> Tensor:
-        """Images (B, C, H, W) of any dtype and positions (B, N, 2), or (1, N, 2) for all, → tokens (B, N, D)."""
-        pixels = flat_windows(images, positions, patch_embed.proj.kernel_size[0])
-        tokens = F.linear(pixels.flatten(2).flatten(0, 1), self.weight, self.bias)
+    def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, *_: Any) -> Tensor:
+        """Images (B, C, H, W) of any dtype and positions (B, N, 2 or 3), or (1, N, ·) for all, → tokens (B, N, D)."""
+        size = patch_embed.proj.kernel_size[0]
+        if self.levels is None:
+            pixels = flat_windows(images, positions, size)
+        else:
+            pixels = scaled_flat_windows(images, positions, size, self.levels)
+            positions = positions[..., :2]
+        after = None if isinstance(patch_embed.norm, nn.Identity) else self.offset  # the norm would change it
+        bias = self.bias if self.offset is None or after is not None else self.bias + self.offset
+        tokens = F.linear(pixels.flatten(2).flatten(0, 1), self.weight, bias)
         tokens = patch_embed.norm(tokens).view(*pixels.shape[:2], -1)
-        return tokens if table is None else tokens + self.kernels(positions) @ table
+        if self.table is None:
+            return tokens
+        distance = positions @ self.pick - self.centres
+        y, x = torch.exp(-(distance * distance)).split((self.rows, self.columns), -1)
+        tokens = tokens + (y[..., :, None] * x[..., None, :]).flatten(-2) @ self.table
+        return tokens if after is None else tokens + after
 
 
 def flat_windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
     """What spot.windows gives for images (B, C, H, W) of any dtype, as float32 (B, N, K, K, C)."""
     batch, channels, height, width = images.shape
-    top, y = _split(positions[..., 0] * height - size / 2, height, size)
-    left, x = _split(positions[..., 1] * width - size / 2, width, size)
+    lengths = torch.tensor([height, width], device=images.device)
+    start = positions * lengths - size / 2
+    # What is within rounding error of a pixel is that pixel, as in spot.tokens.windows, so that the grid gives patches.
+    pixel = start.round()
+    start = torch.where((start - pixel).abs() < 8 * torch.finfo(start.dtype).eps * lengths, pixel, start)
+    start = start.clamp(min=-size - 1).minimum(lengths)
+    whole = start.floor()
+    y, x = (start - whole)[..., None, None, None].unbind(2)  # (B, N, 1, 1, 1) each
     steps = torch.arange(size + 1, device=images.device)
-    first = torch.arange(batch, device=images.device) * height  # of each image's rows
-    rows = (top[..., None] + steps).clamp(0, height - 1) + first[:, None, None]
-    columns = (left[..., None] + steps).clamp(0, width - 1)
-    index = rows[..., :, None] * width + columns[..., None, :]
+    places = (whole[..., None].long() + steps).clamp(min=0).minimum(lengths[:, None] - 1)  # (B, N, 2, K + 1)
+    first = torch.arange(batch, device=images.device)[:, None, None, None] * (height * width)  # of each image's pixels
+    index = places[:, :, 0, :, None] * width + first + places[:, :, 1, None, :]
     pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)
     crops = pixels.index_select(0, index.flatten()).view(*index.shape, channels).float()
-    x, y = x[..., None, None, None], y[..., None, None, None]
     crops = crops[..., :-1, :] + (crops[..., 1:, :] - crops[..., :-1, :]) * x
     return crops[..., :-1, :, :] + (crops[..., 1:, :, :] - crops[..., :-1, :, :]) * y
+
+
+def scaled_flat_windows(images: Tensor, positions: Tensor, size: int, levels: int) -> Tensor:
+    """What spot.windows gives for positions (B, N, 3) with scales up to 2 ** (levels - 1), as float32 (B, N, K, K, C).
+
+    The pyramid's levels are one flat list of pixels. Each token is gathered from two of them; see spot.tokens.pyramid.
+    """
+    batch, channels, height, width = images.shape
+    planes = [images.permute(0, 2, 3, 1).float()]
+    for _ in range(levels - 1):
+        planes.append(halved(halved(planes[-1], 1), 2) * 0.25)
+    pixels = torch.cat([plane.flatten(1, 2) for plane in planes], 1)
+    places, scale = positions[..., :2], positions[..., 2]
+    detail = scale.log2().clamp(0, levels - 1)
+    below = detail.floor().clamp(max=max(0, levels - 2))
+    share = (detail - below).square()[..., None, None, None]
+    offsets = torch.arange(size, device=images.device) - (size - 1) / 2
+    lengths = torch.tensor([height, width], device=images.device)
+    points = (places * lengths)[..., None] + (offsets * scale[..., None])[:, :, None]  # (B, N, 2, K), pixels of level 0
+    first = torch.arange(batch, device=images.device)[:, None] * pixels.shape[1]
+    memory = pixels.reshape(-1, channels)
+    numbers = torch.arange(levels - 1, device=images.device)
+    areas = ((lengths[:, None] + 2**numbers - 1) // 2**numbers).prod(0)  # pixels of every level but the last
+
+    def read(level: Tensor) -> Tensor:
+        """Bilinear samples (B, N, K, K, C), each token's from a level (B, N) of its own."""
+        begin = first + ((level[..., None] > numbers).long() * areas).sum(-1)
+        step = torch.exp2(level)[..., None]
+        last = torch.ceil(lengths / step)[..., None] - 1  # (B, N, 2, 1): what halving leaves
+        point = (points / step[..., None] - 0.5).clamp(min=0).minimum(last)  # beyond is the border
+        whole = point.floor()
+        y, x = (point - whole).unbind(2)
+        both = torch.stack([whole, torch.minimum(whole + 1, last)], -1).long()  # (B, N, 2, K, 2)
+        rows = both[:, :, 0] * (last[:, :, 1, :, None].long() + 1) + begin[..., None, None]
+        index = rows[..., :, :, None, None] + both[:, :, 1][:, :, None, None]  # (B, N, K, 2, K, 2)
+        corners = memory.index_select(0, index.flatten()).view(*index.shape, channels)
+        left, right = corners.unbind(-2)
+        upper, lower = (left + (right - left) * x[:, :, None, None, :, None]).unbind(3)
+        return upper + (lower - upper) * y[..., :, None, None]
+
+    fine = read(below)
+    return fine if levels == 1 else fine + (read(below + 1) - fine) * share
+
+
+def halved(pixels: Tensor, axis: int) -> Tensor:
+    """Sums of neighbours along an axis; an odd last one counts twice."""
+    length = pixels.shape[axis]
+    first = torch.arange((length + 1) // 2, device=pixels.device) * 2
+    return pixels.index_select(axis, first) + pixels.index_select(axis, (first + 1).clamp(max=length - 1))

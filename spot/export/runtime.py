@@ -5,6 +5,8 @@
     logits = exported(pixels[None])["logits"]           # (1, classes); exported.classes names them
     logits = exported(pixels[None], positions)["logits"]  # (1, N, 2), (y, x) fractions, unless built in
 
+A file that was exported with sizes takes (1, N, 3) too: the third number is each window's scale.
+
 Nothing here may import torch: that would cost more time than a prediction takes.
 """
 
@@ -71,7 +73,7 @@ class Exported:
         self._check(images)
         inputs = {"images": images}
         if self.takes_positions:
-            inputs["positions"] = self._positions(positions, len(images))
+            inputs["positions"] = self._positions(positions, images)
         elif positions is not None:
             raise InputError(f"{self.path} has its placement built in; export it without --prior to pass positions")
         names = self.about["outputs"]
@@ -85,20 +87,32 @@ class Exported:
             wanted = f"{np.dtype(kind).name} of shape {shape.replace('C', str(channels))}"
             raise InputError(f"images must be {wanted}, got {images.dtype} {images.shape}")
 
-    def _positions(self, positions: ArrayLike | None, batch: int) -> NDArray[np.float32]:
+    def _positions(self, positions: ArrayLike | None, images: NDArray[Any]) -> NDArray[np.float32]:
+        batch = len(images)
         if positions is None:
             own = self.about["positions"]
             if own is None:
                 raise InputError(f"{self.path} takes positions, and its model's prior draws them; pass positions")
-            positions = np.broadcast_to(np.array(own, np.float32), (batch, len(own), 2))
+            positions = np.broadcast_to(np.array(own, np.float32), (batch, *np.shape(own)))
         array = np.ascontiguousarray(positions, np.float32)
         low, high = self.about["token_range"]
-        if array.ndim != 3 or array.shape[0] != batch or array.shape[2] != 2:
-            raise InputError(f"positions must have shape ({batch}, N, 2), got {array.shape}")
+        sizes = self.about.get("sizes", False)  # files of 0.2.0 do not say
+        if sizes and array.ndim == 3 and array.shape[2] == 2:
+            array = np.concatenate([array, np.ones((*array.shape[:2], 1), np.float32)], 2)
+        if array.ndim != 3 or array.shape[0] != batch or array.shape[2] != 2 + sizes:
+            why = "; export it with --sizes for windows of other scales" if array.shape[2:] == (3,) else ""
+            raise InputError(f"positions must have shape ({batch}, N, {2 + sizes}), got {array.shape}{why}")
         if not low <= array.shape[1] <= high:
             raise InputError(f"{self.path} takes {low} to {high} tokens, got {array.shape[1]}; export it anew for more")
         if not np.isfinite(array).all():
             raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")
+        if sizes:
+            shape = images.shape[1:3] if self.about["image"] == "uint8" else images.shape[2:]
+            largest = min(self.about["largest_scale"], max(1.0, max(shape) / self.about["patch_size"]))
+            least, most = float(array[..., 2].min()), float(array[..., 2].max())
+            if least <= 0 or most > largest * (1 + 1e-5):
+                bad = least if least <= 0 else most
+                raise InputError(f"scales must be above 0 and at most {largest:g} for this image, got {bad:g}")
         return array
 
 

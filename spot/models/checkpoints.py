@@ -6,16 +6,12 @@ the hub shows. Pickles are only ever opened with weights_only=True.
 """
 
 import math
-import socket
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import timm
 import torch
@@ -27,6 +23,7 @@ from torch import Tensor
 from spot.data.scenes import CLASSES
 from spot.errors import InputError, check_kind, unknown
 from spot.models.deltas import apply_delta, is_delta, read_about, refuse_misfit
+from spot.models.reach import ALIASES, refuse_unreachable
 from spot.models.spot_vit import SpotViT, adapt
 from spot.models.timm_vit import create_timm, refuse_unfit
 from spot.models.untrusted import DATA, refuse_nonsense, refuse_steering
@@ -38,10 +35,6 @@ from spot.store import read_state as read_pickle
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.tokenizer import Tokenizer
 
-ALIASES = {
-    "vit-ti": "vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot",
-    "deit-ti": "deit_tiny_patch16_224.fb_in1k+spot",
-}
 HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 PLACING = ("tokens", "prior", "scale")  # what is saved of how a model places tokens
 POLICY, ANYTIME = ".policy.safetensors", ".anytime.json"
@@ -175,31 +168,10 @@ def downloaded(name: str, config: Mapping[str, Any]) -> str | None:
         if isinstance(cached, str) and config.get("source") != "hf-hub":
             return cached
     where = constants.ENDPOINT if hub else str(url)
-    refuse_unreachable(f"download {name}", where, "; pass weights=FILE if you have them")
+    refuse_unreachable(
+        f"download {name}", where, "; pass weights=FILE if you have them", offline=constants.HF_HUB_OFFLINE
+    )
     return None
-
-
-def refuse_unreachable(what: str, address: str, advice: str = "") -> None:
-    """Refuse what needs a host that does not answer."""
-    host, port = urlsplit(address).hostname or "", urlsplit(address).port or 443
-    if constants.HF_HUB_OFFLINE or not reachable(host, port):
-        raise InputError(f"cannot {what}: {host} cannot be reached{advice}")
-
-
-def reachable(host: str, port: int, seconds: float = 2.0) -> bool:
-    """Whether a host answers in time; behind a proxy that is the proxy's business."""
-    if getproxies().get("https"):
-        return True
-    answers: list[bool] = []
-
-    def ask() -> None:
-        with suppress(OSError), socket.create_connection((host, port), timeout=seconds):
-            answers.append(True)
-
-    asking = threading.Thread(target=ask, daemon=True)  # looking up a name has no timeout of its own
-    asking.start()
-    asking.join(seconds)
-    return bool(answers)
 
 
 def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
@@ -336,7 +308,7 @@ def load_pretrained(model_id: str, **options: Any) -> SpotViT:
     path = Path(model_id)
     if not path.is_dir():
         if not isinstance(try_to_load_from_cache(model_id, WEIGHTS), str):
-            refuse_unreachable(f"get {model_id} from the hub", constants.ENDPOINT)
+            refuse_unreachable(f"get {model_id} from the hub", constants.ENDPOINT, offline=constants.HF_HUB_OFFLINE)
         hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin has some of its own
         try:
             path = Path(hf_hub_download(model_id, WEIGHTS, **hub))

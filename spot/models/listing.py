@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from spot.models.checkpoints import ALIASES, built_in
+from spot.models.checkpoints import built_in
 from spot.models.deltas import is_delta, read_about
+from spot.models.reach import ALIASES
 
 CARDS = ("README.md", "NEEDLE.md", "RETROFITS.md")  # beside the models: written by the programs that make them
 

@@ -16,7 +16,7 @@ from spot.export.runtime import KEY, Exported
 from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
-from tests.export.test_graph import bytes_and_positions, normalised
+from tests.export.test_graph import bytes_and_positions, normalised, with_sizes
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 16, 49, 100, 196, 256])
@@ -151,11 +151,60 @@ def test_a_model_without_classes_has_no_logits(tmp_path):
         export(make_nano(num_classes=0), tmp_path / "m.onnx")
 
 
-def test_windows_of_another_size_are_refused(tmp_path):
+@pytest.fixture(scope="module")
+def with_scales(tmp_path_factory):
+    """An ONNX file that takes (B, N, 3), of a model whose own placement has scales."""
     model = make_nano()
-    model.scale = 1.5
-    with pytest.raises(InputError, match=r"1\.5 cannot be exported"):
-        export(model, tmp_path / "m.onnx")
+    model.scale, model.tokens = "auto", 5
+    path = tmp_path_factory.mktemp("sizes") / "m.onnx"
+    return model, path, export(model, path)
+
+
+@pytest.mark.parametrize("tokens", [2, 16, 256])
+@torch.no_grad()
+def test_a_file_with_sizes_takes_any_scale_and_number_of_tokens(with_scales, tokens):
+    model, path, written = with_scales
+    pixels, positions = bytes_and_positions(batch=2, size=(32, 41), tokens=tokens)
+    placed = with_sizes(positions)
+    result = Exported(path)(pixels.numpy(), placed.numpy())["logits"]
+    np.testing.assert_allclose(result, model(normalised(model, pixels), placed), atol=2e-5)
+    assert "GridSample" not in nodes(path) and 0 < written.difference["logits"] < 1e-4
+
+
+@torch.no_grad()
+def test_a_file_with_sizes_has_the_model_s_own_scale_and_takes_two_columns_too(with_scales):
+    model, path, _ = with_scales
+    run = Exported(path)
+    pixels, positions = bytes_and_positions()
+    images = normalised(model, pixels)
+    np.testing.assert_allclose(run(pixels.numpy())["logits"], model(images), atol=2e-5)
+    assert np.shape(run.about["positions"]) == (5, 3)
+    np.testing.assert_allclose(run(pixels.numpy(), positions.numpy())["logits"], model(images, positions), atol=2e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 4.1, np.inf])
+def test_a_scale_that_no_window_has_is_one_sentence(with_scales, scale):
+    pixels, positions = bytes_and_positions()
+    placed = torch.cat([positions, torch.full((2, 7, 1), scale)], -1)
+    with pytest.raises(InputError, match=r"scales must be above 0 and at most 4|finite"):
+        Exported(with_scales[1])(pixels.numpy(), placed.numpy())
+
+
+def test_a_file_without_sizes_says_how_to_get_them(exported):
+    pixels, positions = bytes_and_positions()
+    with pytest.raises(InputError, match="export it with --sizes"):
+        Exported(exported.path)(pixels.numpy(), with_sizes(positions).numpy())
+
+
+@torch.no_grad()
+def test_a_torch_program_with_a_scale_built_in(tmp_path):
+    model = make_nano()
+    model.scale = "auto"
+    export(model, tmp_path / "m.pt2", to="torch", prior="isotropic", tokens=4)
+    pixels, _ = bytes_and_positions(batch=3)
+    model.tokens = 4
+    result = torch.export.load(tmp_path / "m.pt2").module()(pixels)[0]
+    torch.testing.assert_close(result, model(normalised(model, pixels)), atol=2e-5, rtol=1e-5)
 
 
 def test_a_missing_extra_is_named_with_its_command(tmp_path, monkeypatch):
@@ -179,6 +228,8 @@ def test_the_command_writes_and_says_the_difference(tmp_path, capsys):
             "4",
             "--features",
             "pooled",
+            "--scale",
+            "auto",
         ]
     )
     assert "m.onnx" in capsys.readouterr().out

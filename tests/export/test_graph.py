@@ -5,7 +5,7 @@ import torch
 
 import spot
 from spot.errors import InputError
-from spot.export.graph import DenseGraph, Graph, flat_windows
+from spot.export.graph import DenseGraph, Graph, flat_windows, scaled_flat_windows
 from tests.conftest import make_nano
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
@@ -85,6 +85,29 @@ def test_gathered_windows_are_the_library_s_windows():
     images = pixels.permute(0, 3, 1, 2)
     expected = spot.windows(images.float(), positions, 8).permute(0, 1, 3, 4, 2)
     torch.testing.assert_close(flat_windows(images, positions, 8), expected, atol=1e-3, rtol=0)
+
+
+def with_sizes(positions, largest=4.0):
+    """Positions (B, N, 2) with scales between a half and the largest."""
+    scales = 0.5 * (2 * largest) ** torch.rand(*positions.shape[:2], 1, generator=torch.Generator().manual_seed(1))
+    return torch.cat([positions, scales], -1)
+
+
+@pytest.mark.parametrize("size", [(31, 45), (64, 32)])
+def test_gathered_windows_of_any_size_are_the_library_s_windows(size):
+    pixels, positions = bytes_and_positions(batch=3, size=size, tokens=11)
+    images, placed = pixels.permute(0, 3, 1, 2), with_sizes(positions)
+    expected = spot.windows(images.float(), placed, 8).permute(0, 1, 3, 4, 2)
+    torch.testing.assert_close(scaled_flat_windows(images, placed, 8, 4), expected, atol=2e-3, rtol=0)
+
+
+@torch.no_grad()
+def test_placements_with_sizes_give_the_model_s_logits():
+    model = make_nano()
+    pixels, positions = bytes_and_positions(size=(32, 40))
+    placed = with_sizes(positions)
+    (logits,) = Graph(model, sizes=True)(pixels, placed)
+    torch.testing.assert_close(logits, model(normalised(model, pixels), placed), atol=1e-5, rtol=1e-5)
 
 
 def test_on_the_grid_gathered_windows_are_the_patches_bit_for_bit():

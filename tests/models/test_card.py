@@ -1,6 +1,8 @@
 """Model cards say what was measured, and of these weights."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,3 +48,20 @@ def test_a_saved_model_brings_its_card_and_the_command_writes_it(tmp_path):
     save_folder(model, tmp_path / "model")
     main(["card", str(tmp_path / "model"), "--out", str(tmp_path / "README.md"), "--licence", "cc-by-4.0"])
     assert "license: cc-by-4.0" in (tmp_path / "README.md").read_text()
+
+
+def test_push_to_hub_sends_weights_settings_and_the_card(monkeypatch):
+    from huggingface_hub import HfApi
+
+    sent = {}
+
+    def upload_folder(self, *, repo_id, folder_path, **options):
+        sent[repo_id] = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    model = make_nano()
+    model.push_to_hub("me/nano")
+    assert sent.keys() == {"me/nano"} and sent["me/nano"].keys() >= {"README.md", "config.json", "model.safetensors"}
+    text = sent["me/nano"]["README.md"].decode()
+    assert hash_model(model) in text and "More Information Needed" not in text

@@ -1,4 +1,7 @@
+import os
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -6,7 +9,8 @@ import torch
 
 import spot
 from spot.errors import InputError
-from spot.models.checkpoints import ALIASES, built_in
+from spot.models.checkpoints import built_in
+from spot.models.reach import ALIASES
 from tests.conftest import DEIT_TINY, VIT_TINY
 
 
@@ -42,7 +46,7 @@ def test_without_a_network_a_download_is_refused_at_once(name, monkeypatch, tmp_
         raise OSError("no network")
 
     monkeypatch.setattr(socket, "create_connection", unreachable)
-    monkeypatch.setattr("spot.models.checkpoints.getproxies", dict)
+    monkeypatch.setattr("spot.models.reach.getproxies", dict)
     monkeypatch.setattr("spot.models.checkpoints.try_to_load_from_cache", lambda *_: None)
     began = time.perf_counter()
     with pytest.raises(InputError, match="cannot be reached"):
@@ -51,9 +55,9 @@ def test_without_a_network_a_download_is_refused_at_once(name, monkeypatch, tmp_
 
 
 def test_a_name_that_cannot_be_looked_up_is_given_up_after_two_seconds(monkeypatch):
-    from spot.models.checkpoints import reachable
+    from spot.models.reach import reachable
 
-    monkeypatch.setattr("spot.models.checkpoints.getproxies", dict)
+    monkeypatch.setattr("spot.models.reach.getproxies", dict)
 
     def slow(*_, **__):
         time.sleep(5)
@@ -63,6 +67,19 @@ def test_a_name_that_cannot_be_looked_up_is_given_up_after_two_seconds(monkeypat
     began = time.perf_counter()
     assert not reachable("nowhere.example", 443)
     assert time.perf_counter() - began < 3
+
+
+def test_without_a_network_a_command_ends_before_anything_heavy_is_imported(tmp_path):
+    code = (
+        "import sys; from spot.cli import main\n"
+        "try: main(['predict', 'photo.jpg'])\n"
+        "finally: print(sorted({'torch', 'timm', 'huggingface_hub', 'matplotlib'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    environment.pop("HF_HUB_CACHE", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]" and done.returncode == 2
+    assert done.stderr.strip().endswith("huggingface.co cannot be reached; pass --weights FILE if you have them")
 
 
 # Options are honoured or refused, wherever a model comes from

@@ -41,3 +41,18 @@ def test_the_gallery_shows_every_prior_and_the_ways_of_tokens(model, monkeypatch
     ]
     moved = [axes for axes in ways.axes if any(isinstance(each, LineCollection) for each in axes.collections)]
     assert moved
+
+
+def test_a_wide_photograph_is_whole_only_where_it_is_asked_for(model):
+    titles = [axes.get_title() for axes in figures.fits(model, figures.IMAGES / "photos" / "rocket.jpg", 9).axes]
+    shapes = [title.partition(":")[0] for title in titles]
+    assert shapes[0] == "--fit crop, 32 × 32" and shapes[2] == "--fit squash, 32 × 32"
+    width, height = (int(side) for side in shapes[1].removeprefix("--fit whole, ").split(" × "))
+    assert width / height == pytest.approx(640 / 427, rel=0.1)
+
+
+def test_a_point_is_most_like_itself(model):
+    files = sorted((figures.IMAGES / "photos").glob("*.jpg"))[:2]
+    axes = figures.alike(model, files, side=8).axes
+    assert len(axes) == 6
+    assert axes[1].get_title() == axes[5].get_title() == "how like it: up to 1.00"

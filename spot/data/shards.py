@@ -1,0 +1,93 @@
+"""WebDataset shards as images by number: tar files in which the parts of a sample stand one after the other.
+
+timm's reader says which files a split has and which part of a sample is its label. It reads them as a stream,
+which has no names, leaves out what it cannot decode, and under several processes may give some images twice
+and others never (timm says so). Shards on a disk need no stream: their headers are read once, and after that
+an image is one seek away, whichever process asks for it. So they serve wherever a folder does.
+"""
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from spot.errors import InputError
+
+NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset's: a sample's key, and which part of it this is
+
+
+class Entry(NamedTuple):
+    """Where an image's bytes are, and its label or -1."""
+
+    file: int
+    start: int
+    length: int
+    label: int
+
+
+class Shards:
+    """shards[i] = (bytes of image i as a file, label). Keys are `shard/sample`, in the files' own order."""
+
+    def __init__(self, files: Sequence[str | Path], extensions: Sequence[str], target: str = "") -> None:
+        """
+        Args:
+            extensions: of images, with their dots.
+            target: the label's field in a sample's .json; empty for the number in its .cls.
+        """
+        self.files = [str(file) for file in files]
+        self.target = target
+        self.keys: list[str] = []
+        self.entries: list[Entry] = []
+        for number, file in enumerate(self.files):
+            for key, entry in self._samples(number, file, tuple(extensions)):
+                self.keys.append(f"{Path(file).name.removesuffix('.tar')}/{key}")
+                self.entries.append(entry)
+        if len(set(self.keys)) < len(self.keys):
+            twice = Counter(self.keys).most_common(1)[0][0]
+            raise InputError(f"two images are called {twice}; samples and shards need names of their own")
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> tuple[io.BytesIO, int]:
+        entry = self.entries[index]
+        with open(self.files[entry.file], "rb") as file:  # opened anew: workers share no place in a file
+            file.seek(entry.start)
+            return io.BytesIO(file.read(entry.length)), entry.label
+
+    def state(self) -> list[list[int]]:
+        """What changes when a shard is written anew: its size and time."""
+        return [[state.st_size, state.st_mtime_ns] for state in map(os.stat, self.files)]
+
+    def _samples(self, number: int, file: str, extensions: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:
+        try:
+            with tarfile.open(file, "r:") as tar:
+                parts = ((NAME.fullmatch(member.name), member) for member in tar if member.isfile())
+                named = ((match[1], match[2].lower(), member) for match, member in parts if match)
+                for key, members in groupby(named, key=lambda part: part[0]):
+                    sample = {extension: member for _, extension, member in members}
+                    image = next((sample[each] for each in sample if f".{each}".endswith(extensions)), None)
+                    if image is not None and not Path(key).name.startswith("."):
+                        label = self._label(tar, sample, f"{file}, {key}")
+                        yield key, Entry(number, image.offset_data, image.size, label)
+        except (tarfile.TarError, OSError, EOFError) as error:
+            hint = "; unpack it to .tar" if file.endswith((".gz", ".tgz", ".zst", ".bz2", ".xz")) else ""
+            raise InputError(f"{file} is no shard that can be read: {error}{hint}") from None
+
+    def _label(self, tar: tarfile.TarFile, sample: dict[str, tarfile.TarInfo], name: str) -> int:
+        part = sample.get("json" if self.target else "cls")
+        data = tar.extractfile(part) if part is not None else None
+        if data is None:
+            return -1
+        text = data.read().decode(errors="replace")
+        try:
+            return int(json.loads(text)[self.target] if self.target else text)
+        except (ValueError, KeyError, TypeError):
+            what = f"a field {self.target} that is a class number" if self.target else "a class number in its .cls"
+            raise InputError(f"{name} must have {what}, got {text.strip()[:40]!r}") from None
