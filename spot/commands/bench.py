@@ -67,8 +67,7 @@ def bench(
 
     if not models:
         raise InputError("name at least one model, for example spot bench vit_small_patch16_224")
-    if plot is not None:
-        check_ending(plot)
+    check_ending(plot)
     report.check_outputs(json, plot)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     batches = list(dict.fromkeys(batch_size))

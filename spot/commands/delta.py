@@ -33,7 +33,6 @@ def delta(
 
     import spot
     from spot import report
-    from spot.errors import InputError
     from spot.models.checkpoints import load_timm
     from spot.models.deltas import apply_delta, save_delta
 
@@ -41,8 +40,6 @@ def delta(
     name = base or trained.name
     state = load_timm(name, weights, {}).vit.state_dict()
     path = Path(f"{name}+spot.safetensors") if out is None else out
-    if not isinstance(trained.prior, str):
-        raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
     config = {"tokens": trained.tokens, "prior": trained.prior, "scale": trained.scale}
     save_delta(trained, state, path, base=name, method=method, config=config)
     again = apply_delta(state, path)

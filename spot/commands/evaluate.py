@@ -40,8 +40,7 @@ def evaluate(
     from spot.plots.accuracy import accuracy
     from spot.processes import this_process
 
-    if plot is not None:
-        check_ending(plot)
+    check_ending(plot)
     report.check_outputs(json, predictions, plot)
     state = this_process()
     loaded = spot.load(model, weights=weights, scale=scale).to(state.device)

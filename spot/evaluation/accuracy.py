@@ -138,10 +138,6 @@ class Candidate:
         how |= {} if self.scale is None else {"scale": self.scale}
         return self.model.place(images, tokens=self.tokens, prior=self.placement, **how)
 
-    def __call__(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
-        """Logits (B, classes) of images (B, C, H, W)."""
-        return self.model(images, self.place(images, keys, saliency))
-
 
 @dataclass
 class Evaluation:

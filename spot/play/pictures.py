@@ -112,7 +112,7 @@ def file_samples(paths: Sequence[Path]) -> list[Sample]:
     return [Sample(_id(str(n), path.name), path.name, None, partial(opened, path)) for n, path in enumerate(paths)]
 
 
-def scene_samples(count: int = SAMPLES) -> list[Sample]:
+def scene_samples() -> list[Sample]:
     """Scenes of the test split, one class after another."""
     scenes = Scenes("test")
 
@@ -121,13 +121,13 @@ def scene_samples(count: int = SAMPLES) -> list[Sample]:
         return Picture(key, to_pil_image(torch.round(image * 255).to(torch.uint8)), whole=True)
 
     # Outline and texture change from one sample to the next.
-    indices = [5 * number for number in range(count)]
+    indices = [5 * number for number in range(SAMPLES)]
     return [Sample(f"scene-{n}", scenes.keys[n], CLASSES[n % len(CLASSES)], partial(opened, n)) for n in indices]
 
 
-def folder_samples(data: str, model: Any, split: str = "val", count: int = SAMPLES) -> list[Sample]:
+def folder_samples(data: str, model: Any, split: str = "val") -> list[Sample]:
     """Images of a folder or data set, spread evenly over its classes."""
-    images = open_data(data, split=split, transform=pil_to_tensor, classes=class_folders(model), limit=count)
+    images = open_data(data, split=split, transform=pil_to_tensor, classes=class_folders(model), limit=SAMPLES)
     if not isinstance(images, Images):
         raise InputError(f"{data} is a stream; the page needs images that can be picked, such as a folder")
     names = class_names(model) or images.classes

@@ -9,7 +9,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from spot.data.scenes import CLASSES
 from spot.draws import generator_for
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import macs
@@ -63,10 +62,10 @@ class Session:
         self.loaders, self.pictures, self.saliency = dict(loaders), pictures, saliency
         self.model = lru_cache(maxsize=None)(self._model)
         self.picture = lru_cache(maxsize=2)(pictures.open)  # a photograph may have 120 MB
-        self.names = lru_cache(maxsize=None)(self._names)
+        self.names = lru_cache(maxsize=None)(lambda model: names_of(self.model(model)))  # of its classes
         self.view = lru_cache(maxsize=4)(self._view)
         self.dense_logits = lru_cache(maxsize=64)(self._dense_logits)
-        self.macs = lru_cache(maxsize=256)(self._macs)
+        self.macs = lru_cache(maxsize=256)(lambda model, tokens: macs(self.model(model), tokens=tokens))
         self.map = lru_cache(maxsize=8)(self._map)
 
     def about(self) -> dict[str, Any]:
@@ -102,12 +101,6 @@ class Session:
         """The model and picture that a request names."""
         return self.view(request.text("picture"), request.text("model"))
 
-    def _names(self, model: str) -> Sequence[str]:
-        """What the classes of a model are called."""
-        loaded = self.model(model)
-        scenes = model.startswith("scenes") and loaded.num_classes == len(CLASSES)
-        return CLASSES if scenes else names_of(loaded)
-
     def top(self, model: str, logits: Tensor, dense: Tensor, count: int = 5) -> list[dict[str, Any]]:
         """The most probable classes of logits (classes,), with what the dense ViT gives each of them."""
         best, beside = logits.softmax(-1).topk(min(count, len(logits))), dense.softmax(-1)
@@ -118,9 +111,6 @@ class Session:
     def _dense_logits(self, picture: str, model: str) -> Tensor:
         view = self.view(picture, model)
         return forward(view, view.model.grid(view.images))[0]
-
-    def _macs(self, model: str, tokens: int) -> int:
-        return macs(self.model(model), tokens=tokens)
 
     def _map(self, picture: str, model: str) -> Tensor:
         view = self.view(picture, model)

@@ -16,8 +16,8 @@ def save(figure: Figure, path: str | Path) -> None:
         figure.savefig(temporary)
 
 
-def check_ending(path: str | Path) -> None:
+def check_ending(path: str | Path | None) -> None:
     """Refuse a kind of picture that cannot be drawn; callers with much to do ask before they begin."""
     kinds = FigureCanvasAgg.get_supported_filetypes()
-    if Path(path).suffix[1:].lower() not in kinds:
+    if path is not None and Path(path).suffix[1:].lower() not in kinds:
         raise InputError(f"a picture can be {', '.join(kinds)}, got {path}")
