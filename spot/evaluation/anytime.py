@@ -38,6 +38,7 @@ class Said(NamedTuple):
     stages: Tensor  # (S, M, classes) log-probabilities
     dense: Tensor  # (M, classes) log-probabilities
     labels: Tensor  # (M,) int64, -1 where unknown
+    keys: Sequence[str] = ()  # M
 
 
 @torch.no_grad()
@@ -46,6 +47,7 @@ def listen(
 ) -> Said:
     """Run every budget and the grid on every image."""
     stages, dense, labels = [], [], []
+    keys: list[str] = []
     device = next(model.parameters()).device
     reference = model.base_vit() if model.base is not None else model
     for batch in report.track(batches, "calibrating"):
@@ -57,7 +59,10 @@ def listen(
         stages.append(torch.stack(logits).float().log_softmax(2).cpu())
         dense.append(full.float().log_softmax(1).cpu())
         labels.append(batch.labels)
-    return Said(torch.cat(stages, 1), torch.cat(dense), torch.cat(labels))
+        keys += batch.keys
+    if not keys:
+        raise InputError("no image could be read, so there is nothing to calibrate on")
+    return Said(torch.cat(stages, 1), torch.cat(dense), torch.cat(labels), keys)
 
 
 def calibrate(

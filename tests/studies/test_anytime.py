@@ -1,0 +1,50 @@
+"""The study of stopping when sure."""
+
+import pytest
+import torch
+
+from spot.data.images import loader
+from spot.evaluation.anytime import cheapest
+from spot.models.anytime import Cascade
+from spot.placement.policy import hash_of
+from spot.studies import anytime
+from spot.studies.study import find_study
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(anytime, "AGREE", (0.97, 0.8))
+    monkeypatch.setattr(anytime, "ROUNDS", 1)
+    monkeypatch.setattr(anytime, "TIMED", 8)
+
+
+def test_every_row_has_its_cost_and_cascades_are_timed(make_lab):
+    lab = make_lab(models=("one",))
+    result = anytime.run(lab)
+    methods = [row["method"] for row in result.rows]
+    assert methods.count("dense ViT") == 1 and methods.count("one budget") == 3 and methods.count("cascade") == 2
+    assert all(0 < row["share"] <= 2 for row in result.rows)
+    assert {"time 1", "time 32"} <= next(row for row in result.rows if row.get("agree") == 97).keys()
+    text = find_study("anytime").markdown(result)
+    assert "CF-ViT" in text and "0.33" in text  # 1.53 of 4.6 G
+    find_study("anytime").draw(result)
+
+
+def test_where_images_stop_is_what_looking_gives(make_lab):
+    lab = make_lab(models=("one",))
+    backbone = lab.backbones[0]
+    here, there = (anytime.said(lab, backbone, [4, 9], bank=bank) for bank in (False, True))
+    stages, _, _ = cheapest(there, [4, 9], [1, 2, 5], 16, 0.8)
+    right, spent, _ = anytime.outcome(here, stages, (4, 9, 16))
+    backbone.model.cascade = Cascade(tuple(stages), hash_of(backbone.model))
+    (batch,) = loader(lab.sources.images(backbone.model), 64)
+    with torch.no_grad():
+        *_, step = backbone.model.look(batch.images)
+    order = sorted(range(60), key=batch.keys.__getitem__)
+    assert (step.macs[order] == spent).float().mean() > 0.95  # kept as float16, a border case may differ
+    assert ((step.logits.argmax(1) == batch.labels)[order] == right).float().mean() > 0.95
+
+
+def test_without_a_bank_half_of_the_images_calibrate(make_lab):
+    rows = anytime.run(make_lab(models=("one",), bank=None)).rows
+    assert {row["images"] for row in rows} == {30}
