@@ -2,7 +2,7 @@
 
 It computes what the SpotViT computes, written so that a runtime without PyTorch's fast paths is quick:
 
-- Pixels are gathered from one flat list of the batch's pixels. (`images.expand(tokens)`, which costs
+- Pixels are gathered from one flat list of the batch's numbers. (`images.expand(tokens)`, which costs
   nothing in PyTorch, is a copy of the image per token in ONNX Runtime: a third of the time at 196 tokens.)
 - Tokens are (B · N, D) between attentions, so that a linear layer with its bias is one Gemm node.
 - Attention is ONNX's own Attention node, from opset 23 on, without the transpositions around it.
@@ -215,15 +215,18 @@ def flat_windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
     start = torch.where((start - pixel).abs() < 8 * torch.finfo(start.dtype).eps * lengths, pixel, start)
     start = start.clamp(min=-size - 1).minimum(lengths)
     whole = start.floor()
-    y, x = (start - whole)[..., None, None, None].unbind(2)  # (B, N, 1, 1, 1) each
+    y, x = (start - whole)[..., None, None].unbind(2)  # (B, N, 1, 1) each
     steps = torch.arange(size + 1, device=images.device)
     places = (whole[..., None].long() + steps).clamp(min=0).minimum(lengths[:, None] - 1)  # (B, N, 2, K + 1)
-    first = torch.arange(batch, device=images.device)[:, None, None, None] * (height * width)  # of each image's pixels
-    index = places[:, :, 0, :, None] * width + first + places[:, :, 1, None, :]
-    pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)
-    crops = pixels.index_select(0, index.flatten()).view(*index.shape, channels).float()
-    crops = crops[..., :-1, :] + (crops[..., 1:, :] - crops[..., :-1, :]) * x
-    return crops[..., :-1, :, :] + (crops[..., 1:, :, :] - crops[..., :-1, :, :]) * y
+    first = torch.arange(batch, device=images.device)[:, None, None] * (height * width)  # of each image's pixels
+    rows = (places[:, :, 0] * width + first) * channels
+    columns = places[:, :, 1, :, None] * channels + torch.arange(channels, device=images.device)
+    index = rows[..., None] + columns.flatten(2)[:, :, None]  # (B, N, K + 1, (K + 1) · C)
+    # Number by number: ONNX Runtime does this in a third of the time that it takes to gather whole pixels.
+    crops = images.permute(0, 2, 3, 1).flatten().gather(0, index.flatten()).view(index.shape).float()
+    crops = crops[..., :-1, :] + (crops[..., 1:, :] - crops[..., :-1, :]) * y
+    crops = crops[..., :-channels] + (crops[..., channels:] - crops[..., :-channels]) * x
+    return crops.unflatten(3, (size, channels))
 
 
 def scaled_flat_windows(images: Tensor, positions: Tensor, size: int, levels: int) -> Tensor:
@@ -244,7 +247,7 @@ def scaled_flat_windows(images: Tensor, positions: Tensor, size: int, levels: in
     lengths = torch.tensor([height, width], device=images.device)
     points = (places * lengths)[..., None] + (offsets * scale[..., None])[:, :, None]  # (B, N, 2, K), pixels of level 0
     first = torch.arange(batch, device=images.device)[:, None] * pixels.shape[1]
-    memory = pixels.reshape(-1, channels)
+    memory = pixels.flatten()
     numbers = torch.arange(levels - 1, device=images.device)
     areas = ((lengths[:, None] + 2**numbers - 1) // 2**numbers).prod(0)  # pixels of every level but the last
 
@@ -259,7 +262,8 @@ def scaled_flat_windows(images: Tensor, positions: Tensor, size: int, levels: in
         both = torch.stack([whole, torch.minimum(whole + 1, last)], -1).long()  # (B, N, 2, K, 2)
         rows = both[:, :, 0] * (last[:, :, 1, :, None].long() + 1) + begin[..., None, None]
         index = rows[..., :, :, None, None] + both[:, :, 1][:, :, None, None]  # (B, N, K, 2, K, 2)
-        corners = memory.index_select(0, index.flatten()).view(*index.shape, channels)
+        index = index[..., None] * channels + torch.arange(channels, device=images.device)
+        corners = memory.gather(0, index.flatten()).view(index.shape)
         left, right = corners.unbind(-2)
         upper, lower = (left + (right - left) * x[:, :, None, None, :, None]).unbind(3)
         return upper + (lower - upper) * y[..., :, None, None]
