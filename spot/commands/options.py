@@ -40,7 +40,6 @@ Scale = Annotated[
 ]
 Seed = Annotated[int, arg(help="of whatever is drawn, together with each image's name")]
 Split = Annotated[str, arg(help="val, train or test, where the data has several")]
-DataRoot = Annotated[Path | None, arg(help="where a timm data set keeps its files")]
 SkipUnreadable = Annotated[bool, tyro.conf.FlagCreatePairsOff, arg(help="go on without images that cannot be read")]
 Fit = Annotated[
     Literal["crop", "whole", "squash"],
@@ -48,10 +47,6 @@ Fit = Annotated[
         help="how an image becomes what the model sees: its middle square, the whole image in its own shape, or "
         "squashed to a square"
     ),
-]
-BatchSize = Annotated[int, arg(help="images at a time; changes speed only")]
-Workers = Annotated[
-    int | None, arg(help="processes that read images; by default one less than there are cores, at most 8")
 ]
 Json = Annotated[Path | None, arg(help="write the table, and what made it, to this file; - is standard output")]
 TrainingOptions = Annotated[Options, arg(name="")]

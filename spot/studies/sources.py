@@ -1,14 +1,13 @@
-"""What studies measure on: the settings, and the images and saliency maps they name."""
+"""What studies measure on: the images and saliency maps that their settings name."""
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from spot.data.images import Data, Images, Stream, available_workers, class_folders, data_for
+from spot.data.images import Data, Images, Stream, class_folders, data_for
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError
@@ -17,67 +16,8 @@ from spot.evaluation.cache import hash_images, hash_maps
 from spot.hashes import hash_json
 from spot.models.spot_vit import SpotViT
 from spot.placement.saliency import KeyedSaliency, map_path, resolve_saliency
-
-SCENES = "scenes"
-
-
-@dataclass(frozen=True)
-class StudySettings:
-    """What to measure on; whatever is left out is as it suits the data.
-
-    data: a folder of labelled images, a timm data set, or "scenes".
-    split, root: see `spot.data.images.data_for`.
-    tokens: budgets; by default squares near an eighth, a quarter, a half and all of the first model's grid.
-    seeds: how many, for placements that are drawn.
-    limit: images for plain rows; by default 1,024 scenes, or all photographs.
-    oracle_limit: images for rows that are searched; by default 512 scenes, or as many as `limit`.
-    saliency: spectral, an .onnx file, clipseg or a folder of maps; scenes know their masks.
-    bank: labelled images for kNN; by default training scenes, and none for photographs.
-    bank_limit: how many of them; by default 1,024 scenes, or all photographs.
-    runs: folders of training runs, whose logs the study retrofit reads.
-    """
-
-    data: str = SCENES
-    split: str = ""
-    root: str | Path | None = None
-    tokens: tuple[int, ...] = ()
-    seeds: int = 3
-    limit: int | None = None
-    oracle_limit: int | None = None
-    saliency: str = ""
-    bank: str | None = None
-    bank_limit: int | None = None
-    runs: tuple[str | Path, ...] = ()
-    batch_size: int = 64
-    workers: int = -1  # as many as there are cores to spare
-    memory: float = 2e9  # bytes of features at a time
-
-    def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise InputError(f"at least one seed is needed, got {self.seeds}")
-        for name in ("limit", "oracle_limit", "bank_limit"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise InputError(f"the {name.replace('_', ' ')} must be at least one image, got {number}")
-        limit = self.limit or (1024 if self.scenes else None)
-        bank = self.bank or (SCENES if self.scenes else None)
-        chosen = {
-            "split": self.split or ("test" if self.scenes else "val"),
-            "tokens": tuple(sorted(set(self.tokens))),
-            "limit": limit,
-            "oracle_limit": self.oracle_limit or (min(512, limit or 512) if self.scenes else limit),
-            "saliency": self.saliency or ("masks" if self.scenes else "spectral"),
-            "bank": bank,
-            "bank_limit": self.bank_limit or (1024 if bank == SCENES else None),
-            "workers": (0 if self.scenes else available_workers()) if self.workers < 0 else self.workers,
-        }
-        for name, value in chosen.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def scenes(self) -> bool:
-        """Whether the images are the built-in ones."""
-        return self.data == SCENES and not Path(self.data).is_dir()
+from spot.studies.settings import SCENES as SCENES
+from spot.studies.settings import StudySettings as StudySettings
 
 
 class Sources:
