@@ -41,9 +41,9 @@ docs: install
 # Wheel and sdist of what is committed, and the wheel tried in an environment that has nothing else.
 # With REPOSITORY=https://github.com/OWNER/NAME the README's images and links have addresses, as a package index needs.
 dist: install
-	rm -rf dist build/clean build/try build/source
-	mkdir -p build/source && git archive HEAD | tar -x -C build/source
-	$(if $(REPOSITORY),$(BIN)/python -m tools.index_readme $(REPOSITORY) v$$($(BIN)/spot --version | cut -d' ' -f2) > build/source/README.md)
+	@rm -rf dist build/clean build/try build/source
+	@mkdir -p build/source && git archive HEAD | tar -x -C build/source
+	@$(if $(REPOSITORY),$(BIN)/python -m tools.index_readme $(REPOSITORY) v$$($(BIN)/spot --version | cut -d' ' -f2) > build/source/README.md)
 	$(call step,Building wheel and sdist,$(BIN)/python -m pip install --quiet build && $(BIN)/python -m build --outdir dist build/source)
 	$(call step,Installing the wheel into an empty environment,$(PYTHON) -m venv build/clean && build/clean/bin/pip install --quiet dist/*.whl)
 	$(call step,Running spot demo,mkdir -p build/try && cd build/try && ../clean/bin/spot demo)

@@ -105,6 +105,10 @@ def export(
     """
     path = Path(path)
     refuse(model, path, to, outputs)
+    if compiled:
+        if to != "torch":
+            raise InputError("compiled goes with torch.export programs; ONNX files are compiled by their runtime")
+        require_compiler()
     if int8 is not None and (to != "onnx" or opset < ATTENTION_OPSET):
         raise InputError(f"int8 is for ONNX files of opset {ATTENTION_OPSET} or later")
     ready = copy.deepcopy(model).cpu().float().eval()
@@ -150,6 +154,17 @@ def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) ->
     size = sum(tensor.numel() * 4 for tensor in model.state_dict().values())
     if size > 0.95 * PROTOBUF:
         raise InputError(f"{model.name} has {size / 2**30:.1f} GiB of weights, an ONNX file at most 2; use --to torch")
+
+
+def require_compiler() -> None:
+    """Refuse with a sentence where AOTInductor would find no compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise InputError("compiling needs a C++ compiler, and none was found; install g++ or leave it out") from error
 
 
 def require_onnx() -> None:
@@ -294,15 +309,9 @@ def write_torch(graph: Graph, about: dict[str, Any], path: Path, compiled: bool 
     if not compiled:
         torch.export.save(program, path, extra_files={f"{KEY}.json": json.dumps(about)})
         return
-    from torch._inductor import aoti_compile_and_package
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        # Written straight to `path`: the package's name decides nothing.
-        settings = {"aot_inductor.metadata": {KEY: json.dumps(about)}}
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
-    except InvalidCxxCompiler as error:
-        raise InputError("compiling needs a C++ compiler, and none was found; install g++ or leave it out") from error
+    # Written straight to `path`: the package's name decides nothing.
+    settings = {"aot_inductor.metadata": {KEY: json.dumps(about)}}
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
 
 
 # Verifying
