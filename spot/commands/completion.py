@@ -39,13 +39,18 @@ def completion(shell: Annotated[Positional[Literal["bash", "zsh"]], arg(metavar=
     from spot.commands import VERBS, verb_function
     from spot.models.checkpoints import built_in
     from spot.models.reach import ALIASES
-    from spot.placement.priors import PRIORS
+    from spot.placement.priors import LEARNED, PRIORS
     from spot.placement.saliency import SALIENCIES
     from spot.studies.study import STUDIES
     from spot.training.recipes import RECIPES
 
     models = [*ALIASES, *built_in()]
-    values: dict[str, Iterable[str]] = {"MODEL": models, "--model": models, "--prior": PRIORS, "--recipe": RECIPES}
+    values: dict[str, Iterable[str]] = {
+        "MODEL": models,
+        "--model": models,
+        "--prior": (*PRIORS, LEARNED),
+        "--recipe": RECIPES,
+    }
     values |= {"--saliency": SALIENCIES, "--method": SALIENCIES, "NAME": [*STUDIES, "all", "findings"]}
     cases = []
     for verb in VERBS:

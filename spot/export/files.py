@@ -180,7 +180,7 @@ def require_onnx() -> None:
 def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int | None = None) -> Tensor:
     """Positions (N, 2 or 3) of a prior that gives the same for every image of the model's size."""
     chosen = resolve_prior(model.prior if prior is None else prior)
-    if chosen.random or chosen.needs_map:
+    if chosen.random or chosen.looks:
         reason = "draws at random" if chosen.random else "looks at the image"
         raise InputError(f"the prior {chosen.name} {reason} and cannot be built in; export with positions as an input")
     blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
@@ -190,7 +190,7 @@ def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int |
 def own_placement(model: SpotViT) -> list[list[float]] | None:
     """The model's own positions, where they are the same for every image."""
     chosen = resolve_prior(model.prior)
-    return None if chosen.random or chosen.needs_map else fixed_placement(model).tolist()
+    return None if chosen.random or chosen.looks else fixed_placement(model).tolist()
 
 
 def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens: int | None = None) -> dict[str, Any]:

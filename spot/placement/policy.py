@@ -7,7 +7,7 @@
 
 Two looks, which give the logarithm of the map (B, R, R) over the whole image, whatever its shape:
 
-    Thumbnail       a small convolutional network on the image shrunk to 64 × 64 pixels
+    Thumbnail       a small convolutional network on the image shrunk to 32 × 32 pixels
     FirstBlocks     few large tokens that tile the image, through the model's own first blocks, and a linear head
 
 Positions come from the map by the rule of `focus`: isotropic's tokens, moved until each has an equal share of
@@ -50,7 +50,7 @@ class Mixing(nn.Module):
 class Thumbnail(nn.Module):
     """A small convolutional network on the image shrunk to side × side pixels: maps of side / 4 cells a side."""
 
-    def __init__(self, side: int = 64, width: int = 32, depth: int = 3, channels: int = 3) -> None:
+    def __init__(self, side: int = 32, width: int = 32, depth: int = 3, channels: int = 3) -> None:
         super().__init__()
         if side % 8 or min(side, width, depth) < 1:
             raise InputError(f"a thumbnail has a multiple of 8 pixels a side, got side {side}, width {width}")
@@ -121,7 +121,7 @@ class Policy:
     Not a module, so that a model whose prior it is does not take it for a part of itself; its weights are `look`'s.
     """
 
-    random = False
+    random, looks = False, True
     __name__ = "learned"
 
     def __init__(
@@ -129,7 +129,7 @@ class Policy:
         model: Any,
         look: str = "thumbnail",
         *,
-        strength: float = 0.6,
+        strength: float = 0.9,
         sizes: float = 0.0,
         fewest: int = 4,
         made: dict[str, Any] | None = None,

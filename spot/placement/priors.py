@@ -149,6 +149,11 @@ class Prior:
     fades: bool = False  # is even coverage where there are as many tokens as the grid has cells
     learned: bool = False  # names a policy, which a model has or a file holds: see SpotViT.place
 
+    @property
+    def looks(self) -> bool:
+        """Whether positions depend on what is in the image."""
+        return self.needs_map or self.learned or getattr(self.draw, "looks", False)
+
     def __call__(
         self,
         images: Tensor,

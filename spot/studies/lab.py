@@ -31,7 +31,7 @@ from spot.models.protocol import TokenModel
 from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
 from spot.placement.oracle import PRESETS, SearchSettings, snapped
-from spot.placement.priors import PRIORS
+from spot.placement.priors import LEARNED, PRIORS, resolve_prior
 from spot.placement.sizes import Scale
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
@@ -113,14 +113,14 @@ class Lab:
 
     def seeded(self, placement: str, tokens: int, seeds: int | None = None) -> list[Setting]:
         """A placement once for each seed, or once where another seed would change nothing."""
-        random = BASELINES[placement].random if placement in BASELINES else PRIORS[placement].random
+        random = BASELINES[placement].random if placement in BASELINES else resolve_prior(placement).random
         count = (self.settings.seeds if seeds is None else seeds) if random else 1
         return [Setting(placement, tokens, seed) for seed in range(count)]
 
     def candidate(self, backbone: Backbone, setting: Setting) -> Candidate:
         """The setting with its model: a baseline is made of the plain ViT, where that is known."""
         name = setting.placement
-        if not isinstance(name, str) or (name not in PRIORS and name not in BASELINES):
+        if not isinstance(name, str) or name not in (*PRIORS, LEARNED, *BASELINES):
             raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
         return setting.of((backbone.parent or backbone.model) if name in BASELINES else backbone.model)
 
@@ -190,7 +190,7 @@ class Lab:
             prior=prior,
             tokens=tokens,
             scale=scale,
-            saliency=self.sources.saliency(model) if PRIORS[prior].needs_map else None,
+            saliency=self.sources.saliency(model) if resolve_prior(prior).needs_map else None,
             state=self.state,
             remake=True,
             settings=search,

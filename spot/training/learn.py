@@ -6,7 +6,7 @@ What the policy's map should be is computed once for every image, and kept besid
 images; so is what the look sees. Then the look alone is trained, which takes a minute. A kill costs at most one
 shard or one epoch: the same command goes on. Targets, densities (B, R, R) over the image that sum to 1:
 
-    attention    how much the class token of a dense ViT attends to each cell, in its last blocks
+    attention    how much the class token of a dense ViT attends to each cell, in its last blocks (the square root)
     occlusion    how much its answer changes where a part of the grid is left out (KL)
     trials       where tokens had better be: few tokens are placed around each of 17 points in turn, and the
                  points at which the model then says what the dense ViT says (KL) are the important ones
@@ -62,10 +62,9 @@ LARGER = 1.5  # thumbnails are kept so much larger than they are seen, to be cro
 # Targets
 
 
-@torch.no_grad()
 def attention(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
-    """The mean over heads and the last blocks of what the class token attends to, (B, rows, columns)."""
-    return class_attention(teacher, images)
+    """The square root of the class attention, which keeps one bright cell from taking all tokens: (B, rows, columns)."""
+    return density(class_attention(teacher, images).sqrt())
 
 
 @torch.no_grad()

@@ -73,17 +73,17 @@ class Learning:
     """what the map is to be: attention, occlusion, trials, or an .onnx file of a saliency network"""
     tokens: int = 25
     """with how many tokens trials are made"""
-    strength: float = 0.6
+    strength: float = 0.9
     """the share of importance, against even coverage, with very few tokens"""
     sizes: float = 0.0
     """0 leaves the size of windows to the model; 1 makes each as large as its share of the image"""
     epochs: int = 40
     """how often each image is seen"""
-    batch: int = 128
+    batch: int = 64
     """images a step"""
-    lr: float = 2e-3
+    lr: float = 5e-3
     """learning rate at its highest"""
-    weight_decay: float = 0.05
+    weight_decay: float = 0.3
     """of AdamW"""
     seed: int = 0
     """of first weights, order and crops"""

@@ -98,7 +98,7 @@ def test_positions_have_a_gradient_in_the_map(images):
 def test_sizes_are_smaller_where_the_map_is_high(model, images):
     maps = torch.full((3, 16, 16), 1e-6)
     maps[:, :8] = 1 / 128
-    positions = Policy(model, sizes=1.0).place(maps, images, 9)
+    positions = Policy(model, strength=0.6, sizes=1.0).place(maps, images, 9)
     top = positions[..., 0] < 0.5
     assert positions.shape == (3, 9, 3)
     assert positions[top][:, 2].max() < positions[~top][:, 2].min()
@@ -143,6 +143,14 @@ def test_the_cost_of_looking_is_counted(model, images):
     first = 16 * 16 * 27 * 16 + 8 * 8 * (16 * 9) * 32 + 4 * 4 * (32 * 9) * 64
     blocks = 3 * 16 * (64 * 25 + 2 * 64 * 128) + 64 * (32 * 25 + 2 * 32 * 64)
     assert looking - plain == first + blocks + 16 * 64 * 32 + 64 * 32
+
+
+def test_positions_that_depend_on_the_image_are_not_built_into_an_export(model):
+    from spot.export.files import fixed_placement
+
+    for prior in (Policy(model), "learned"):
+        with pytest.raises(InputError, match="looks at the image"):
+            fixed_placement(model, prior)
 
 
 def test_bad_input_is_one_sentence(model, images, tmp_path):
