@@ -63,7 +63,7 @@ LARGER = 1.5  # thumbnails are kept so much larger than they are seen, to be cro
 
 
 def attention(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
-    """The square root of the class attention, which keeps one bright cell from taking all tokens: (B, rows, columns)."""
+    """The square root of the class attention, so that one bright cell does not take all tokens: (B, rows, columns)."""
     return density(class_attention(teacher, images).sqrt())
 
 
