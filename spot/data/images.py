@@ -150,6 +150,16 @@ class Images(Dataset[Sample | None]):
         if limit < len(self):
             self.keep([index * len(self) // limit for index in range(limit)])
 
+    def balance(self, limit: int) -> None:
+        """Keep as many images of each class, at most `limit` in all, evenly spread over each class's own."""
+        classes: dict[Any, list[int]] = {}
+        for index, number in enumerate(self.order):
+            classes.setdefault(self.source[number][1], []).append(index)
+        each = min(limit // len(classes), min(map(len, classes.values())))
+        if each < 1:
+            raise InputError(f"{limit} images cannot be of all {len(classes)} classes alike; give a larger limit")
+        self.keep([own[place * len(own) // each] for own in classes.values() for place in range(each)])
+
     def without(self, keys: Collection[str]) -> None:
         """Take out the images of these keys, all of which must be there."""
         left = set(keys)

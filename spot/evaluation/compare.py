@@ -18,7 +18,7 @@ from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
 from spot.evaluation.anytime import measure
-from spot.evaluation.cache import hash_maps
+from spot.evaluation.cache import hash_maps, needs_map
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import Bank, build_banks, knn_rows
 from spot.evaluation.options import Comparing
@@ -27,6 +27,7 @@ from spot.models.anytime import calibrated
 from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
+from spot.placement.map_cost import map_macs
 from spot.placement.saliency import maps_for
 from spot.processes import this_process
 
@@ -108,7 +109,9 @@ def compare(model: SpotViT, data: str | Path, **options: Any) -> Comparison:
     rows = []
     for members, row, voted in zip(made.groups(), made.rows(), votes, strict=False):
         about = {"placement": row["placement"], "tokens": row["tokens"]}
-        cost = macs(made.candidates[members[0]].module) / 1e9
+        first = made.candidates[members[0]]
+        looking = (map_macs(asked.saliency or "spectral") or 0) if needs_map(first) else 0
+        cost = (macs(first.module) + looking) / 1e9
         row = row if classified else {name: row[name] for name in ("seeds", "images")}
         rows.append({**about, "gmacs": cost, **row, **voted})
     if asked.anytime:

@@ -5,7 +5,9 @@ placement. Position embeddings are those of the cells' places in the image, as f
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from torch import Generator, Tensor
 from torch.nn import functional as F
@@ -13,6 +15,9 @@ from torch.nn import functional as F
 from spot.errors import InputError
 from spot.models.protocol import Wrapper
 from spot.tokens.position_embedding import grid_positions
+
+if TYPE_CHECKING:
+    from spot.models.spot_vit import SpotViT
 
 MOST_SQUEEZED = 4 / 3  # how much narrower a shrunk image may become than it was, in either direction
 
@@ -55,6 +60,17 @@ def small_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
             f"the nearest number is {near[0]}"
         )
     return best
+
+
+def shrinkable(model: "SpotViT", budgets: Sequence[int]) -> list[int]:
+    """The budgets below the model's grid for which there is a smaller image."""
+    fitting = []
+    for tokens in budgets:
+        if tokens < len(model.grid()):
+            with suppress(InputError):
+                small_grid(tokens, *model.img_size)
+                fitting.append(tokens)
+    return fitting
 
 
 def shrunk(images: Tensor, tokens: int, size: int) -> Tensor:

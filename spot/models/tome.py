@@ -8,8 +8,9 @@ logits (proportional attention). Class, register and other prefix tokens are nev
 
 How much is merged is given by one of `r` (per block: a number, or one for each block), `tokens`
 (left after the last block) or `speedup` (in multiply-adds of the blocks); the latter two are spread
-evenly. No block merges more than half its tokens: there a constant r becomes that half, as in the
-paper, where r = 16 merges 10 of the last 20 tokens.
+evenly or, with a `floor`, geometrically until so many tokens are left. No block merges more than
+half its tokens: there a constant r becomes that half, as in the paper, where r = 16 merges 10 of the
+last 20 tokens.
 
 With rotary positions a merged token stands at the mean position of the input tokens it stands
 for. With averaging or attention pooling it also weighs as many times in the pool. Where a block
@@ -33,6 +34,7 @@ from spot.models.tome_schedule import (
     BlockCost,
     as_given,
     attentions,
+    geometric,
     merging_macs,
     to_reach,
     to_speed_up,
@@ -61,6 +63,7 @@ class ToMe(Wrapper):
     Args:
         model: as made by spot.adapt; its parameters are shared, not copied.
         r, tokens, speedup: exactly one of them, as the module's docstring says.
+        floor: with a speedup, how many tokens are left at least.
         own_placement: begin with the model's own prior and budget instead of the ViT's grid.
     """
 
@@ -71,6 +74,7 @@ class ToMe(Wrapper):
         r: int | Sequence[int] | None = None,
         tokens: int | None = None,
         speedup: float | None = None,
+        floor: int | None = None,
         own_placement: bool = False,
     ) -> None:
         super().__init__(model)
@@ -78,6 +82,9 @@ class ToMe(Wrapper):
         goals = {name: goal for name, goal in goals.items() if goal is not None}
         if len(goals) != 1:
             raise InputError("ToMe needs exactly one of r, tokens and speedup")
+        if floor is not None and (speedup is None or floor < 1):
+            raise InputError(f"a floor of at least 1 token goes with a speedup, got floor={floor}")
+        self._floor = floor
         check_mergeable(model)
         self.own_placement = own_placement
         self._goal: tuple[str, Any] = goals.popitem()
@@ -86,16 +93,28 @@ class ToMe(Wrapper):
         self.schedule()  # refuse now what cannot be done
 
     @classmethod
-    def matching(cls, model: SpotViT, tokens: int, *, own_placement: bool = False) -> "ToMe":
+    def matching(
+        cls, model: SpotViT, tokens: int, *, floor: float | None = None, own_placement: bool = False
+    ) -> "ToMe":
         """The ToMe whose blocks need no more multiply-adds than `tokens` tokens throughout, if it can.
 
         Merging begins with more tokens, so the cost of very few is out of reach; then every block
         merges half of what it gets, and `macs` tells what that costs.
+
+        floor: of a geometric schedule, as a share of `tokens`, or as much of it as the cost allows; none is even.
         """
         none = cls(model, r=0, own_placement=own_placement)
         half = cls(model, r=none.starting_tokens // 2, own_placement=own_placement)
         least = max(sum(none.macs(tokens)), sum(half.macs()))
-        return cls(model, speedup=max(1.0, sum(none.macs()) / least), own_placement=own_placement)
+        speedup = max(1.0, sum(none.macs()) / least)
+        if floor is None:
+            return cls(model, speedup=speedup, own_placement=own_placement)
+        for left in range(max(1, round(floor * tokens)), 0, -1):
+            schedule = geometric(0.5, left, none.starting_tokens, len(none._costs))  # the most that it can merge
+            cost = merging_macs(none._costs, none.starting_tokens, model.num_prefix_tokens, schedule)
+            if sum(none.macs()) / sum(cost) >= speedup:
+                return cls(model, speedup=speedup, floor=left, own_placement=own_placement)
+        return cls(model, speedup=speedup, own_placement=own_placement)
 
     @property
     def starting_tokens(self) -> int:
@@ -123,7 +142,9 @@ class ToMe(Wrapper):
         if start not in self._schedules:
             goal, value = self._goal
             if goal == "speedup":
-                self._schedules[start] = to_speed_up(value, start, self._costs, self.model.num_prefix_tokens)
+                self._schedules[start] = to_speed_up(
+                    value, start, self._costs, self.model.num_prefix_tokens, self._floor
+                )
             else:
                 rule = to_reach if goal == "tokens" else as_given
                 self._schedules[start] = rule(value, start, len(self._costs))

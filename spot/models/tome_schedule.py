@@ -1,8 +1,9 @@
 """How many tokens ToMe merges in which block, and what that costs.
 
 A schedule has one number for each block: how many of the tokens that reach it are merged away, at
-most half of them. Multiply-adds (MACs) are counted as torch's flop counter does, by a formula, so
-that a schedule can be chosen by its cost.
+most half of them. An even schedule merges as many in every block, as the paper does; a geometric one keeps
+the same share in every block, down to a floor. Multiply-adds (MACs) are counted as torch's flop counter does,
+by a formula, so that a schedule can be chosen by its cost.
 """
 
 from collections.abc import Sequence
@@ -60,18 +61,37 @@ def to_reach(target: int, tokens: int, depth: int) -> list[int]:
     raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
 
 
-def to_speed_up(speedup: float, tokens: int, costs: "Sequence[BlockCost]", prefix: int) -> list[int]:
-    """The lightest even schedule with at least `speedup` times fewer multiply-adds in the blocks."""
+def geometric(kept: float, floor: int, tokens: int, depth: int) -> list[int]:
+    """Every block keeps this share of its tokens, at least half of them, until no more than `floor` are left."""
+    schedule = []
+    for _ in range(depth):
+        schedule.append(min(round((1 - kept) * tokens), tokens // 2, max(0, tokens - floor)))
+        tokens -= schedule[-1]
+    return schedule
+
+
+def to_speed_up(
+    speedup: float, tokens: int, costs: "Sequence[BlockCost]", prefix: int, floor: int | None = None
+) -> list[int]:
+    """The lightest schedule with at least `speedup` times fewer multiply-adds in the blocks.
+
+    floor: none makes the schedule even; with one it is geometric, and leaves at least so many tokens.
+    """
     if not speedup >= 1:
         raise InputError(f"speedup must be at least 1, got {speedup}")
     depth, best = len(costs), 1.0
     dense = sum(merging_macs(costs, tokens, prefix, [0] * depth))
-    for amount in range(depth * (tokens // 2) + 1):
-        schedule = evenly(amount, tokens, depth)
+    finest = depth * (tokens // 2)
+    for amount in range(finest + 1):
+        if floor is None:
+            schedule = evenly(amount, tokens, depth)
+        else:
+            schedule = geometric(1 - 0.5 * amount / finest, floor, tokens, depth)
         best = dense / sum(merging_macs(costs, tokens, prefix, schedule))
         if best >= speedup:
             return schedule
-    raise InputError(f"merging half the tokens in every block is {best:.2f} times faster, not {speedup}")
+    limit = "" if floor is None else f" until {floor} are left"
+    raise InputError(f"merging half the tokens in every block{limit} is {best:.2f} times faster, not {speedup}")
 
 
 def merging_macs(costs: "Sequence[BlockCost]", tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:

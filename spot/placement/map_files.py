@@ -11,10 +11,9 @@ from torch import Tensor
 from spot import report
 from spot.data.images import Images
 from spot.errors import InputError
+from spot.placement.map_cost import ABOUT, map_macs
 from spot.placement.saliency import ClipSeg, map_path, open_saliency
 from spot.store import read_json, whole, write_json
-
-ABOUT = "saliency.json"  # in the folder of maps: what made them
 
 
 def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) -> list[dict[str, Any]]:
@@ -65,12 +64,13 @@ def class_prompt(key: str) -> str:
 
 
 def describe(out: Path, method: str, prompt: str | None) -> None:
-    """Say in the folder what makes its maps; refuse to mix two ways of making them."""
+    """Say in the folder what makes its maps and what one costs; refuse to mix two ways of making them."""
     about = {"method": Path(method).name, "prompt": prompt}
     file = out / ABOUT
-    if not file.exists():
-        write_json(file, about)
-    elif (there := read_json(file, "what made a folder of maps")) != about:
+    there = read_json(file, "what made a folder of maps") if file.exists() else {}
+    if "macs" not in there and there in ({}, about):
+        write_json(file, {**about, "macs": map_macs(method)})
+    elif {name: there.get(name) for name in about} != about:
         raise InputError(f"{out} holds maps made with {there}, not {about}; choose another out=FOLDER")
 
 

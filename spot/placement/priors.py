@@ -30,6 +30,8 @@ from spot.errors import InputError, check_kind, unknown
 GAUSSIAN_WIDTH = 1 / math.pi  # standard deviation of the gaussian prior, as a fraction of each side
 CENTER_WIDTH = 0.3  # how far from the middle the center prior still pulls, as a fraction of each side
 FOCUS_BLUR = 1 / 7  # width of the mean that the focus prior takes of its map, as a fraction of each side
+FOCUS_SHARE = 0.5  # of what the focus prior shares out, how much is saliency; the rest is plain area
+SOFTNESS = 4.0  # temperature of salient-soft: a map to the power of one by this
 MOST_TOKENS = 1_000_000  # more would only fill the memory
 LEARNED = "learned"  # the prior that is a model's own policy (spot/placement/policy.py)
 BOUNDARY_DEPTH = 0.1  # the boundary prior stays within this fraction of each side
@@ -110,17 +112,55 @@ def salient(images: Tensor, tokens: int, generator: Generator | None = None, *, 
     return _from_density(maps, images, tokens, generator)
 
 
-def focus(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
+def salient_distinct(
+    images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor, full: int = 196
+) -> Tensor:
+    """As salient, but no two tokens in one of the `full` cells of an even grid: drawn without replacement.
+
+    Cells are drawn in proportion to their saliency, a place within the cell uniformly. More tokens than cells begin
+    again with all cells.
+    """
+    height, width = images.shape[-2:]
+    rows = max(1, round(math.sqrt(full * height / width)))
+    grid = (rows, max(1, round(full / rows)))
+    mass = F.adaptive_avg_pool2d(maps.detach().cpu().double().clamp(min=0)[:, None], grid).flatten(1)
+    _total(mass)  # refuses a map that leaves nothing
+    cells = mass.shape[1]
+    rounds = -(-tokens // cells)
+    draws = _random(images, max(tokens, rounds * cells), 3, generator=generator).double()
+    # Gumbel noise on logarithms: the largest N are a draw without replacement. Empty cells come last, by chance.
+    noise = -torch.log(-torch.log(draws[:, : rounds * cells, 0].clamp(1e-12, 1 - 1e-12)))
+    keys = (mass / mass.sum(1, keepdim=True)).clamp(min=1e-12).log().repeat(1, rounds) + noise
+    order = keys.unflatten(1, (rounds, cells)).argsort(-1, descending=True).flatten(1)[:, :tokens]
+    corner = torch.stack([order // grid[1], order % grid[1]], -1)
+    return _into_omega((corner + draws[:, :tokens, 1:]) / torch.tensor(grid), images)
+
+
+def salient_soft(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
+    """As salient, from a softer map: to the power of 1 / SOFTNESS, so that a nearly black and white one has shades."""
+    return _from_density(maps.clamp(min=0) ** (1 / SOFTNESS), images, tokens, generator)
+
+
+def focus(
+    images: Tensor,
+    tokens: int,
+    generator: Generator | None = None,
+    *,
+    maps: Tensor,
+    blur: float | None = None,
+    share: float | None = None,
+) -> Tensor:
     """Even coverage drawn towards what is salient: isotropic's tokens, moved until each has an equal share.
 
-    Half of what is shared out is the saliency, blurred by FOCUS_BLUR so that its edges do not matter, and half is the
-    plain area, so that the rest of the image is still seen. Tokens drawn from a map, as `salient` has them, fall on
-    each other; these keep their distance. A flat map gives isotropic.
+    A part of what is shared out is the saliency, blurred so that its edges do not matter, and the rest is the plain
+    area, so that all of the image is still seen. Tokens drawn from a map, as `salient` has them, fall on each other;
+    these keep their distance. A flat map gives isotropic. By default FOCUS_BLUR and FOCUS_SHARE.
     """
+    blur, share = FOCUS_BLUR if blur is None else blur, FOCUS_SHARE if share is None else share
     density = maps.detach().cpu().double().clamp(min=0)
     for axis in (1, 2):
-        density = _blurred(density, axis, max(1, round(FOCUS_BLUR * density.shape[axis])))
-    return spread(density / _total(density)[:, None, None], 0.5, images, tokens)
+        density = _blurred(density, axis, max(1, round(blur * density.shape[axis])))
+    return spread(density / _total(density)[:, None, None], share, images, tokens)
 
 
 def spread(density: Tensor, strength: float, images: Tensor, tokens: int) -> Tensor:
@@ -202,6 +242,8 @@ PRIORS: dict[str, Prior] = {
         Prior("center-authors", center_authors),
         Prior("boundary-authors", boundary_authors, random=True),
         Prior("salient", salient, random=True, needs_map=True),
+        Prior("salient-distinct", salient_distinct, random=True, needs_map=True, fades=True),
+        Prior("salient-soft", salient_soft, random=True, needs_map=True),
         Prior("focus", focus, needs_map=True),
         Prior("background", background, random=True, needs_map=True),
     )

@@ -1,15 +1,32 @@
-"""Priors, budgets and backbones: Acc@1 and kNN, with the plain ViT on a part of its grid and the oracle."""
+"""Priors, budgets and backbones: Acc@1 and kNN, with what one would use instead, and the oracle.
+
+The paper compares retrofitted models with a plain ViT on random patches of its grid, which changes the weights and
+the placement at once. So random patches, and a smaller image, are also measured with the retrofitted weights.
+"""
+
+from functools import cache, partial
 
 import torch
 
 from spot.evaluation.accuracy import Setting
+from spot.evaluation.cost import macs
+from spot.models.resize import shrinkable
+from spot.studies.backbone import Backbone, vit_b16
 from spot.studies.lab import Lab
 from spot.studies.priors import PRIORS
-from spot.studies.statistics import NO_KNN, difference, over_seeds
+from spot.studies.statistics import NO_KNN, Predictions, difference, over_seeds
 from spot.studies.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 
 DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"
-LINES = (DROPOUT, *PRIORS, ORACLE)
+SMALLER, SAME_DROPOUT, SAME_SMALLER = (
+    "ViT, smaller image",
+    "patch dropout, SPoT's weights",
+    "smaller image, SPoT's weights",
+)
+PLAIN = {DROPOUT: "patch-dropout", SMALLER: "resize"}  # with the plain ViT's weights
+FIXED = "isotropic, scale 1"  # of a model that has windows of another scale: patches of the grid have scale 1
+SAME = {SAME_DROPOUT: "patch-dropout", SAME_SMALLER: "resize"}  # with the retrofitted ones
+SEEDS = 5  # of random patches with the retrofitted weights, at every budget
 PAPER_TOKENS = (25, 49, 100, 196)
 
 # Backbone → line → (Acc@1, kNN) at 25, 49, 100 and 196 tokens.
@@ -48,50 +65,103 @@ PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
 
 
 def run(lab: Lab) -> Result:
-    """Every line at every budget; the sparse one over seeds, the others once."""
+    """Every line at every budget; at the sparse one, and of random patches, over seeds."""
     rows: list[Row] = []
     absent = [backbone.name for backbone in lab.backbones if backbone.parent is None]
     for backbone in lab.backbones:
-        cells = 0 if backbone.parent is None else len(backbone.model.grid())  # that patch dropout can choose from
-        settings = {
-            (line, tokens): lab.seeded(
-                "patch-dropout" if line == DROPOUT else line, tokens, None if tokens == lab.sparse else 1
-            )
-            for tokens in lab.tokens
-            for line in LINES[:-1]
-            if line != DROPOUT or tokens <= cells
-        }
-        made = lab.accuracies(backbone, settings, knn=True)
+        dense = lab.cost(backbone, Setting("isotropic", len(backbone.model.grid())))["GMACs"]
+        for (line, tokens), own in measured(lab, backbone).items():
+            row: Row = {"backbone": backbone.name, "tokens": tokens, "placement": line, **over_seeds(own["right"])}
+            if line != "isotropic":
+                row |= difference(own["even"], torch.stack([each.right for each in own["right"]]))
+            row |= lab.cost(backbone, own["setting"])
+            rows.append(row | {"cost": 100 * row["GMACs"] / dense})
         for tokens in lab.tokens:
-            about: Row = {"backbone": backbone.name, "tokens": tokens}
-            for line in (line for line in LINES if (line, tokens) in made):
-                own = made[line, tokens]
-                row = {**about, "placement": line, **over_seeds(own)}
-                if line != "isotropic":
-                    row |= difference(made["isotropic", tokens][0].right, torch.stack([each.right for each in own]))
-                rows.append(row)
-            searched = lab.at(backbone, lab.oracle(backbone, tokens=tokens), bank=Setting("isotropic", tokens))
-            rows.append({**about, "placement": ORACLE, **over_seeds([searched])})
+            even = Setting("isotropic", tokens)
+            bank = even if tokens in voting(lab) else None
+            searched = lab.at(backbone, lab.oracle(backbone, tokens=tokens), bank=bank)
+            row = {"backbone": backbone.name, "tokens": tokens, "placement": ORACLE, **over_seeds([searched])}
+            row |= lab.cost(backbone, even)
+            rows.append(row | {"cost": 100 * row["GMACs"] / dense})
     notes = [
         lab.differs(),
-        f"At {lab.sparse} tokens random placements are means over {lab.settings.seeds} seeds, at more tokens of one. "
-        "Salient, focus and oracle know more than the model: the object's place, or the label. Focus is ours: even "
-        "coverage drawn towards what is salient.",
-        "Oracle: 5 steps at 0.003. Its kNN compares searched images with a bank placed by isotropic.",
+        f"At {lab.sparse} tokens random placements are means over {lab.settings.seeds} seeds, “{SAME_DROPOUT}” of "
+        f"{SEEDS} at every budget, others of one. Salient, focus and oracle know more than the model: the object's "
+        "place, or the label. Focus is ours: even coverage drawn towards what is salient.",
+        f"Lines with SPoT's weights are compared with isotropic tokens of the same weights, and of scale 1 (“{FIXED}”) "
+        "where a model has larger windows by itself.",
+        map_note(lab),
+        "Oracle: 5 steps at 0.003. Its kNN compares searched images with a bank placed by isotropic; its search is not "
+        "in its cost.",
     ]
     if absent:
-        notes.append(
-            f"{DROPOUT} needs the plain ViT, which is not there for {', '.join(absent)}; give it as NAME=FILE."
-        )
-    if any(row.get("knn") is None for row in rows if row["placement"] != ORACLE):
+        notes.append(f"Lines of the plain ViT are not there for {', '.join(absent)}; give it as NAME=FILE.")
+    if any(row.get("knn") is None for row in rows if row["placement"] in PRIORS and row["tokens"] in voting(lab)):
         notes.append(NO_KNN)
-    cells = len(lab.backbones[0].model.grid())
-    return Result(rows, paper_rows(), notes, data={"cells": cells, "paper_cells": PAPER_TOKENS[-1]})
+    elif len(voting(lab)) < len(lab.tokens):
+        notes.append(f"Neighbours vote with {' and '.join(map(str, voting(lab)))} tokens only, to save time.")
+    return Result(rows, paper_rows(), notes)
+
+
+def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
+    """By line and budget: what was predicted with each seed, the setting, and what isotropic was right about."""
+    model, cells = backbone.model, len(backbone.model.grid())
+    budgets = {"resize": shrinkable(model, lab.tokens), "patch-dropout": [n for n in lab.tokens if n <= cells]}
+
+    def seeded(placement: str, tokens: int) -> list[Setting]:
+        return lab.seeded(placement, tokens, None if tokens == lab.sparse else 1)
+
+    plain = {} if backbone.parent is None else PLAIN
+    settings = {(line, n): seeded(name, n) for line, name in plain.items() for n in budgets[name]}
+    settings |= {(prior, n): seeded(prior, n) for n in lab.tokens for prior in PRIORS}
+    sized = model.scale not in (None, 1)
+    if sized:
+        settings |= {(FIXED, n): [Setting("isotropic", n, scale=1)] for n in lab.tokens if n < cells}
+    made: dict[tuple[str, int], list[Predictions]] = {}
+    for knn in (True, False):
+        own = {line: each for line, each in settings.items() if (line[1] in voting(lab)) == knn}
+        made |= lab.accuracies(backbone, own, knn=knn)
+    if backbone.parent_hash != backbone.hash:
+        same = {
+            (line, n): lab.seeded(name, n, SEEDS) for line, name in SAME.items() for n in budgets[name] if n < cells
+        }
+        settings, made = settings | same, made | lab.accuracies(backbone.by_itself(), same)
+    even = {line: FIXED if sized and line in SAME else "isotropic" for line, _ in made}
+    return {
+        (line, n): {"right": right, "setting": settings[line, n][0], "even": made[even[line], n][0].right}
+        for (line, n), right in made.items()
+    }
+
+
+def voting(lab: Lab) -> tuple[int, ...]:
+    """The budgets at which neighbours vote: a bank of photographs costs as much as the images that are measured."""
+    return lab.tokens if lab.settings.scenes else lab.tokens[:2]
+
+
+def map_note(lab: Lab) -> str:
+    """What looking costs, in a sentence."""
+    cost, name = lab.sources.maps_cost(), lab.describe()["saliency"]
+    if cost is None:
+        return f"Salient and focus read {name}, whose cost is not known here and not in any figure."
+    dense = macs(lab.backbones[0].model, tokens=len(lab.backbones[0].model.grid()))
+    return (
+        f"Salient and focus read maps by {name}. Making one takes {cost / 1e6:,.0f} million multiply-adds, "
+        f"{cost / dense:.2g} times the dense {lab.backbones[0].name}; the cost axis and “with maps” have them."
+    )
+
+
+@cache
+def paper_cost() -> dict[int, float]:
+    """Multiply-adds of ViT-B/16 by budget, in percent of all tokens'."""
+    model = vit_b16()
+    counted = {tokens: macs(model, tokens=tokens) for tokens in PAPER_TOKENS}
+    return {tokens: 100 * count / counted[PAPER_TOKENS[-1]] for tokens, count in counted.items()}
 
 
 def paper_rows() -> list[Row]:
+    cost = paper_cost()
     return [
-        paper_row(backbone, tokens=tokens, placement=line, top1=top1, knn=knn)
+        paper_row(backbone, tokens=tokens, placement=line, top1=top1, knn=knn, cost=cost[tokens])
         for backbone, lines in PAPER.items()
         for line, values in lines.items()
         for tokens, (top1, knn) in zip(PAPER_TOKENS, values, strict=True)
@@ -104,17 +174,21 @@ def table(result: Result) -> list[Row]:
     def both(row: Row) -> str:
         return cell(row) + (f" / {row['knn']:.1f}" if row.get("knn") is not None else "")
 
-    ours = with_counts(Result(result.rows), "placement")
+    ours = [{**row, "with maps": with_maps(row)} for row in with_counts(Result(result.rows), "placement")]
     named = [{**row, "budget": budget} for row, budget in by_budget(ours, result.paper)]
     parts = (named[: len(ours)], named[len(ours) :])
-    return [line for rows in parts for line in pivot(rows, ("backbone", "placement"), "budget", both)]
+    return [line for rows in parts for line in pivot(rows, ("backbone", "placement", "with maps"), "budget", both)]
 
 
-def points(result: Result) -> list[Row]:
-    """Every row with its share of its grid, in percent."""
-    cells = [result.data["cells"]] * len(result.rows) + [result.data["paper_cells"]] * len(result.paper)
-    rows = with_counts(result, "placement")
-    return [{**row, "share": 100 * row["tokens"] / count} for row, count in zip(rows, cells, strict=True)]
+def with_maps(row: Row) -> str:
+    """The cost of the sparsest prediction with its map, by the dense ViT's; nothing where no map is read."""
+    if "maps" not in row:
+        return ""
+    return (
+        "cost not known"
+        if row["maps"] is None
+        else f"{row['maps'] / row['GMACs'] * row['cost'] / 100:.2g} × dense more"
+    )
 
 
 STUDY = Study(
@@ -122,8 +196,8 @@ STUDY = Study(
     "How accurate are priors, budgets and backbones (Acc@1 / kNN), beside a plain ViT on fewer patches and the oracle?",
     run,
     figure(
-        "accuracy.accuracy", points, line="placement", across="share", panel="backbone",
-        across_label="tokens, % of the grid",
+        "accuracy.accuracy", partial(with_counts, line="placement"), line="placement", across="cost", panel="backbone",
+        across_label="multiply-adds with those of maps, % of the dense ViT",
         title="Top-1 accuracy by placement and budget: ours, and the paper's on ImageNet",
     ),
     table,

@@ -77,7 +77,7 @@ def run(lab: Lab) -> Result:
         if each["part"] != PLACES
     ]
     low, high = (end.cpu() for end in omega(images))
-    ends = searched["isotropic"].positions.cpu()
+    ends = searched["isotropic"].positions[..., :2].cpu()
     held = ((ends <= low) | (ends >= high)).any(-1).double().mean().item()
     notes = [
         f"{backbone.name}, {lab.sparse} tokens, {given.steps} steps at {given.lr:g}; {len(keys)} of "

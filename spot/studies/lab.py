@@ -25,12 +25,13 @@ from spot.data.images import loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Setting, evaluate
 from spot.evaluation.cache import Cache, determinants, needs_map
+from spot.evaluation.cost import macs
 from spot.evaluation.knn import build_banks, classify
 from spot.models.baselines import BASELINES
 from spot.models.protocol import TokenModel
 from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
-from spot.placement.oracle import PRESETS, SearchSettings, snapped
+from spot.placement.oracle import PRESETS, SearchSettings
 from spot.placement.priors import LEARNED, PRIORS, resolve_prior
 from spot.placement.sizes import Scale
 from spot.processes import this_process
@@ -57,6 +58,7 @@ class Lab:
         self.sources, self.cache, self.state = Sources(self.settings), Cache(cache), this_process()
         self.loading: dict[str, Any] = {"batch_size": self.settings.batch_size, "workers": self.settings.workers}
         self.loading["shown"] = self.main
+        self._macs: dict[Any, int] = {}
 
     # What is measured
 
@@ -128,6 +130,20 @@ class Lab:
         """The model of a setting, as `model(images)`, for timing."""
         return self.candidate(backbone, setting).module
 
+    def cost(self, backbone: Backbone, setting: Setting) -> dict[str, Any]:
+        """Of one image's prediction: GMACs, those of making its saliency map with them, and `maps`, these alone.
+
+        maps is None where their cost is not known, and absent where no map is read.
+        """
+        candidate = self.candidate(backbone, setting)
+        reads, kind = needs_map(candidate), type(candidate.model).__name__
+        maps = self.sources.maps_cost() if reads else None
+        key = (backbone.hash, kind, setting.placement if kind == "ToMe" else "", candidate.budget, str(setting.scale))
+        if key not in self._macs:  # of a prior, whichever it is, a budget costs the same
+            self._macs[key] = macs(candidate.module)
+        own = {"GMACs": (self._macs[key] + (maps or 0)) / 1e9}
+        return own | {"maps": None if maps is None else maps / 1e9} if reads else own
+
     # Measurements, kept
 
     def accuracy(self, backbone: Backbone, settings: Sequence[Setting], *, knn: bool = False) -> list[Predictions]:
@@ -147,19 +163,13 @@ class Lab:
         made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], knn=knn))
         return {name: list(islice(made, len(own))) for name, own in settings.items()}
 
-    def at(
-        self, backbone: Backbone, placements: Placements, *, snap: bool = False, bank: Setting | None = None
-    ) -> Predictions:
+    def at(self, backbone: Backbone, placements: Placements, *, bank: Setting | None = None) -> Predictions:
         """What a backbone predicts at given positions.
 
-        snap: move each position to the nearest cell of the backbone's grid first.
         bank: with it, neighbours vote too, from images placed so (placements are of these images only).
         """
         keys = sorted(placements.keys)
-        positions = placements.positions_for(keys)
-        if snap:
-            positions = snapped(positions, backbone.model.grid_size)
-        given = Candidate(backbone.model, Placements(keys, positions), name="given")
+        given = Candidate(backbone.model, Placements(keys, placements.positions_for(keys)), name="given")
         voter = None if bank is None else self.candidate(backbone, bank)
         return self._predictions(backbone, [(given, voter)], oracle=True)[0]
 

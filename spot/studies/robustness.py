@@ -87,7 +87,8 @@ def table(result: Result) -> list[Row]:
         interval = f" ({row['drop_low']:.1f}–{row['drop_high']:.1f})" if "drop_low" in row else ""
         return f"{row['top1']:.1f} ↓{row['drop']:.1f}{interval}"
 
-    return pivot(with_counts(result, "placement"), ("backbone", "tokens"), "placement", both)
+    lines = pivot([*result.rows, *result.paper], ("backbone", "tokens", "images"), "placement", both)
+    return [{**line, "images": line.pop("images")} for line in lines]  # rows on fewer images are lines of their own
 
 
 STUDY = Study(

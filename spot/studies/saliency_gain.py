@@ -64,7 +64,7 @@ def run(lab: Lab) -> Result:
 
 def measured(lab: Lab, backbone: Backbone, placements: Placements) -> dict[str, Tensor]:
     """Gains (M,) per image, in the placements' order: mean over tokens, of all tokens together, and the control's."""
-    model, ends = backbone.model, placements.trajectory[:, [0, -1]]
+    model, ends = backbone.model, placements.trajectory[:, [0, -1], :, :2]
     source, size = lab.sources.saliency(model), model.patch_size
     about = {"kind": "saliency-gain", "name": backbone.name.replace("/", "-"), "window": size}
     about |= {"positions": hash_tensors({"ends": ends, "keys": encode_names(placements.keys)})}

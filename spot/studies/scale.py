@@ -92,16 +92,16 @@ def tiling(backbone: Backbone, tokens: int) -> float:
 
 
 def table(result: Result) -> list[Row]:
-    """A line per backbone and budget; then a line per backbone about its searched sizes."""
-    lines = pivot(measured(result), ("backbone", "tokens"), "size", with_change)
-    column = next((name for line in lines[:1] for name in line if name.startswith(FREE)), FREE)
+    """A line per backbone, budget and number of images; then a line per backbone about its searched sizes."""
+    rows = [row for row in result.rows if "top1" in row]
+    lines = pivot(rows, ("backbone", "tokens", "images"), "size", with_change)
     for row in result.rows:
         if "ratio" in row:
             grew = f"{row['grew']:.0f} % grew, {row['shrank']:.0f} % shrank"
             parts = {name: row[f"ratio_{name}"] for name in ("middle", "edge")}
             inside = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
             told = f"scale × {row['ratio']:.2f} in the median ({inside} on average); {grew}"
-            lines.append({"backbone": row["backbone"], "tokens": row["tokens"], column: told})
+            lines.append({"backbone": row["backbone"], "tokens": row["tokens"], FREE: told})
     return lines
 
 

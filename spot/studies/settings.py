@@ -35,7 +35,7 @@ class StudySettings:
     bank: str | None = None
     """labelled images for kNN; by default training scenes. Without one, photographs get no kNN"""
     bank_limit: int | None = None
-    """at most so many of them, evenly spread over the classes; by default 1024 scenes, or all"""
+    """at most so many of them, as many of each class; by default 1024 scenes, or all"""
     runs: Annotated[tuple[Path, ...], arg(name="run")] = ()
     """folders of training runs, whose logs `retrofit` shows; by default those the models stand in"""
     batch_size: int = 64

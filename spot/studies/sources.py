@@ -15,6 +15,7 @@ from spot.evaluation.accuracy import Maps
 from spot.evaluation.cache import hash_images, hash_maps
 from spot.hashes import hash_json
 from spot.models.spot_vit import SpotViT
+from spot.placement.map_cost import map_macs
 from spot.placement.saliency import KeyedSaliency, map_path, resolve_saliency
 from spot.studies.settings import SCENES as SCENES
 from spot.studies.settings import StudySettings as StudySettings
@@ -46,8 +47,12 @@ class Sources:
         return data
 
     def bank(self, model: SpotViT) -> Any:
-        """The labelled images of kNN banks."""
-        return self._open(model, str(self.settings.bank), "train", self.settings.bank_limit, None)
+        """The labelled images of kNN banks: of a folder, with a limit, as many of each class."""
+        bank, limit = str(self.settings.bank), self.settings.bank_limit
+        data = self._open(model, bank, "train", limit if bank == SCENES else None, None)
+        if isinstance(data, Images) and limit is not None:
+            data.balance(limit)
+        return data
 
     def _open(self, model: SpotViT, name: str, split: str, limit: int | None, root: str | Path | None) -> Data:
         classes = class_folders(model)
@@ -81,6 +86,10 @@ class Sources:
             data = self.bank(model) if bank else self.images(model, oracle=oracle)
             self._hashes[key] = hash_json([hash_images(data), config])
         return self._hashes[key]
+
+    def maps_cost(self) -> int | None:
+        """Multiply-adds of making one map; None where it is not known, as of scenes' own masks."""
+        return None if self.settings.saliency == "masks" else map_macs(self.settings.saliency)
 
     def maps_hash(self) -> str:
         if "maps" not in self._hashes:

@@ -177,6 +177,14 @@ def signed(row: Row, value: str = "delta", digits: int = 1) -> str:
     return _shown(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
 
 
+def gmacs(row: Row) -> str:
+    """What a prediction costs with its saliency map, in billions of multiply-adds, or how much of it is known."""
+    if "GMACs" not in row:
+        return ""
+    unknown = row.get("maps", 0) is None
+    return f"{row['GMACs']:.3g}" + (" + a map" if unknown else "")
+
+
 def p_value(row: Row, name: str = "p") -> str:
     """A test's p with two digits, or nothing."""
     return f"{row[name]:.2g}" if name in row else ""

@@ -1,9 +1,15 @@
 """Do placements transfer: positions searched with one model, used by another, for all ordered pairs.
 
-The difference is what transfer adds, as in the paper's table; its equation has the opposite sign.
+The difference is what transfer adds, as in the paper's table; its equation has the opposite sign. Two controls tell
+what any move would add: isotropic tokens moved as far in random directions, and positions searched for another image.
 """
 
+import torch
+
 from spot.errors import InputError
+from spot.placement.controls import moved_as_far
+from spot.placement.files import Placements
+from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.statistics import difference, predicted, share
 from spot.studies.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, p_value, signed
@@ -19,6 +25,9 @@ PAPER = (
 )
 
 
+CONTROLS = ("jittered", "another")
+
+
 def run(lab: Lab) -> Result:
     """Every source's searched positions, used by every other model."""
     if len(lab.backbones) < 2:
@@ -30,18 +39,34 @@ def run(lab: Lab) -> Result:
                 continue
             own = lab.oracle(target)
             original = predicted(own, 0)
-            moved = lab.at(target, lab.oracle(source)).on(original.keys)
+            right = {name: lab.at(target, each).right for name, each in placed(lab, source).items()}
             row: Row = {"source": source.name, "target": target.name, "tokens": lab.sparse}
             row |= {"original": share(original.right)["top1"], "own": share(predicted(own).right)["top1"]}
-            rows.append({**row, **share(moved.right, "transfer"), **difference(original.right, moved.right)})
+            row |= {name: share(right[name])["top1"] for name in CONTROLS}
+            row |= share(right["transfer"], "transfer") | difference(original.right, right["transfer"])
+            excess = difference(right["another"], right["transfer"])
+            rows.append(row | {f"excess{end}": excess[f"delta{end}"] for end in ("", "_low", "_high")})
     notes = [
         lab.differs(),
         "Δ = the target's accuracy with the source's positions − with isotropic tokens, on the same images; p is "
         "McNemar's, exact. own: with positions found by the target itself.",
+        "Controls: jittered, isotropic tokens moved as far as the source's search moved them, in random directions; "
+        "another image's, the source's positions of the next image. excess = transfer − another image's: what the "
+        "positions know of this image.",
         "Slip in the paper: its equation for Δ subtracts the other way round; its table, as here, shows what transfer "
         "adds.",
     ]
     return Result(rows, paper_rows(), notes)
+
+
+def placed(lab: Lab, source: Backbone) -> dict[str, Placements]:
+    """The source's positions, and both controls."""
+    found = lab.oracle(source)
+    keys = sorted(found.keys)
+    start, end = (found.positions_for(keys, step) for step in (0, -1))
+    jittered = moved_as_far(start, end, source.model.img_size, torch.Generator().manual_seed(0))
+    moves = {"transfer": end, "jittered": jittered, "another": end.roll(1, 0)}
+    return {name: Placements(keys, positions) for name, positions in moves.items()}
 
 
 def paper_rows() -> list[Row]:
@@ -55,7 +80,8 @@ def paper_rows() -> list[Row]:
 TABLE: Table = {
     "source → target": lambda row: f"{row['source']} → {row['target'].removeprefix('paper: ')}",
     "tokens": "tokens", "original %": "original", "transfer %": lambda row: cell(row, "transfer"), "Δ": signed,
-    "p": p_value, "own %": "own", "images": "images",
+    "p": p_value, "jittered %": "jittered", "another image's %": "another",
+    "excess": lambda row: signed(row, "excess") if "excess" in row else "", "own %": "own", "images": "images",
 }  # fmt: skip
 
 

@@ -280,3 +280,16 @@ def test_a_class_folder_that_links_to_itself_is_read_once(tmp_path):
     assert [str(tmp_path / "a" / "one-more" / "y.png"), str(tmp_path / "a" / "x.png")] == sorted(
         image_files(folder), key=len, reverse=True
     )
+
+
+def test_a_balanced_set_has_as_many_of_every_class_spread_over_its_images(tmp_path):
+    for name, count in (("a", 9), ("b", 3), ("c", 4)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
+    data = open_data(tmp_path, transform=lambda image: torch.zeros(3, 8, 8))
+    data.balance(7)
+    assert data.keys == ["a/0.png", "a/4.png", "b/0.png", "b/1.png", "c/0.png", "c/2.png"]
+    assert [data[index][1] for index in range(6)] == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(InputError, match="2 images cannot be of all 3 classes alike"):
+        data.balance(2)

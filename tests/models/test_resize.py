@@ -9,7 +9,7 @@ from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.models.baselines import BASELINES
 from spot.models.protocol import Placed
-from spot.models.resize import Resize, small_grid
+from spot.models.resize import Resize, shrinkable, small_grid
 from tests.conftest import make_nano
 
 
@@ -56,3 +56,17 @@ def test_a_number_without_such_a_grid_is_refused_with_the_nearest():
 def test_it_costs_what_as_many_placed_tokens_cost():
     model = make_nano()
     assert macs(BASELINES["resize"].build(model, 9)) == macs(Placed(model, 9))
+
+
+def test_budgets_that_have_a_smaller_image_are_those_that_build():
+    model = make_nano(img_size=64)
+    fitting = [tokens for tokens in range(1, 64) if builds(model, tokens)]
+    assert shrinkable(model, range(1, 70)) == fitting and {4, 9, 16, 25, 36, 49} <= set(fitting)
+
+
+def builds(model, tokens):
+    try:
+        Resize(model, tokens)
+    except InputError:
+        return False
+    return True

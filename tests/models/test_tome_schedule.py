@@ -1,6 +1,35 @@
 """Schedules by hand; their cost is tested against torch's counter in test_tome.py."""
 
-from spot.models.tome_schedule import as_given, evenly, to_reach
+import pytest
+
+from spot.evaluation.cost import macs
+from spot.models.tome import ToMe
+from spot.models.tome_schedule import as_given, evenly, geometric, to_reach
+from spot.studies.backbone import vit_b16
+from tests.conftest import make_nano
+
+
+def test_a_geometric_schedule_keeps_its_share_until_its_floor():
+    assert geometric(0.75, 30, 100, 6) == [25, 19, 14, 10, 2, 0]  # 75, 56, 42, 32, 30, 30
+    assert geometric(0.3, 1, 20, 3) == [10, 5, 2]  # never more than half
+    assert geometric(1.0, 1, 20, 3) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("floor", [0.25, 0.8, 1.0])
+def test_schedules_of_one_cost_cost_the_same_whatever_their_shape(floor):
+    model = make_nano(depth=12, img_size=112)  # a grid of 196
+    even, shaped = ToMe.matching(model, 100), ToMe.matching(model, 100, floor=floor)
+    budget = sum(ToMe(model, r=0).macs(100))
+    assert sum(shaped.macs()) <= budget and sum(shaped.macs()) > 0.9 * budget
+    assert shaped.schedule() != even.schedule() and shaped.schedule()[0] > even.schedule()[0]
+    assert shaped.tokens >= shaped._floor and shaped._floor <= round(floor * 100)
+
+
+def test_multiply_adds_of_vit_b16_are_the_published_ratios():
+    """Bolya et al.'s r on ViT-B/16 at 224 with their code: 1.34, 1.70 and 2.02 times fewer multiply-adds."""
+    model = vit_b16()
+    ratios = [macs(model, tokens=196) / macs(ToMe(model, r=r)) for r in (8, 13, 16)]
+    assert ratios == pytest.approx([1.34, 1.70, 2.02], abs=0.02)
 
 
 def test_the_paper_s_r_16_on_196_tokens_merges_half_of_the_last_20():

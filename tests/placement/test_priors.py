@@ -292,3 +292,30 @@ def test_the_authors_boundary_is_on_the_edges_and_mostly_in_corners():
     assert edge.float().mean().item() == pytest.approx(0.02**0.1, abs=0.02)
     assert edge.all(1).float().mean().item() == pytest.approx(0.02**0.2, abs=0.03)
     assert positions.min() >= 0.01 and positions.max() <= 0.99
+
+
+def test_salient_without_replacement_has_no_two_tokens_in_a_cell_and_takes_bright_cells_first():
+    maps = torch.full((2, 64, 64), 1e-6)
+    maps[:, 16:32, 32:64] = 1.0  # 8 of the 64 cells of 8 × 8 pixels have nearly all of the saliency
+    cells = (
+        (PRIORS["salient-distinct"](torch.zeros(2, 3, 64, 64), 12, seeded(), maps=maps, cells=64) * 8).floor().long()
+    )
+    for image in (cells[..., 0] * 8 + cells[..., 1]).tolist():
+        assert len(set(image)) == 12
+        bright = {row * 8 + column for row in (2, 3) for column in (4, 5, 6, 7)}
+        assert set(image[:8]) == bright  # 12 tokens want more cells than there are bright ones
+
+
+def test_salient_without_replacement_draws_cells_in_proportion_to_their_saliency():
+    maps = torch.ones(1, 32, 32)
+    maps[:, :, 16:] = 3.0
+    images, many = torch.zeros(1, 3, 32, 32).expand(2000, -1, -1, -1), maps.expand(2000, -1, -1)
+    first = PRIORS["salient-distinct"](images, 1, seeded(), maps=many, cells=16)[:, 0, 1]
+    assert (first > 0.5).float().mean().item() == pytest.approx(0.75, abs=0.04)
+
+
+def test_a_softer_map_draws_by_its_fourth_root():
+    maps = torch.full((1, 32, 32), 1 / 16)
+    maps[:, :, 16:] = 1.0
+    drawn = PRIORS["salient-soft"](torch.zeros(1, 3, 32, 32), 6000, seeded(), maps=maps)[0, :, 1]
+    assert (drawn > 0.5).float().mean().item() == pytest.approx(2 / 3, abs=0.03)  # 1 against a half

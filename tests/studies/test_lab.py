@@ -212,7 +212,8 @@ def test_snapped_positions_are_the_search_with_a_grid(small, make_lab):
     torch.testing.assert_close(snapped(found.positions_for(keys), (4, 4)), expected.positions)
     right = expected.logits[:, -1].argmax(1) == labels
     order = sorted(range(30), key=keys.__getitem__)
-    assert torch.equal(lab.at(lab.backbones[0], found, snap=True).right, right[order])
+    moved = Placements(keys, snapped(found.positions_for(keys), (4, 4)))
+    assert torch.equal(lab.at(lab.backbones[0], moved).right, right[order])
 
 
 def test_positions_are_read_by_another_model(small, make_lab):

@@ -12,8 +12,10 @@ from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, evaluate
 from spot.evaluation.cost import macs
+from spot.models.baselines import BASELINES
 from spot.models.checkpoints import load
 from spot.models.elastic import ElasticViT
+from spot.models.resize import Resize
 from spot.models.tome import ToMe
 from spot.studies import elastic, gallery, overhead, retrofit, throughput, timing, tome
 from spot.studies.backbone import backbones
@@ -81,7 +83,9 @@ def test_every_row_of_tome_is_of_the_model_it_names(tmp_path, monkeypatch):
     images = data_for(load("scenes-b"), "scenes", split="test", limit=64)
     wanted = {
         tome.MERGED: ToMe.matching(load("scenes-b-grid"), 36),
-        tome.SAME: ToMe.matching(load("scenes-b"), 36),
+        tome.MERGED + tome.SAME: ToMe.matching(load("scenes-b"), 36),
+        tome.FLOORED: BASELINES["tome-floor"].build(load("scenes-b-grid"), 36),
+        tome.SMALLER + tome.SAME: Resize(load("scenes-b"), 36),
         tome.MOST: ToMe.matching(load("scenes-b-grid"), 9),
     }
     for name, model in wanted.items():
@@ -116,11 +120,21 @@ def test_half_the_tokens_of_vit_b16_cost_half_the_multiply_adds():
 
 def test_the_gap_is_from_spot_to_the_oracle_on_the_same_images(lab):
     rows = throughput.run(lab).rows
-    assert [row["method"] for row in rows] == [throughput.VIT, throughput.SPOT, throughput.ORACLE] * 2
-    for plain, placed, searched in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
-        assert placed["delta"] == pytest.approx(placed["top1"] - plain["top1"])
+    methods = [throughput.VIT, throughput.SMALL, throughput.SPOT, throughput.ORACLE]
+    assert [row["method"] for row in rows] == methods * 2  # with no plain weights there are no others
+    for plain, small, placed, searched in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
+        assert plain["delta"] == pytest.approx(plain["top1"] - placed["top1"])
+        assert small["delta"] == pytest.approx(small["top1"] - placed["top1"])
         assert searched["images"] == 30 and placed["images"] == 60
         assert searched["speed-up"] == placed["speed-up"]
+        assert placed["single_low"] <= placed["single"] <= placed["single_high"]  # one image at a time
+
+
+def test_a_speed_up_names_its_batch_and_is_marked_above_its_multiply_adds():
+    row = {"speed-up": 2.4, "speed_low": 2.3, "speed_high": 2.5, "MAC ratio": 2.08, "batch": 32}
+    assert timing.shown(row) == "2.40×† (2.30–2.50) at 32"
+    assert timing.shown({**row, "MAC ratio": 2.5}) == "2.40× (2.30–2.50) at 32"
+    assert timing.shown({"speed-up": 3.31}) == "3.31×" and timing.shown_single(row) == ""
 
 
 def test_sampling_is_counted_by_formula_and_as_it_runs(lab):

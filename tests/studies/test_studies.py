@@ -46,10 +46,21 @@ def test_the_subpixel_gain_is_the_difference_of_its_rows(lab):
     rows = off_grid.run(lab).rows
     top1 = {(row["backbone"], row["placement"], row.get("steps")): row["top1"] for row in rows}
     gains = [row for row in rows if "delta" in row]
-    assert len(gains) == 4
+    assert len(gains) == 12
     for row in gains:
-        grid = top1[row["backbone"], off_grid.GRID, row["steps"]]
-        assert row["delta"] == pytest.approx(row["top1"] - grid)
+        over = off_grid.TRIALS if row["placement"] == off_grid.FREE_TRIALS else off_grid.GRID
+        assert row["delta"] == pytest.approx(row["top1"] - top1[row["backbone"], over, row["steps"]])
+
+
+def test_searched_tokens_are_moved_as_far_to_the_grid_as_in_any_direction(lab):
+    rows = [row for row in off_grid.run(lab).rows if "moved" in row]
+    moved = {(row["backbone"], row["steps"], row["placement"]): row["moved"] for row in rows}
+    for (backbone, steps, name), pixels in moved.items():
+        if name == off_grid.MOVED:
+            assert pixels == pytest.approx(moved[backbone, steps, off_grid.GRID], rel=0.02)
+        if name in off_grid.JITTERS:  # the mean distance of two uniform coordinates
+            assert pixels == pytest.approx(0.765 * off_grid.JITTERS[name], rel=0.15)
+    assert {row["passes"] for row in off_grid.run(lab).rows if "passes" in row} == {12, 23}
 
 
 def test_transfer_is_for_all_ordered_pairs_and_adds_what_the_table_says(lab):
@@ -57,6 +68,7 @@ def test_transfer_is_for_all_ordered_pairs_and_adds_what_the_table_says(lab):
     assert {(row["source"], row["target"]) for row in rows} == {("one", "two"), ("two", "one")}
     for row in rows:
         assert row["delta"] == pytest.approx(row["transfer"] - row["original"])
+        assert row["excess"] == pytest.approx(row["transfer"] - row["another"])
     lab.backbones = lab.backbones[:1]
     with pytest.raises(InputError, match="at least two"):
         transfer.run(lab)
@@ -66,7 +78,10 @@ def test_classification_says_what_it_lacks(lab, make_lab, shared_cache):
     result = classification.run(lab)
     assert any("plain ViT" in note for note in result.notes)  # the small models were saved without a parent
     assert not any("bank" in note and "need" in note for note in result.notes)
-    assert {row["placement"] for row in result.rows} == set(classification.LINES) - {classification.DROPOUT}
+    lines = {*classification.PRIORS, *classification.SAME, classification.ORACLE}
+    assert {row["placement"] for row in result.rows} == lines
+    same = [row for row in result.rows if row["placement"] == classification.SAME_DROPOUT]
+    assert [(row["tokens"], row["seeds"]) for row in same] == [(4, 5), (9, 5)] * 2
     without = classification.run(make_lab(bank=None, cache=shared_cache))
     assert any("--bank DIR" in note for note in without.notes)
     assert [row["top1"] for row in without.rows] == [row["top1"] for row in result.rows]
@@ -114,6 +129,21 @@ def test_the_control_of_the_saliency_gain_moves_as_another_image(lab):
     moved = Placements(list(keys), torch.stack([start, start + torch.tensor([0.05, -0.1])], 1))
     gains = saliency_gain.measured(lab, backbone, moved)
     torch.testing.assert_close(gains["token"], gains["token_control"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "module", [off_grid, transfer, saliency_gain, classification], ids=lambda each: each.STUDY.name
+)
+def test_a_study_takes_models_whose_windows_have_a_scale(module, make_lab):
+    lab = make_lab(tokens=(4,))
+    for backbone in lab.backbones:
+        backbone.model.scale = "auto"
+    rows = module.run(lab).rows
+    if module is classification:
+        same, fixed = ({row["backbone"]: row for row in rows if row["placement"] == name} for name in
+                       (classification.SAME_DROPOUT, classification.FIXED))  # fmt: skip
+        for name, row in same.items():
+            assert row["delta"] == pytest.approx(row["top1"] - fixed[name]["top1"])
 
 
 def test_too_few_images_are_one_sentence_and_what_was_measured_stays(make_lab):
