@@ -96,4 +96,5 @@ class MaskedAutoencoder(nn.Module):
 def hidden_of(visible: Tensor, count: int) -> Tensor:
     """The numbers 0 … count − 1 that are not in visible (B, V), in order: (B, count − V)."""
     mask = torch.ones(len(visible), count, dtype=torch.bool, device=visible.device).scatter(1, visible, value=False)
-    return mask.nonzero()[:, 1].view(len(visible), count - visible.shape[1])
+    # Not nonzero(), for whose size a GPU would have to be waited for.
+    return mask.int().argsort(dim=1, descending=True, stable=True)[:, : count - visible.shape[1]]

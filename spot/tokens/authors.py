@@ -35,10 +35,11 @@ class AuthorsTokenizer(nn.Module):
         if positions.shape[-1] == 3:
             raise InputError("the authors' checkpoints read windows of one size; give positions (B, N, 2)")
         check(images, positions, self.patch_size)
-        pixels = self.windows(images, positions).flatten(2)
         projection = patch_embed.proj
+        pixels = self.windows(images, positions).flatten(2).to(projection.weight.dtype)
         tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
-        return tokens + self.position(self.position_channel(positions, images.shape[-2:]).flatten(2))
+        channel = self.position_channel(positions, images.shape[-2:]).flatten(2)
+        return tokens + self.position(channel.to(self.position.weight.dtype))
 
     def windows(self, images: Tensor, positions: Tensor) -> Tensor:
         """The K × K samples of each token: (B, N, C, K, K)."""
@@ -59,7 +60,7 @@ class AuthorsTokenizer(nn.Module):
 
     def position_channel(self, positions: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
         """The Gaussian of each position over the window, (B, N, K, K), at most 1 in the batch."""
-        sigma = F.softplus(self.n_sigma) * self.patch_size / sum(size)
+        sigma = F.softplus(self.n_sigma.float()) * self.patch_size / sum(size)
         steps = torch.linspace(0, 1, self.patch_size, device=positions.device)
         distance = (positions[..., None] - steps).square()  # (B, N, 2, K)
         channel = torch.exp(-(distance[..., 0, :, None] + distance[..., 1, None, :]) / (2 * sigma**2))

@@ -4,15 +4,18 @@
 `run` trains a model that is there, in Python.
 """
 
+import copy
 import hashlib
 import resource
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from spot import report
@@ -25,6 +28,7 @@ from spot.evaluation.accuracy import Setting, evaluate
 from spot.hashes import hash_model
 from spot.models.checkpoints import load
 from spot.models.spot_vit import SpotViT
+from spot.placement.oracle import frozen
 from spot.processes import this_process
 from spot.store import read_state, write_state
 from spot.training.batches import SCENES_PER_EPOCH, Plan, ScenePlan, parts
@@ -50,6 +54,7 @@ from spot.training.recipes import (
 from spot.training.run_folder import RunFolder
 from spot.training.views import Targets, ViewPlan, views_folder
 
+CHUNK = 4096  # images in a file of the teacher's predictions: what processes share out, and a kill can lose
 BUDGETS = (25, 49, 100)  # validated during training, isotropic, beside the grid
 
 
@@ -200,13 +205,16 @@ def sampling_weights(
     if isinstance(images, Scenes) or not isinstance(recipe, Distil) or not recipe.balance or not model.num_classes:
         return None
     file, state = folder.path / "predictions.pt", this_process()
-    with state.main_process_first():
-        predictions: Any = read_state(file, "the teacher's predictions") if file.is_file() else None
-        if not is_predictions(predictions, len(images), model.num_classes):
-            predictions = predict(model, images, workers, shown=state.is_main_process)
-            if state.is_main_process:
-                folder.begin()
-                write_state(file, predictions)
+    predictions: Any = read_state(file, "the teacher's predictions") if file.is_file() else None
+    if state.is_main_process:
+        folder.begin()
+    state.wait_for_everyone()  # all have looked before one writes
+    if not is_predictions(predictions, len(images), model.num_classes):
+        pieces = folder.path / "predictions"
+        predictions = predict(model.to(state.device), images, pieces, workers)
+        if state.is_main_process:
+            write_state(file, predictions)
+            shutil.rmtree(pieces, ignore_errors=True)
     counts = torch.bincount(predictions, minlength=model.num_classes)[predictions]
     return counts.double() ** -recipe.balance
 
@@ -217,17 +225,43 @@ def is_predictions(made: Any, count: int, classes: int) -> bool:
     return fits and 0 <= int(made.min()) <= int(made.max()) < classes
 
 
-@torch.inference_mode()
-def predict(model: SpotViT, images: Images, workers: int, *, shown: bool) -> Tensor:
-    """The class of every image by the model on its grid: (M,)."""
-    predictions = []
-    batches = loader(images, 64, workers)
-    device = next(model.parameters()).device
-    for batch in report.track(batches, "the teacher's predictions", len(batches), shown=shown):
-        pixels = batch.images.to(device)
-        predictions.append(model(pixels, model.grid(pixels)).argmax(1).cpu())
-    if images.skipped:
-        raise InputError(f"{images.skipped[0]} cannot be read; take it out of the training images")
+def predict(model: SpotViT, images: Images, folder: Path, workers: int) -> Tensor:
+    """The class of every image by the model on its grid, (M,), predicted by all processes, each on its device.
+
+    A file in the folder has the classes of CHUNK images in a row. Those that are there, of a run that was killed,
+    however many processes it had, are not predicted again.
+    """
+    state = this_process()
+    chunks = [range(first, min(first + CHUNK, len(images))) for first in range(0, len(images), CHUNK)]
+    files = [folder / f"{number:06d}.pt" for number in range(len(chunks))]
+    own = range(state.process_index, len(chunks), state.num_processes)
+    problem = ""
+    try:
+        for number in report.track(own, "the teacher's predictions", len(own), shown=state.is_main_process):
+            known: Any = read_state(files[number], "the teacher's predictions") if files[number].is_file() else None
+            if not is_predictions(known, len(chunks[number]), model.num_classes):
+                write_state(files[number], predict_part(model, images, chunks[number], workers))
+    except InputError as error:
+        problem = str(error)
+    problems = [each for each in gather_object([problem]) if each]  # the others would wait for ever
+    if problems:
+        raise InputError(problems[0])
+    predictions = torch.cat([read_state(file, "the teacher's predictions") for file in files])
+    state.wait_for_everyone()  # all have read before one cleans up
+    return predictions
+
+
+def predict_part(model: SpotViT, images: Images, rows: Sequence[int], workers: int) -> Tensor:
+    """The class of some of the images, by the model on its grid: (M,)."""
+    part = copy.copy(images)
+    part.keep(rows)
+    part.skipped, predictions = [], []
+    with frozen(model), torch.inference_mode():
+        for batch in loader(part, 64, workers):
+            pixels = batch.images.to(next(model.parameters()).device)
+            predictions.append(model(pixels, model.grid(pixels)).argmax(1).cpu())
+    if part.skipped:
+        raise InputError(f"{part.skipped[0]} cannot be read; take it out of the training images")
     return torch.cat(predictions)
 
 

@@ -181,6 +181,20 @@ def test_gradients_reach_positions_in_the_authors_geometry(tmp_path):
     assert positions.grad.abs().min() > 0
 
 
+@pytest.mark.parametrize("autocast", [True, False])
+def test_the_authors_geometry_in_bfloat16_is_near_that_in_float32(autocast, tmp_path):
+    torch.save(authors_state(), tmp_path / "theirs.pth")
+    model = load_authors(tmp_path / "theirs.pth")
+    images, positions = torch.randn(2, 3, 20, 20), torch.rand(2, 5, 2)
+    with torch.no_grad():
+        exact = model(images, positions)
+        model, images = (model, images) if autocast else (model.bfloat16(), images.bfloat16())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            coarse = model(images, positions)
+    assert coarse.dtype == torch.bfloat16
+    assert (coarse.float() - exact).abs().max() < 0.05 * exact.abs().max()
+
+
 # Bad input
 
 
