@@ -19,6 +19,9 @@ BLOCK = re.compile(r"(<!-- (?:accuracy: )?(results/\S+\.(?:md|json)) -->\n).*?(<
 # The README's rows: a placement as studies call it, and as the README does.
 SHOWN = {
     "ViT, patch dropout": "random patches, not retrofitted",
+    "ViT, smaller image": "a smaller image, not retrofitted",
+    "patch dropout, SPoT's weights": "random patches",
+    "smaller image, SPoT's weights": "a smaller image",
     "isotropic": "`isotropic`",
     "center": "`center`",
     "focus": "`focus`",
@@ -34,7 +37,10 @@ def table(page: str) -> str:
 
 
 def accuracy(result: str) -> str:
-    """Top-1 by placement and budget from a study's JSON; all of it must be of the same images."""
+    """Top-1 by placement and budget from a study's JSON, and what the smallest costs with its map.
+
+    All of it must be of the same images.
+    """
     rows = [row for row in json.loads(result)["rows"] if row["placement"] in SHOWN]
     assert len({row["images"] for row in rows}) == 1, "numbers side by side are from the same images"
     lines: dict[tuple[str, str], dict[str, str]] = {}
@@ -42,6 +48,10 @@ def accuracy(result: str) -> str:
         name = row["backbone"].split("_")[0]
         line = lines.setdefault((name, row["placement"]), {"model": f"{name}-ti", "placement": SHOWN[row["placement"]]})
         line[f"{row['tokens']} tokens"] = f"{row['top1']:.1f}"
+    fewest = min(row["tokens"] for row in rows)
+    for row in rows:
+        if row["tokens"] == fewest and "GMACs" in row:
+            lines[row["backbone"].split("_")[0], row["placement"]][f"GMACs at {fewest}"] = f"{row['GMACs']:.2f}"
     return report.markdown(list(lines.values())).rstrip()
 
 

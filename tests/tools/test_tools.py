@@ -111,3 +111,37 @@ def test_a_block_of_the_results_page_is_filled_from_its_file(tmp_path):
     filled = fill_results.filled(page, tmp_path)
     assert filled == "before\n<!-- results/a.md -->\n\n| x |\n| --- |\n| 1 |\n\n<!-- end -->\nafter\n"
     assert fill_results.filled(filled, tmp_path) == filled
+
+
+def test_accuracies_stand_beside_what_they_cost_with_their_map():
+    about = {"backbone": "vit_tiny", "images": 9}
+    rows = [{**about, "placement": "isotropic", "tokens": 25, "top1": 40.0, "GMACs": 0.15},
+            {**about, "placement": "isotropic", "tokens": 49, "top1": 50.0, "GMACs": 0.3},
+            {**about, "placement": "focus", "tokens": 25, "top1": 45.0, "GMACs": 16.5},
+            {**about, "placement": "oracle", "tokens": 25, "top1": 99.0, "images": 2}]  # fmt: skip
+    table = fill_results.accuracy(json.dumps({"rows": rows})).splitlines()
+    assert table[0] == "| model | placement | 25 tokens | 49 tokens | GMACs at 25 |"
+    assert table[2:] == ["| vit-ti | `isotropic` | 40.0 | 50.0 | 0.15 |", "| vit-ti | `focus` | 45.0 | – | 16.50 |"]
+    with pytest.raises(AssertionError, match="same images"):
+        fill_results.accuracy(json.dumps({"rows": [*rows[:2], {**rows[2], "images": 300}]}))
+
+
+def test_the_same_picture_at_another_size_and_quality_is_a_near_duplicate_and_others_are_not(tmp_path):
+    from tools.near_duplicates import NEAR, distances, hashes
+
+    draw = np.random.default_rng(0)
+    for number in range(8):
+        pixels = draw.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+        picture = Image.fromarray(pixels).resize((256, 256), Image.Resampling.BICUBIC)
+        for folder, made in (
+            ("a", picture),
+            ("b", picture.resize((180, 180)).transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+        ):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            made.save(tmp_path / folder / f"{number}.jpg", quality=70)
+    _, plain, mirrored = hashes(tmp_path / "a")
+    _, others, _ = hashes(tmp_path / "b")
+    apart = distances(mirrored, others)
+    assert (apart.diagonal() <= NEAR).all() and (apart[~np.eye(8, dtype=bool)] > NEAR).all()
+    assert (distances(plain, others).diagonal() > NEAR).all()
+    assert distances(plain[:1], -plain[:1]).item() == 256
