@@ -29,7 +29,9 @@ def hash_model(model: "nn.Module") -> str:
     widths = {name: getattr(part, "sigma", None) for name, part in model.named_modules()}
     others = [{name: width for name, width in widths.items() if width is not None}]
     scale = getattr(model, "scale", None)  # of the windows that it places: a number or "auto"
-    return hash_tensors(model.state_dict(), *others, *([scale] if isinstance(scale, (str, int, float)) else []))
+    fewest = getattr(model, "fewest", None)  # the budget that its weights follow
+    kept = [each for each in (scale, fewest) if isinstance(each, (str, int, float))]
+    return hash_tensors(model.state_dict(), *others, *kept)
 
 
 def hash_file(path: str | Path) -> str:

@@ -14,6 +14,7 @@ def delta(
     base: str | None = None,
     weights: Path | None = None,
     method: Literal["int8", "float16"] = "int8",
+    fewest: int | None = None,
 ) -> None:
     """Keep a retrofit as what training added to a timm checkpoint, a quarter of its size or less.
 
@@ -26,6 +27,8 @@ def delta(
         base: timm's name of what was retrofitted; by default the name the model has.
         weights: the base's weights in a file, instead of timm's download.
         method: int8 with a scale per row, or float16.
+        fewest: let the weights follow the budget: all of the change with so many tokens, less with more, and none
+            on the grid, where the model is the base again. By default all of it always.
 
     example: spot delta runs/tiny/model --weights vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors
     """
@@ -35,12 +38,15 @@ def delta(
     from spot import report
     from spot.models.checkpoints import load_timm
     from spot.models.deltas import apply_delta, save_delta
+    from spot.placement.priors import check_tokens
 
     trained = spot.load(model)
     name = base or trained.name
     state = load_timm(name, weights, {}).vit.state_dict()
     path = Path(f"{name}+spot.safetensors") if out is None else out
-    config = {"tokens": trained.tokens, "prior": trained.prior, "scale": trained.scale}
+    if fewest is not None:
+        check_tokens(fewest)
+    config = {"tokens": trained.tokens, "prior": trained.prior, "scale": trained.scale, "fewest": fewest}
     save_delta(trained, state, path, base=name, method=method, config=config)
     again = apply_delta(state, path)
     change, lost = (

@@ -300,6 +300,8 @@ def head_of(model: TokenModel, images: Tensor, positions: Tensor) -> Callable[..
     if isinstance(model, ToMe):  # whose tokens weigh as many as they stand for
         merged = model.merge(images, positions)
         return partial(model.forward_head, merged.features, sizes=merged.sizes)
+    if isinstance(model, SpotViT):
+        model = model.suited(positions.shape[1], images)
     return partial(model.forward_head, model.forward_features(images, positions))
 
 

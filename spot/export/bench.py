@@ -187,6 +187,7 @@ def bench_command(
     if len(models) != 1:
         raise InputError(f"runtimes are compared for one model at a time, got {len(models)}")
     model = load(models[0], weights=weights)
+    model = model.suited(len(model.grid()) // 4)
     pictures = sample_pictures(model, calibrate, 64)
     rows = []
     for batch in dict.fromkeys(batches):

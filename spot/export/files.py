@@ -111,7 +111,8 @@ def export(
         require_compiler()
     if int8 is not None and (to != "onnx" or opset < ATTENTION_OPSET):
         raise InputError(f"int8 is for ONNX files of opset {ATTENTION_OPSET} or later")
-    ready = copy.deepcopy(model).cpu().float().eval()
+    # One set of weights: those for the budget that is built in, or for a quarter of the grid, which suits most.
+    ready = copy.deepcopy(model.suited(tokens or max(1, len(model.grid()) // 4))).cpu().float().eval()
     built_in = None if prior is None and tokens is None else fixed_placement(ready, prior, tokens)
     graph = Graph(
         ready,

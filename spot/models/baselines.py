@@ -35,7 +35,8 @@ class Baseline:
         cells = len(model.grid())
         if self.dense and tokens not in (None, cells):
             raise InputError(f"{self.name} has all {cells} tokens of its grid, not {tokens}")
-        return self.make(model, cells if tokens is None else tokens)
+        tokens = cells if tokens is None else tokens
+        return self.make(model.suited(tokens), tokens)
 
 
 # The geometric schedule's floor by the budget: the best of seven shapes on 500 images set aside (tools/choose.py).

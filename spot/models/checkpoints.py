@@ -119,6 +119,8 @@ def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     tokens = model.tokens if model.tokens != len(model.grid()) else None
     placing: Any = {"tokens": tokens, "prior": model.prior, "scale": model.scale, "saliency": model.saliency}
     fitted = SpotViT(vit, **placing, sigma=model.sigma, options=given)
+    if model.base is not None:
+        fitted.base, fitted.fewest = lambda: refitted(model.base_vit(), options), model.fewest
     fitted.class_names = model.class_names if fitted.num_classes == model.num_classes else None
     return fitted
 
@@ -180,7 +182,7 @@ def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
     refuse_steering(about["base"], {}, {})
     model = load_timm(about["base"], weights, {})
     model.vit.load_state_dict(apply_delta(model.vit.state_dict(), path))
-    model.base = partial(load_timm, about["base"], weights, {})
+    model.base, model.fewest = partial(load_timm, about["base"], weights, {}), about["config"].get("fewest")
     return with_placing(model, **{name: about["config"].get(name) for name in PLACING})
 
 
@@ -219,6 +221,8 @@ def save_beside(model: SpotViT, path: Path) -> None:
 
 def describe(model: SpotViT) -> dict[str, Any]:
     """What is needed to build the model again: JSON values only. Refuses a ViT that timm cannot rebuild."""
+    if model.fewest is not None:
+        raise InputError(f"the weights of {model.name} follow the budget; save those for one, as model.suited(49)")
     if not isinstance(model.prior, str):
         advice = 'a name first; for a policy set model.policy to it, and the name is "learned"'
         raise InputError(f"a prior that is a function cannot be saved; set model.prior to {advice}")

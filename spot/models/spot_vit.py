@@ -24,6 +24,7 @@ from torch import Generator, Tensor, nn
 
 from spot.errors import InputError, check_kind
 from spot.models.anytime import Cascade, Step, load_cascade, look
+from spot.models.budgets import blended, share_of_change
 from spot.models.card import card
 from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
@@ -83,6 +84,7 @@ class SpotViT(
     _policy: Policy | Path | None
     _cascade: Cascade | Path | None
     base: Callable[[], "SpotViT"] | None = None  # loads the ViT it was retrofitted from, where that is known
+    fewest: int | None = None  # with more tokens than these it takes less of its change of the base; see `suited`
 
     def __init__(
         self,
@@ -117,6 +119,7 @@ class SpotViT(
         self.saliency = saliency
         self.policy = self.cascade = None
         self._base: tuple[SpotViT, ...] = ()  # in a tuple, so that it is not a part of this one
+        self._suited: dict[Any, SpotViT] = {}  # by share of the change
         self._policies: dict[str, Policy] = {}  # by the name of their files
         self.tokens = len(self.grid()) if tokens is None else tokens
 
@@ -220,6 +223,26 @@ class SpotViT(
         self._base = self._base or (self.base().eval().requires_grad_(False),)
         return self._base[0].to(next(self.vit.parameters()).device)
 
+    def suited(self, tokens: int, images: Tensor | None = None) -> "SpotViT":
+        """The model with the weights for so many tokens (on these images): itself, unless it follows the budget.
+
+        A retrofit with a budget `fewest` takes less of its change of the base the more tokens there are
+        (spot/models/budgets.py). Forward passes ask for this themselves. What is returned follows no budget.
+        """
+        weight = self.vit.patch_embed.proj.weight
+        if self.fewest is None or self.base is None or weight.is_meta:
+            return self
+        if traced():
+            raise InputError(f"the weights of {self.name} follow the budget; compile or export model.suited(N)")
+        cells = len(self.grid()) if images is None else self.grid(images[:1]).shape[1]
+        share = share_of_change(tokens, cells, self.fewest)
+        key = (share, weight.device, weight.dtype, weight._version)
+        if key not in self._suited:
+            self._suited[key] = blended(self, self.base_vit(), share)
+        made = self._suited[key]
+        made._tokens, made._prior, made._scale = self._tokens, self._prior, self._scale
+        return made
+
     @property
     def random(self) -> bool:
         """Whether another seed places tokens elsewhere."""
@@ -301,8 +324,9 @@ class SpotViT(
     ) -> Tensor:
         """Images (B, C, H, W), and positions (B, N, 2 or 3) or where the model places them → logits (B, classes)."""
         placing = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
-        features = self.forward_features(images, positions, **placing)
-        return self.forward_head(features)
+        positions = self.placed(images, positions, **placing)
+        model = self.suited(positions.shape[1], images)
+        return model.forward_head(model.encode(*model.embed(images, positions)))
 
     def look(self, images: Tensor, until: float | None = None) -> Iterator[Step]:
         """Few tokens first, more for the images that need them; see spot.models.anytime."""
@@ -311,7 +335,9 @@ class SpotViT(
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """The normalised output of the last block: prefix tokens, then placed tokens, (B, P + N, D)."""
-        return self.encode(*self.embed(images, self.placed(images, positions, **placing)))
+        positions = self.placed(images, positions, **placing)
+        model = self.suited(positions.shape[1], images)
+        return model.encode(*model.embed(images, positions))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Features (B, P + N, D) → logits, or with pre_logits the pooled features (B, D)."""
@@ -334,6 +360,9 @@ class SpotViT(
             placing: tokens, prior, scale and generator, as in forward.
         """
         positions = self.placed(images, positions, **placing)
+        model = self.suited(positions.shape[1], images)
+        if model is not self:
+            return model.forward_intermediates(images, positions, indices=indices, norm=norm)
         x, rope = self.embed(images, positions)
         try:
             wanted, _ = feature_take_indices(len(self.vit.blocks), indices)

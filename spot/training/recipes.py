@@ -241,11 +241,12 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         DISTIL,
         name="distil-sizes",
         origin="ours: distil, with windows that grow as tokens get fewer",
-        cost="not yet run to its end; a step takes as long as one of distil",
-        expected="not yet known: it has not been run to its end",
+        cost="ViT-Ti/16 on 5,000 images, 1,562 steps in bfloat16: 40 minutes of one CPU core",
+        expected="as a delta with fewest=16, at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: ViT-Ti/16 "
+        "43.6 / 59.7 / 69.5 / 73.8, DeiT-Ti/16 (6 epochs) 45.8 / 59.2 / 67.8 / 71.3",
         command=f"spot retrofit {DISTIL.model} --recipe distil-sizes "
         "--data images --leave-out tools/set_aside.txt --out runs/tiny-sizes",
-        epochs=13, lr=4e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, views=4, shares=(0.75, 0.75, 0.4, 0.1875),
+        epochs=10, lr=4e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, views=3, shares=(0.75, 0.75, 0.4, 0.1875),
         weights=(0.6, 1.0, 1.0, 1.5), blend=1.0,
     ),
 )

@@ -99,6 +99,7 @@ def begin(
 
 def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     """Train a model by a recipe into a folder, or go on with the run that is there."""
+    model.fewest = None  # what is trained are the weights that are there, at any budget
     images = training_images(model, recipe, options)
     steps_in(recipe, len(images))  # refuses a batch or a warm-up that does not fit, before anything is written
     teacher = None if options.teacher is None else load(options.teacher)

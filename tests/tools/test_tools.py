@@ -64,16 +64,16 @@ def real(tmp_path_factory):
     return folder
 
 
-def test_a_retrofit_is_trained_blended_shipped_as_a_delta_and_measured(real, tmp_path, monkeypatch):
-    monkeypatch.setattr(make_retrofits, "BLENDS", (0.0, 0.5))
+def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, monkeypatch):
+    monkeypatch.setattr(make_retrofits, "SHARES", (0.0, 0.5))
     folders = (real, real / "images", real / "images", tmp_path / "runs")
     how = {"retrofits": {NAME: FEW}, "budgets": (4, 196), "set_aside": real / "aside.txt"}
     make_retrofits.main(*folders, assets=tmp_path, **how)
     delta = tmp_path / f"{NAME}+spot.safetensors"
     assert is_delta(delta)
-    blends = json.loads((tmp_path / "runs" / NAME / "blends.json").read_text())
-    assert [row["blend"] for row in blends] == [0.0, 0.5]
-    assert blends[0]["196 tokens"] == 100  # nothing kept: the ViT itself
+    shares = json.loads((tmp_path / "runs" / NAME / "shares.json").read_text())
+    assert [row["share of the change"] for row in shares] == [0.0, 0.5]
+    assert spot.load(delta, weights=real / f"{NAME}.safetensors").fewest == 16
     run = json.loads((tmp_path / "runs" / NAME / "run.json").read_text())
     assert run["settings"]["images"]["count"] == 22
     card = (tmp_path / "RETROFITS.md").read_text()
