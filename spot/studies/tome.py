@@ -61,7 +61,7 @@ def run(lab: Lab) -> Result:
         "is McNemar's, exact. ToMe begins with all tokens and merges at most half of them in a block, so the cost of "
         "few tokens is out of its reach.",
         f"{MERGED} merges as many tokens in every block, as published. {FLOORED}: below a third of the grid it keeps "
-        f"the same share in every block until {TOME_FLOOR:g} of the budget is left, and above it is the same; chosen on "
+        f"the same share in every block until {TOME_FLOOR:g} of the budget is left, above it is the same; chosen on "
         f"images set aside from training. Rows with{SAME.removeprefix(',')} merge, or shrink the image, with the "
         "retrofitted weights; none were trained to.",
         *dict.fromkeys(notes),
