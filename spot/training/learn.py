@@ -12,6 +12,7 @@ shard or one epoch: the same command goes on. Targets, densities (B, R, R) over 
                  points at which the model then says what the dense ViT says (KL) are the important ones
     saliency     maps of a saliency network, through the same rule as `focus`
 
+All are then taken relative to their mean over the images, around the middle (`center`; 0 leaves them as they are).
 To add one, write a function (model, teacher, images) → (B, R, R) and list it in TARGETS.
 """
 
@@ -154,6 +155,18 @@ def saliency_target(path: str) -> Target:
     return maps
 
 
+def around_the_middle(targets: Tensor, width: float) -> Tensor:
+    """Targets (M, R, C) relative to their mean over all images, times a Gaussian around the middle of this width.
+
+    A ViT's class token attends to some cells, such as the corners, whatever the image: that is no reason to look there.
+    Photographs have their object near the middle, more so than attention says.
+    """
+    maps = targets.float()
+    y, x = (((torch.arange(length) + 0.5) / length - 0.5) for length in maps.shape[1:])
+    middle = torch.exp(-(y[:, None] ** 2 + x**2) / (2 * width**2))
+    return density(maps / maps.mean(0) * middle).to(targets.dtype)
+
+
 # What the look sees, kept so that every epoch costs little
 
 
@@ -171,7 +184,7 @@ def read(policy: Policy, kept: Tensor, targets: Tensor, rows: Tensor, draws: tor
     target = targets[rows].float()
     if isinstance(policy.look, Thumbnail):
         x, cells = kept[rows].float(), policy.look.side // 4
-        zoom = 1 - 0.4 * torch.rand(len(rows), generator=draws)
+        zoom = 1 - 0.4 * (2 * torch.rand(len(rows), generator=draws) - 1).clamp(min=0)  # half of them whole
         shift = (2 * torch.rand(len(rows), 2, generator=draws) - 1) * (1 - zoom)[:, None]
         theta = torch.zeros(len(rows), 2, 3)
         theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = torch.where(mirrored, -zoom, zoom), zoom, shift
@@ -226,6 +239,7 @@ def learn(
             refuse_difference(str(folder), read_json(folder / "settings.json"), settings, advice)
         write_json(folder / "settings.json", settings)
         kept, targets = prepared(policy, model, teacher, images, how, folder)
+        targets = around_the_middle(targets, how.center) if how.center else targets
         loss = fitted(policy, kept, targets, how, folder)
     policy.about["made"] = {**settings, "loss": round(loss, 4)}
     policy.look.eval().requires_grad_(False)

@@ -71,13 +71,15 @@ class Learning:
     """pixels of the thumbnail, or large tokens, along each side"""
     target: str = "attention"
     """what the map is to be: attention, occlusion, trials, or an .onnx file of a saliency network"""
+    center: float = 0.4
+    """width, in sides of the image, of the pull to the middle that replaces what targets have in common; 0 for none"""
     tokens: int = 25
     """with how many tokens trials are made"""
     strength: float = 0.9
     """the share of importance, against even coverage, with very few tokens"""
     sizes: float = 0.0
     """0 leaves the size of windows to the model; 1 makes each as large as its share of the image"""
-    epochs: int = 40
+    epochs: int = 15
     """how often each image is seen"""
     batch: int = 64
     """images a step"""

@@ -1,5 +1,6 @@
 """A policy learns without labels where tokens should go."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,10 @@ from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.training import learn as module
 from spot.training.fresh import fresh
-from spot.training.learn import TARGETS, class_attention, learn, occlusion
+from spot.training.learn import TARGETS, around_the_middle, class_attention, learn, occlusion
 from spot.training.options import Learning
 
-HOW = Learning(epochs=3, batch=16, side=32, tokens=9)
+HOW = Learning(epochs=3, batch=16, side=32, tokens=9, center=0)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,19 @@ def test_targets_are_densities(model, images, target):
     maps = TARGETS[target](model, model, images, HOW)
     assert (maps >= 0).all()
     torch.testing.assert_close(maps.sum((1, 2)), torch.ones(8), rtol=1e-4, atol=1e-4)
+
+
+def test_what_all_targets_have_in_common_gives_way_to_the_middle():
+    same = torch.rand(1, 5, 5) + 0.1
+    bright = torch.ones(2, 5, 5)
+    bright[0, 1, 3] = 3.0  # the mean there is 2, so the images have 1.5 and 0.5 of it
+    maps = around_the_middle(same * bright, 0.4)
+    middle = torch.tensor(
+        [math.exp(-(((r - 2) / 5) ** 2 + ((c - 2) / 5) ** 2) / 0.32) for r in range(5) for c in range(5)]
+    )
+    expected = torch.stack([middle, middle]).view(2, 5, 5)
+    expected[:, 1, 3] *= torch.tensor([1.5, 0.5])
+    torch.testing.assert_close(maps, expected / expected.sum((1, 2), keepdim=True))
 
 
 @pytest.mark.parametrize("look", ["thumbnail", "tokens"])
