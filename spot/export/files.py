@@ -64,6 +64,8 @@ class Written:
             for name, value in self.difference.items()
         )
         text = f"{self.path} ({size:.1f} MB) differs from the model in {differences}."
+        if tokens := self.about["weights_for"]:
+            text += f" Its weights, which follow the budget in the model, are those for {tokens} tokens."
         if self.agreement is not None:
             same, pictures = self.agreement
             text += f" Of {pictures} pictures that it was not calibrated with, {same} have the same class."
@@ -112,7 +114,8 @@ def export(
     if int8 is not None and (to != "onnx" or opset < ATTENTION_OPSET):
         raise InputError(f"int8 is for ONNX files of opset {ATTENTION_OPSET} or later")
     # One set of weights: those for the budget that is built in, or for a quarter of the grid, which suits most.
-    ready = copy.deepcopy(model.suited(tokens or max(1, len(model.grid()) // 4))).cpu().float().eval()
+    budget = tokens or max(1, len(model.grid()) // 4)
+    ready = copy.deepcopy(model.suited(budget)).cpu().float().eval()
     built_in = None if prior is None and tokens is None else fixed_placement(ready, prior, tokens)
     graph = Graph(
         ready,
@@ -123,6 +126,7 @@ def export(
         attention_node=to == "onnx" and opset >= ATTENTION_OPSET,
     ).eval()
     about = describe(ready, graph, prior, tokens)
+    about["weights_for"] = None if model.fewest is None else budget
     ranges: dict[str, Range] = {}
     if int8 is not None:
         about["model_hash"] = hash_model(model)  # before its channels are equalised

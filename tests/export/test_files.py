@@ -207,6 +207,17 @@ def test_a_torch_program_with_a_scale_built_in(tmp_path):
     torch.testing.assert_close(result, model(normalised(model, pixels)), atol=2e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_a_model_whose_weights_follow_the_budget_is_written_with_one_budget_s_and_says_so(tmp_path):
+    model = make_nano()
+    model.base, model.fewest = lambda: make_nano(seed=1), 2
+    written = export(model, tmp_path / "m.onnx")
+    assert written.about["weights_for"] == 4 and "those for 4 tokens" in written.summary  # a quarter of 16
+    pixels, positions = bytes_and_positions(tokens=4)
+    result = Exported(tmp_path / "m.onnx")(pixels.numpy(), positions.numpy())["logits"]
+    np.testing.assert_allclose(result, model(normalised(model, pixels), positions), atol=2e-5)
+
+
 def test_a_missing_extra_is_named_with_its_command(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(InputError, match=r"needs onnxscript; pip install 'spot-vit\[export\]'"):
