@@ -54,10 +54,9 @@ def main(
         before = spot.load(name, weights=base)
         shares += [{"model": name, **each} for each in agreements(before, run, train, set_aside, budgets[:-1])]
         call("delta", run / "model", "--weights", base, "--out", delta, "--fewest", FEWEST)
-        grid = Setting("isotropic", len(before.grid()))
-        few = [*(Setting("isotropic", tokens) for tokens in budgets[:-1]), Setting("center", budgets[0])]
+        settings = [*(Setting("isotropic", tokens) for tokens in budgets), Setting("center", budgets[0])]
         for title, model in ((name, before), (f"{name}+spot", spot.load(delta, weights=base))):
-            rows.append(line(title, measured(model, runs / "accuracy.json", [*few, grid], str(val))))
+            rows.append(line(title, measured(model, runs / "accuracy.json", settings, str(val))))
         logs.append(f"{name} ({', '.join(changes)})\n\n" + report.markdown([minutes(row) for row in epochs_of(run)]))
     report.show(rows, "Top-1, %")
     with whole(assets / "RETROFITS.md") as temporary:
