@@ -65,12 +65,13 @@ LARGER = 1.5  # thumbnails are kept so much larger than they are seen, to be cro
 
 def attention(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
     """The square root of the class attention, so that one bright cell does not take all tokens: (B, rows, columns)."""
-    return density(class_attention(teacher, images).sqrt())
+    return density(class_attention(teacher, seen_by(teacher, model, images)).sqrt())
 
 
 @torch.no_grad()
 def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
     """How much the class token attends to each cell of the grid: (B, rows, columns), each map summing to 1."""
+    model = model.suited(model.grid(images[:1]).shape[1], images)  # the weights that it has on its grid
     blocks = model.vit.blocks[-last:]
     seen: list[tuple[Tensor, Tensor | None]] = []
 
@@ -102,6 +103,7 @@ def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
 @torch.no_grad()
 def occlusion(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
     """What leaving out a part of the grid does to the dense ViT's answer: KL for each of 7 × 7 parts."""
+    images = seen_by(teacher, model, images)
     grid = teacher.grid(images)
     full = teacher(images, grid).softmax(1)
     part = ((grid[0] * LEFT_OUT).long().clamp(max=LEFT_OUT - 1) * grid.new_tensor([LEFT_OUT, 1]).long()).sum(1)
@@ -112,7 +114,7 @@ def occlusion(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -
 @torch.no_grad()
 def trials(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
     """A mixture of bumps, weighed by how well the model agrees with the dense ViT on tokens placed around each."""
-    full = teacher(images, teacher.grid(images)).softmax(1)
+    full = teacher(seen_by(teacher, model, images), teacher.grid(images)).softmax(1)
     bumps = bumps_at()
     losses = []
     for bump in bumps:
@@ -130,6 +132,17 @@ def bumps_at(side: int = 28) -> Tensor:
     centres = [*torch.cartesian_prod(points, points), torch.tensor([0.5, 0.5])]
     bumps = [torch.exp(-((places[:, None] - y) ** 2 + (places - x) ** 2) / (2 * WIDTH**2)) for y, x in centres]
     return density(torch.stack(bumps))
+
+
+def seen_by(teacher: SpotViT, model: SpotViT, images: Tensor) -> Tensor:
+    """A model's images with the teacher's mean and std."""
+    here, there = model.data_config, teacher.data_config
+    if (here["mean"], here["std"]) == (there["mean"], there["std"]):
+        return images
+    mean, std, other_mean, other_std = (
+        images.new_tensor(config[name])[:, None, None] for config in (here, there) for name in ("mean", "std")
+    )
+    return (images * std + mean - other_mean) / other_std
 
 
 def divergence(full: Tensor, logits: Tensor) -> Tensor:

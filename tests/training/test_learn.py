@@ -1,5 +1,6 @@
 """A policy learns without labels where tokens should go."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from spot.data.images import data_for, loader
 from spot.errors import InputError
 from spot.training import learn as module
 from spot.training.fresh import fresh
-from spot.training.learn import TARGETS, around_the_middle, class_attention, learn, occlusion
+from spot.training.learn import TARGETS, around_the_middle, class_attention, learn, occlusion, seen_by
 from spot.training.options import Learning
 
 HOW = Learning(epochs=3, batch=16, side=32, tokens=9, center=0)
@@ -46,6 +47,16 @@ def test_class_attention_is_what_timm_attends_to(kind, model, images):
         block.attn.fused_attn = True
     expected = expected / expected.sum(1, keepdim=True)
     torch.testing.assert_close(class_attention(model, images).flatten(1), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_teacher_sees_images_as_it_wants_them(model, images):
+    teacher = copy.deepcopy(model)
+    teacher.vit.pretrained_cfg = {**model.vit.pretrained_cfg, "mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
+    mean, std = (torch.tensor(model.data_config[name]).view(3, 1, 1) for name in ("mean", "std"))
+    other_mean, other_std = (torch.tensor(each).view(3, 1, 1) for each in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
+    wanted = (images * std + mean - other_mean) / other_std
+    torch.testing.assert_close(seen_by(teacher, model, images), wanted)
+    assert seen_by(model, model, images) is images
 
 
 def test_occlusion_is_the_change_of_the_answer_without_a_part_of_the_grid(model, images):
