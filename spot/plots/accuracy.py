@@ -10,7 +10,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from spot.errors import InputError
 from spot.plots.layout import MARKERS, Row, colours_of, columns_of, distinct, interval, legend, panels, parts_of
 
-COSTS = {"tokens": "tokens", "gmacs": "multiply-adds per image, in billions", "ms": "milliseconds per image, measured"}
+COSTS = {
+    "tokens": "tokens",
+    "pixels": "pixels a side of the image",
+    "gmacs": "multiply-adds per image, in billions",
+    "ms": "milliseconds per image, measured",
+}
 CEILING, GAP = "#f9d5d5", "#fdf3d0"  # above what an oracle reaches; between it and what is reached
 SCORES = {"top1": "top-1 accuracy, %", "knn": "kNN accuracy, %"}
 

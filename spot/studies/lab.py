@@ -163,6 +163,10 @@ class Lab:
         made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], knn=knn))
         return {name: list(islice(made, len(own))) for name, own in settings.items()}
 
+    def candidates(self, backbone: Backbone, candidates: Sequence[Candidate]) -> list[Predictions]:
+        """The same for candidates that a study has made of the backbone's model itself."""
+        return self._predictions(backbone, [(candidate, None) for candidate in candidates])
+
     def at(self, backbone: Backbone, placements: Placements, *, bank: Setting | None = None) -> Predictions:
         """What a backbone predicts at given positions.
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Suppress, arg
 
+from spot.data.difficulty import difficulty_of
 from spot.errors import InputError
 
 SCENES = "scenes"
@@ -71,4 +72,4 @@ class StudySettings:
     @property
     def scenes(self) -> bool:
         """Whether the images are the built-in ones."""
-        return self.data == SCENES and not Path(self.data).is_dir()
+        return difficulty_of(self.data) is not None

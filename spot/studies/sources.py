@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from spot.data.difficulty import Difficulty, difficulty_of
 from spot.data.images import Data, Images, Stream, class_folders, data_for
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES, Scenes
@@ -70,7 +71,8 @@ class Sources:
         """Maps (B, H, W) for images as the model sees them and their keys in the data."""
         source, config = self.settings.saliency, model.data_config
         if source == "masks":
-            return KeyedSaliency(lambda images, keys: scene_masks(keys).to(images.device), "masks")
+            known = self.settings.data
+            return KeyedSaliency(lambda images, keys: scene_masks(keys, known).to(images.device), "masks")
         return resolve_saliency(source, config, evaluation_transform(config), data or self.settings.data)
 
     def has_maps_of_bank(self, model: SpotViT) -> bool:
@@ -97,7 +99,7 @@ class Sources:
         return self._hashes["maps"]
 
 
-def scene_masks(keys: Sequence[str]) -> Tensor:
-    """The object's mask (B, H, W) of scenes, by key."""
-    split = keys[0].partition("/")[0]
-    return Scenes(split).draw([int(key.rpartition("/")[2]) for key in keys]).masks
+def scene_masks(keys: Sequence[str], data: str = SCENES) -> Tensor:
+    """The object's mask (B, H, W) of scenes, by key and the name of their data set."""
+    split, difficulty = keys[0].partition("/")[0], difficulty_of(data) or Difficulty()
+    return Scenes(split, difficulty=difficulty).draw([int(key.rpartition("/")[2]) for key in keys]).masks

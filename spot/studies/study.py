@@ -34,7 +34,7 @@ FORMAT = 1
 
 STUDIES = (
     "off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness", "tome", "elastic", "scale",
-    "anytime", "throughput", "overhead", "retrofit", "gallery",
+    "needle", "anytime", "throughput", "overhead", "retrofit", "gallery",
 )  # fmt: skip
 
 Row = dict[str, Any]
