@@ -10,11 +10,14 @@ from spot.data.images import data_for, loader
 from spot.data.scenes import CLASSES
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.cost import macs
 from spot.models import checkpoints
 from spot.models.checkpoints import built_in
 from spot.models.deltas import is_delta, read_about
+from spot.models.protocol import Placed
 
 NAMES = ("scenes-a", "scenes-a-grid", "scenes-b", "scenes-b-grid", "scenes-mae")
+NEEDLE = "scenes-needle"
 RETROFITS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot", "deit_tiny_patch16_224.fb_in1k+spot")
 IMAGES = 320  # ten of each class; one standard deviation is 2 points
 
@@ -57,7 +60,24 @@ def test_a_retrofit_reads_few_tokens_better_than_its_grid_parent(accuracy, name)
 
 def test_the_scenes_models_together_have_at_most_10_megabytes():
     assert sum(built_in()[name].stat().st_size for name in NAMES) <= 10e6
-    assert {*built_in()} == {*NAMES, *RETROFITS}
+    assert {*built_in()} == {*NAMES, NEEDLE, *RETROFITS}
+
+
+def test_the_model_for_needles_has_at_most_3_megabytes_and_is_described():
+    path = built_in()[NEEDLE]
+    assert path.stat().st_size <= 3e6 and path.with_suffix(".policy.safetensors").stat().st_size <= 0.4e6
+    assert f"| {NEEDLE} |" in path.with_name("NEEDLE.md").read_text()
+
+
+def test_its_policy_finds_the_needle():
+    """With a ninth of the tokens most of the dense accuracy is kept, of which even windows lose more than half."""
+    model = spot.load(NEEDLE)
+    scenes = data_for(model, "needle", split="test", limit=64)
+    settings = [Setting("isotropic", 576), Setting("isotropic", 64), Setting("learned", 64)]
+    dense, even, learned = (row["top1"] for row in evaluate(model, loader(scenes, 32), settings, shown=False).rows())
+    assert learned > 0.8 * dense and even < 0.5 * dense
+    ours, all_ = (macs(Placed(model, tokens, prior)) for tokens, prior in ((64, "learned"), (576, "isotropic")))
+    assert ours <= all_ / 12
 
 
 @pytest.mark.parametrize("name", RETROFITS)

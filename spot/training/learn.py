@@ -256,6 +256,8 @@ def learn(
         loss = fitted(policy, kept, targets, how, folder)
     policy.about["made"] = {**settings, "loss": round(loss, 4)}
     policy.look.eval().requires_grad_(False)
+    for part in (*policy.look.head.parameters(), policy.look.everywhere):  # type: ignore[operator, union-attr, misc]
+        part.mul_(how.power)
     policy.save(out)
     return policy
 

@@ -75,6 +75,8 @@ class Learning:
     """width, in sides of the image, of the pull to the middle that replaces what targets have in common; 0 for none"""
     tokens: int = 25
     """with how many tokens trials are made"""
+    power: float = 1.0
+    """in the end the map is raised to this power; above 1 it is narrower, for small things"""
     strength: float = 0.9
     """the share of importance, against even coverage, with very few tokens"""
     sizes: float = 0.0

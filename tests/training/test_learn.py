@@ -134,6 +134,13 @@ def test_a_killed_run_goes_on_and_ends_alike(model, tmp_path, monkeypatch):
     assert (tmp_path / "half.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
+def test_a_power_of_two_squares_the_map(model, images, tmp_path):
+    hows = [replace(HOW, epochs=1, power=power) for power in (1.0, 2.0)]
+    once, twice = (learn(model, "scenes", tmp_path / f"{how.power}.safetensors", how, limit=16) for how in hows)
+    squares = once.maps(images) ** 2
+    torch.testing.assert_close(twice.maps(images), squares / squares.sum((1, 2), keepdim=True))
+
+
 def test_other_settings_do_not_go_on_with_a_run(model, tmp_path):
     learn(model, "scenes", tmp_path / "p.safetensors", replace(HOW, epochs=1), limit=16)
     with pytest.raises(InputError, match="was made with lr="):
