@@ -15,7 +15,9 @@ from spot import report
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", DOCS / "RESULTS.md")
-BLOCK = re.compile(r"(<!-- (?:accuracy: )?(results/\S+\.(?:md|json)) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- (?:accuracy: )?((?:results|\.\./spot/assets)/\S+\.(?:md|json)) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 # The README's rows: a placement as studies call it, and as the README does.
 SHOWN = {
     "ViT, patch dropout": "random patches, not retrofitted",
