@@ -28,6 +28,7 @@ SKIPS = {
     "nbformat": "tests/test_notebooks.py",
     "nbclient": "tests/test_notebooks.py",
     "onnxruntime": "tests/models/test_tracing.py",
+    "onnx": "tests/placement/test_map_cost.py",
     "onnxscript": "tests/models/test_tracing.py",
     "compiling takes half a minute; --all-models compiles": "tests/export/test_files.py",
     # A small file system needs the right to mount one: full disks are also tested by a limit on a file's size.

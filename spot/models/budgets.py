@@ -36,7 +36,7 @@ def blended(model: "SpotViT", base: "SpotViT", share: float) -> "SpotViT":
     made._modules = dict(model._modules)
     made.vit = copy.deepcopy(model.vit)
     made.base = made.fewest = None
-    made._base, made._suited = (), {}
+    made._base, made._suited, made._origin = (), {}, (model,)
     for ours, theirs in zip(made.vit.parameters(), base.vit.parameters(), strict=True):
         ours.copy_(torch.lerp(theirs.to(ours), ours, share))
     return made.eval().requires_grad_(False)

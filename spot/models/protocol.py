@@ -94,7 +94,8 @@ class Placed(Wrapper):
     """A SpotViT with another budget or prior than its own, as a model of its own: for timing and counting."""
 
     def __init__(self, model: "SpotViT", tokens: int | None = None, prior: AnyPrior | None = None) -> None:
-        super().__init__(model, model.tokens if tokens is None else tokens)
+        tokens = model.tokens if tokens is None else tokens
+        super().__init__(model.suited(tokens), tokens)
         self.prior = model.prior if prior is None else prior
 
     def check_tokens(self, tokens: int, cells: int) -> None:

@@ -36,6 +36,7 @@ from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import grid_positions, rotary_embedding
 from spot.tokens.pyramid import traced
 from spot.tokens.tokenizer import Tokenizer
+from spot.tokens.windows import check
 
 
 class Features(NamedTuple):
@@ -120,6 +121,7 @@ class SpotViT(
         self.policy = self.cascade = None
         self._base: tuple[SpotViT, ...] = ()  # in a tuple, so that it is not a part of this one
         self._suited: dict[Any, SpotViT] = {}  # by share of the change
+        self._origin: tuple[SpotViT, ...] = ()  # of one of these: whose policies and calibrations are its own too
         self._policies: dict[str, Policy] = {}  # by the name of their files
         self.tokens = len(self.grid()) if tokens is None else tokens
 
@@ -437,6 +439,8 @@ class SpotViT(
         if placing:
             raise InputError(f"positions are given, so {' and '.join(placing)} would change nothing; leave them out")
         check_positions(positions)
+        if positions.ndim != 3:
+            check(images, positions)  # says what was needed
         return positions
 
     # To and from disk: the format is checkpoints.py's business

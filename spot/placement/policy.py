@@ -222,5 +222,6 @@ def load_policy(path: str | Path, model: Any) -> Policy:
 
 
 def hash_of(model: Any) -> str:
-    """What a policy knows its model by: the ViT's weights, however it places tokens."""
-    return hash_tensors(model.vit.state_dict())
+    """What a policy knows its model by: the ViT's weights, however it places tokens, for whichever budget they are."""
+    origin = getattr(model, "_origin", None) or (model,)
+    return hash_tensors(origin[0].vit.state_dict())

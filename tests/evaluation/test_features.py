@@ -80,7 +80,7 @@ def test_folders_of_classes_that_the_model_does_not_have_are_embedded_too(tmp_pa
 
 def test_bad_input_is_one_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(["embed", "scenes", "--out", str(tmp_path / "f.npy")])
+        main(["embed", "scenes", "--model", "scenes-a", "--out", str(tmp_path / "f.npy")])
     assert "a .safetensors file" in capsys.readouterr().err
     model = nano_64()
     with pytest.raises(InputError, match="at least 1 image"):
