@@ -35,7 +35,7 @@ def test_the_readme_comes_to_the_point():
         "A Vision Transformer",
         "make demo",
         "```python",
-        "| placement |",
+        "| model |",
         "## Where to go next",
         "licence\n",
     )
