@@ -45,7 +45,8 @@ def run(verb: str, arguments: list[str]) -> None:
     @wraps(function)
     def begin(*args: Any, **options: Any) -> None:
         given = signature(function).bind(*args, **options).arguments
-        if isinstance(given.get("model"), str) and given.get("weights") is None and given.get("runtime") != "onnx":
+        weights = [given.get("weights"), *(getattr(each, "weights", None) for each in given.values())]  # training's
+        if isinstance(given.get("model"), str) and not any(weights) and given.get("runtime") != "onnx":
             refuse_offline(given["model"])  # at once: the imports of a verb take seconds
         function(*args, **options)
 

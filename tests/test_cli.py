@@ -157,3 +157,13 @@ def test_a_wide_table_breaks_between_columns_and_words_never_inside_them(monkeyp
     assert said.count("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot") > 1  # the first column stands in every part
     assert "a title [with] brackets" in said
     assert "[/caption]" in said
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "finetune", "retrofit"])
+def test_weights_in_a_file_need_no_network(verb, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = [verb, "vit-ti", "--weights", str(tmp_path / "none.safetensors"), "--data", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main([*words, *([] if verb == "evaluate" else ["--out", str(tmp_path / "run")])])
+    said = capsys.readouterr().err
+    assert "none.safetensors" in said and "cannot be reached" not in said
