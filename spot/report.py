@@ -8,6 +8,7 @@ error). Names of files and classes come from outside: they are shown as they are
 import csv
 import io
 import math
+import os
 import platform
 import shlex
 import sys
@@ -139,8 +140,10 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """What was typed."""
-    return shlex.join(["spot", *sys.argv[1:]])
+    """What was typed, with absolute paths as seen from this folder: results are read on other machines."""
+    parts = (word.partition("=") for word in sys.argv[1:])
+    words = ["".join(os.path.relpath(part) if os.path.isabs(part) else part for part in word) for word in parts]
+    return shlex.join(["spot", *words])
 
 
 def save_json(path: str | Path | None, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:

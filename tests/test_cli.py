@@ -167,3 +167,19 @@ def test_weights_in_a_file_need_no_network(verb, tmp_path, capsys, monkeypatch):
         main([*words, *([] if verb == "evaluate" else ["--out", str(tmp_path / "run")])])
     said = capsys.readouterr().err
     assert "none.safetensors" in said and "cannot be reached" not in said
+
+
+def test_a_kept_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    words = [
+        "spot",
+        "study",
+        "off-grid",
+        "--model",
+        f"vit-ti={tmp_path}/w.safetensors",
+        "--data",
+        str(tmp_path / "here"),
+    ]
+    monkeypatch.setattr("sys.argv", [*words, "--limit", "8"])
+    assert report.command() == "spot study off-grid --model vit-ti=../w.safetensors --data . --limit 8"
