@@ -10,7 +10,8 @@ from torch import Tensor
 
 import spot
 from spot import report
-from spot.data.images import data_for, loader
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES, SceneBatch, Scenes
 from spot.errors import InputError

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import spot
-from spot.data.images import data_for, loader
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.data.scenes import CLASSES
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spot.data.images import Batch, Loader
+from spot.data.loader import Batch, Loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.knn import Bank, classify
 from spot.models.baselines import BASELINES

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from spot import report
-from spot.data.images import data_for, loader
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.evaluation.accuracy import Candidate, evaluate
 from spot.models.spot_vit import SpotViT

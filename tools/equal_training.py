@@ -6,7 +6,6 @@ which those in tools/set_aside.txt are left out, VAL images that are read once f
 (runs/equal by default) is skipped, what was interrupted goes on. Writes docs/results/imagenet/equal-training.*.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ import torch
 
 import spot
 from spot import report
-from spot.data.images import data_for, loader
-from spot.errors import InputError
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.store import read_state, whole, write_json, write_state
 from spot.studies.statistics import difference, share
 from tools.make_assets import call
 from tools.make_retrofits import NAMES, SET_ASIDE
+from tools.program import program
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "imagenet"
 BUDGETS = (25, 49, 100)
@@ -108,12 +108,4 @@ chosen on. Differences are paired, with 95 % intervals.
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (4, 5) or sys.argv[1] in ("-h", "--help"):
-        raise SystemExit(__doc__)
-    try:
-        folders = [Path(word) for word in (*sys.argv[1:], "runs/equal")]
-        main(folders[0], folders[1], folders[2], folders[3])
-    except (InputError, OSError) as error:
-        raise SystemExit(f"equal training: {error}") from None
-    except KeyboardInterrupt:
-        raise SystemExit("equal training: stopped; what was finished is kept, and the same command goes on") from None
+    program("equal training", __doc__, main, needed=3, runs="runs/equal")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import spot
 from spot import report
-from spot.data.images import class_names
+from spot.data.classes import class_names
 from spot.data.picture import open_image, photo_transform
 from spot.placement.saliency import rgb
 from spot.plots import save

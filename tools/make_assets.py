@@ -19,14 +19,15 @@ import torch
 
 import spot
 from spot import report
-from spot.data.images import data_for, loader
-from spot.errors import InputError
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.hashes import hash_model
 from spot.models.checkpoints import save_file_whole
 from spot.models.spot_vit import SpotViT
 from spot.store import whole
 from spot.training.recipes import NEEDLE
+from tools.program import program
 
 ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 IMAGES = 1024  # test scenes
@@ -287,14 +288,11 @@ A row per epoch of 8,192 new scenes; val_N is top-1 on validation scenes with N 
 {logs}"""
 
 
+def all_models(runs: Path) -> None:
+    """The models for scenes, and the one for scenes of the setting needle."""
+    main(runs)
+    main(runs, steps=NEEDLE_STEPS, images=256, card=OF_NEEDLE)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
-        raise SystemExit(__doc__)
-    try:
-        folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/assets")
-        main(folder)
-        main(folder, steps=NEEDLE_STEPS, images=256, card=OF_NEEDLE)
-    except (InputError, OSError) as error:
-        raise SystemExit(f"assets: {error}") from None
-    except KeyboardInterrupt:
-        raise SystemExit("assets: stopped; what was finished is kept, and the same command goes on") from None
+    program("assets", __doc__, all_models, needed=0, runs="runs/assets")

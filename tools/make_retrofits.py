@@ -7,19 +7,19 @@ whose weights follow the budget; on the images set aside, without their labels, 
 which budget. Then the ViT before and the delta as shipped are measured on VAL, once, and RETROFITS.md is written anew.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import spot
 from spot import report
-from spot.data.images import data_for, loader
-from spot.errors import InputError
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.budgets import blended
 from spot.store import read_json, whole, write_json
 from tools.make_assets import ASSETS, call, curve, epochs_of, measured
+from tools.program import program
 
 SET_ASIDE = Path(__file__).parent / "set_aside.txt"
 # What is changed in the recipe distil-sizes for each: bfloat16 is twice as fast on a CPU that has it.
@@ -125,12 +125,4 @@ of the table above), and 2,500 more of 20 classes, less the 500 set aside. One t
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (4, 5) or sys.argv[1] in ("-h", "--help"):
-        raise SystemExit(__doc__)
-    try:
-        folders = [Path(word) for word in (*sys.argv[1:], "runs/retrofits")]
-        main(folders[0], folders[1], folders[2], folders[3])
-    except (InputError, OSError) as error:
-        raise SystemExit(f"retrofits: {error}") from None
-    except KeyboardInterrupt:
-        raise SystemExit("retrofits: stopped; what was finished is kept, and the same command goes on") from None
+    program("retrofits", __doc__, main, needed=3, runs="runs/retrofits")

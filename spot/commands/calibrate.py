@@ -41,7 +41,8 @@ def calibrate(
     """
     import spot
     from spot import report
-    from spot.data.images import Images, data_for, loader, open_data
+    from spot.data.images import Images, data_for, open_data
+    from spot.data.loader import loader
     from spot.data.picture import evaluation_transform
     from spot.errors import InputError
     from spot.evaluation.anytime import calibrate

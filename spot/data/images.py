@@ -17,19 +17,18 @@ import json
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
-import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import Normalize
 
+from spot.data.classes import class_folders, class_indices
 from spot.data.difficulty import difficulty_of
 from spot.data.picture import evaluation_transform, open_image
 from spot.data.shards import Shards
@@ -48,44 +47,6 @@ SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "tra
 EXTRA = {"wds": "webdataset", "hfds": "datasets", "hfids": "datasets"}  # the package that timm needs
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 CANVAS = "needle:"  # before the name of data whose images stand in a canvas
-
-
-def class_folders(model: Any) -> list[str] | int:
-    """Folder names a model's classes go by, in order (ImageNet's wnids), or the number of classes."""
-    return [folder for folder, _ in known_classes(model)] or int(model.num_classes)
-
-
-def class_names(model: Any) -> list[str] | None:
-    """What a person calls the model's classes, in order; None where the model does not say."""
-    return [name for _, name in known_classes(model)] or None
-
-
-def known_classes(model: Any) -> list[tuple[str, str]]:
-    """Folder and name of every class, as timm's description of the weights has them, or as ImageNet has."""
-    from timm.data import ImageNetInfo, infer_imagenet_subset
-
-    config = getattr(getattr(model, "vit", model), "pretrained_cfg", None) or {}  # of the ViT inside, or of timm's
-    if config.get("label_names"):
-        descriptions = config.get("label_descriptions") or {}
-        return [(folder, descriptions.get(folder, folder)) for folder in config["label_names"]]
-    subset = infer_imagenet_subset(model)
-    info = ImageNetInfo(subset) if subset else None
-    return list(zip(info.label_names(), info.label_descriptions(), strict=True)) if info else []
-
-
-def class_indices(folders: Sequence[str], classes: Sequence[str] | int | None) -> dict[str, int]:
-    """Class folder → class index. Folders named by number (ImageNet-V2) are taken as the index."""
-    count = classes if isinstance(classes, int) else len(folders if classes is None else classes)
-    if classes is not None and all(name.isdecimal() and int(name) < count for name in folders):
-        return {name: int(name) for name in folders}
-    if isinstance(classes, int) and len(folders) != count:
-        raise InputError(f"the model has {count} unnamed classes, the data {len(folders)} class folders")
-    known = folders if classes is None or isinstance(classes, int) else classes
-    indices = {name: index for index, name in enumerate(known)}
-    for name in folders:
-        if name not in indices:
-            raise unknown("class", name, known, hint="class folders carry the model's own class names")
-    return {name: indices[name] for name in folders}
 
 
 class Unread(NamedTuple):
@@ -389,74 +350,3 @@ def shards_of(root: Path, split: str) -> str:
 
 
 Data = Union[Images, Stream, "Scenes"]
-
-
-class Batch(NamedTuple):
-    """images (B, C, H, W), labels (B,) int64, and B keys."""
-
-    images: Tensor
-    labels: Tensor
-    keys: list[str]
-
-
-class Loader:
-    """Batches of a data set in order, without padding, for one process of several.
-
-    Process p of P gets the samples p, p + P, p + 2P, …, so that each is seen exactly once. Batches
-    are smaller where unreadable images were left out. `waited` is how many seconds the consumer
-    stood still for data during the last pass, and `seconds` how long that pass took altogether.
-    `samples` is how many there are for this process, where the data knows.
-    """
-
-    def __init__(self, dataset: "Data", batch_size: int, workers: int, process: int, processes: int) -> None:
-        self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
-        self.skipped: list[str] = dataset.skipped if isinstance(dataset, Images) else []
-        if processes > 1 and isinstance(dataset, Stream):
-            raise InputError("a stream is read by one process; use a folder or hfds/ for many")
-        indices = None if isinstance(dataset, Stream) else range(process, len(dataset), processes)
-        self.samples = None if indices is None else len(indices)
-        self.batches: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=indices,
-            num_workers=min(workers, 1) if indices is None else workers,  # more would number a stream anew
-            collate_fn=collate,
-            pin_memory=torch.cuda.is_available(),
-        )
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        self.waited, self.seconds = 0.0, 0.0
-        start = asked = time.perf_counter()
-        for batch, unread in self.batches:
-            self.waited += time.perf_counter() - asked
-            for image in unread:
-                cast(Images, self.dataset).leave_out(image)  # no other data yields an Unread
-            if batch is not None:
-                yield batch
-            asked = time.perf_counter()
-            self.seconds = asked - start
-
-
-def collate(samples: Sequence[Sample | Unread]) -> tuple[Batch | None, list[Unread]]:
-    """The readable samples as one batch (None if there is none), and the others."""
-    unread = [sample for sample in samples if isinstance(sample, Unread)]
-    if len(unread) == len(samples):
-        return None, unread
-    images, labels, keys = zip(*(sample for sample in samples if not isinstance(sample, Unread)), strict=True)
-    return Batch(torch.stack(images), torch.tensor(labels), list(keys)), unread
-
-
-def loader(dataset: "Data", batch_size: int = 64, workers: int = 0, *, process: int = 0, processes: int = 1) -> Loader:
-    """Batches in the data's own order, which tell how long they were waited for; see Loader."""
-    if batch_size < 1:
-        raise InputError(f"a batch needs at least one image, got a batch size of {batch_size}")
-    return Loader(dataset, batch_size, workers, process, processes)
-
-
-def available_workers() -> int:
-    """One process to read images for every core but one, at most eight."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, cores - 1)

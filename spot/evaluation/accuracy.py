@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spot import report
-from spot.data.images import Batch, Loader, data_for, loader
+from spot.data.images import data_for
+from spot.data.loader import Batch, Loader, loader
 from spot.errors import InputError, check_kind
 from spot.models.baselines import BASELINES
 from spot.models.protocol import Placed, TokenModel

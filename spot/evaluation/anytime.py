@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spot import report
-from spot.data.images import Batch
+from spot.data.loader import Batch
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.cost import macs

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from spot.data.difficulty import difficulty_of
-from spot.data.images import Data, data_for, loader, open_data
+from spot.data.images import Data, data_for, open_data
+from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate

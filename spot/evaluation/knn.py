@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spot import report
-from spot.data.images import Data, loader
+from spot.data.images import Data
+from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, as_candidates, evaluate
 from spot.evaluation.cache import Cache, determinants, hash_images, spot_version

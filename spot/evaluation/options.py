@@ -45,8 +45,8 @@ class Loading(Choice):
     """processes that read images; by default one less than there are cores, at most 8"""
 
     def readers(self) -> dict[str, Any]:
-        """What `spot.data.images.loader` calls them."""
-        from spot.data.images import available_workers
+        """What `spot.data.loader.loader` calls them."""
+        from spot.data.loader import available_workers
 
         workers = available_workers() if self.workers is None else self.workers
         return {"batch_size": self.batch_size, "workers": workers}

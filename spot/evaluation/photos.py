@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from spot import report
-from spot.data.images import Transform, class_folders, class_names, image_files, is_image
+from spot.data.classes import class_folders, class_names
+from spot.data.images import Transform, image_files, is_image
 from spot.data.picture import Fit, open_image, photo_transform
 from spot.errors import InputError, unknown
 from spot.models.spot_vit import SpotViT

@@ -21,7 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from spot import __version__
-from spot.data.images import class_names, is_image
+from spot.data.classes import class_names
+from spot.data.images import is_image
 from spot.data.picture import CROP_RATIO, open_image
 from spot.data.scenes import draw
 from spot.errors import InputError

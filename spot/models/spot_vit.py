@@ -10,9 +10,8 @@ continuous positions. With `positions = model.grid(images)` it is the timm model
     logits = model(images, positions)       # tokens placed by the caller, (B, N, 2), (y, x) fractions
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from spot.models.anytime import Cascade, Step, load_cascade, look
 from spot.models.budgets import blended, share_of_change
 from spot.models.card import card
 from spot.models.dense import features_at, to_map
+from spot.models.from_file import FromFile
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
 from spot.placement.policy import Policy, load_policy
 from spot.placement.priors import LEARNED, AnyPrior, check_images, check_tokens, resolve_prior
@@ -34,6 +34,7 @@ from spot.placement.saliency import Source, resolve_saliency
 from spot.placement.sizes import Scale, check_size, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import grid_positions, rotary_embedding
+from spot.tokens.positions import check_positions
 from spot.tokens.pyramid import traced
 from spot.tokens.tokenizer import Tokenizer
 from spot.tokens.windows import check
@@ -82,8 +83,8 @@ class SpotViT(
 ):
     """A timm ViT and where its tokens go. Build one with spot.adapt or spot.load."""
 
-    _policy: Policy | Path | None
-    _cascade: Cascade | Path | None
+    policy = FromFile(Policy, load_policy)  # the learned prior that the name "learned" stands for
+    cascade = FromFile(Cascade, load_cascade)  # the stages of `look`, calibrated by spot calibrate
     base: Callable[[], "SpotViT"] | None = None  # loads the ViT it was retrofitted from, where that is known
     fewest: int | None = None  # with more tokens than these it takes less of its change of the base; see `suited`
 
@@ -193,30 +194,6 @@ class SpotViT(
         if not isinstance(source, (str, Path, Tensor)) and not callable(source):
             raise InputError(f"saliency must be a name, file, folder, function or maps, got {type(source).__name__}")
         self._saliency = (source,)  # in a tuple, so that a module is not a part of this one
-
-    @property
-    def policy(self) -> Policy | None:
-        """The learned prior that the name "learned" stands for. A file that it is given as is read on first use."""
-        if isinstance(self._policy, Path):
-            self._policy = load_policy(self._policy, self)
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Policy | str | Path | None) -> None:
-        check_kind("policy", policy, Policy, str, Path, type(None))
-        self._policy = Path(policy) if isinstance(policy, str) else policy
-
-    @property
-    def cascade(self) -> Cascade | None:
-        """The stages of `look`, calibrated by spot calibrate. A file that it is given as is read on first use."""
-        if isinstance(self._cascade, Path):
-            self._cascade = load_cascade(self._cascade, self)
-        return self._cascade
-
-    @cascade.setter
-    def cascade(self, cascade: Cascade | str | Path | None) -> None:
-        check_kind("cascade", cascade, Cascade, str, Path, type(None))
-        self._cascade = Path(cascade) if isinstance(cascade, str) else cascade
 
     def base_vit(self) -> "SpotViT":
         """The ViT that this one was retrofitted from, which a delta knows; loaded on first use."""
@@ -459,31 +436,3 @@ class SpotViT(
         from spot.models.checkpoints import load_pretrained
 
         return load_pretrained(model_id, **options)
-
-
-def check_positions(positions: Tensor) -> None:
-    """Refuse no tokens at all, and NaN or infinity; warn, once, of positions that look like pixels.
-
-    Values are looked at on the CPU only: reading them back from a GPU would make every forward pass wait.
-    """
-    check_kind("positions", positions, Tensor)
-    if not positions.is_floating_point():
-        raise InputError(f"positions must be fractions, in float32, got {positions.dtype}")
-    if positions.ndim == 3 and positions.shape[1] == 0:
-        raise InputError("positions must have at least one token, got (B, 0, 2)")
-    if traced() or positions.device.type != "cpu" or not positions.numel() or positions.ndim != 3:
-        return
-    if not bool(positions.isfinite().all()):
-        raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")
-    places = positions[..., :2]
-    if ((places < 0) | (places > 1)).float().mean() > 0.5:
-        _warn_of_pixels()
-
-
-@cache
-def _warn_of_pixels() -> None:
-    warnings.warn(
-        "most positions lie outside the image; they are (y, x) as a fraction of height and width, "
-        "so pixels are to be divided by (H, W)",
-        stacklevel=2,
-    )

@@ -10,7 +10,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from spot.data.images import class_names
+from spot.data.classes import class_names
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError, unknown
 from spot.tokens.position_embedding import ROTARY

@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import normalize, pil_to_tensor, to_pil_image
 
-from spot.data.images import Images, class_folders, class_names, open_data
+from spot.data.classes import class_folders, class_names
+from spot.data.images import Images, open_data
 from spot.data.picture import evaluation_transform, open_image
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError

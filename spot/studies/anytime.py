@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spot.data.images import Batch, loader
+from spot.data.loader import Batch, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.anytime import Said, cheapest, listen

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from spot.data.images import class_names
+from spot.data.classes import class_names
 from spot.data.scenes import CLASSES
 from spot.placement.oracle import PRESETS, SearchResult, search
 from spot.placement.priors import omega

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from spot.data.images import loader
+from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Setting, evaluate
 from spot.evaluation.cache import Cache, determinants, needs_map

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spot.data.images import loader
+from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting
 from spot.placement.controls import jittered, moved_as_far, whole_pixels
 from spot.placement.files import Placements

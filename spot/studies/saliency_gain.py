@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from spot.data.images import loader
+from spot.data.loader import loader
 from spot.hashes import hash_tensors
 from spot.placement.files import Placements
 from spot.placement.priors import omega

@@ -46,7 +46,7 @@ class StudySettings:
     memory: Annotated[float, Suppress] = 2e9  # bytes of features at a time
 
     def __post_init__(self) -> None:
-        from spot.data.images import available_workers  # here, because a verb's help should not wait for torch
+        from spot.data.loader import available_workers  # here, because a verb's help should not wait for torch
 
         if self.seeds < 1:
             raise InputError(f"at least one seed is needed, got {self.seeds}")

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from spot.data.classes import class_folders
 from spot.data.difficulty import Difficulty, difficulty_of
-from spot.data.images import Data, Images, Stream, class_folders, data_for
+from spot.data.images import Data, Images, Stream, data_for
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError

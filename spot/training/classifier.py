@@ -2,7 +2,8 @@
 
 from timm.models.vision_transformer import VisionTransformer
 
-from spot.data.images import Images, class_folders, open_data
+from spot.data.classes import class_folders
+from spot.data.images import Images, open_data
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES
 from spot.draws import Draw, seeded

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from spot import report
 from spot.data.canvas import Canvas
 from spot.data.difficulty import difficulty_of
-from spot.data.images import CANVAS, Images, loader, open_data
+from spot.data.images import CANVAS, Images, open_data
+from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.draws import Draw, generator, seeded

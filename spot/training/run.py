@@ -19,8 +19,10 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from spot import report
+from spot.data.classes import class_folders
 from spot.data.difficulty import difficulty_of
-from spot.data.images import Images, class_folders, data_for, loader, open_data
+from spot.data.images import Images, data_for, open_data
+from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.errors import InputError, unknown

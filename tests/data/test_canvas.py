@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from spot.data.canvas import box_of
-from spot.data.images import data_for, loader
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.cache import hash_images
 from tests.conftest import make_nano

@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 
-from spot.data.images import Stream, class_folders, class_indices, class_names, loader, open_data
+from spot.data.classes import class_folders, class_indices, class_names
+from spot.data.images import Stream, open_data
+from spot.data.loader import loader
 from spot.errors import InputError
 from tests.data.files import BLUE, GREEN, RED, cut_short, folders, picture, plain
 

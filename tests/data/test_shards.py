@@ -11,7 +11,7 @@ from PIL import Image
 
 from spot.cli import main
 from spot.data.images import Images, open_data
-from spot.data.images import loader as batches_of
+from spot.data.loader import loader as batches_of
 from spot.data.scenes import draw
 from spot.errors import InputError
 from spot.evaluation.cache import hash_images

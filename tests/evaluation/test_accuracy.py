@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import spot
-from spot.data.images import Batch, loader, open_data
+from spot.data.images import open_data
+from spot.data.loader import Batch, loader
 from spot.data.picture import evaluation_transform
 from spot.draws import generator_for
 from spot.errors import InputError
@@ -296,7 +297,8 @@ import json, sys
 sys.path[:0] = [{tests!r}]
 from accelerate import PartialState
 from conftest import make_nano
-from spot.data.images import loader, open_data
+from spot.data.images import open_data
+from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.draws import generator_for
 from spot.errors import InputError
@@ -365,7 +367,7 @@ def test_two_processes_give_the_numbers_of_one_and_share_an_error(nano, folder):
 @pytest.mark.parametrize("name", ["vit_tiny", "deit_tiny"])
 def test_a_real_model_is_right_where_timm_is_right(name, shared_data, request):
     model: spot.SpotViT = request.getfixturevalue(name)
-    from spot.data.images import class_folders
+    from spot.data.classes import class_folders
 
     transform = evaluation_transform(model.data_config)
     data = open_data(shared_data / "imagenet-val-2k", transform=transform, classes=class_folders(model), limit=16)

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from spot.cli import main
-from spot.data.images import loader, open_data
+from spot.data.images import open_data
+from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Setting, evaluate

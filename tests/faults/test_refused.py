@@ -9,7 +9,8 @@ from PIL import Image
 from torch import nn
 
 import spot
-from spot.data.images import Images, Loader, loader
+from spot.data.images import Images
+from spot.data.loader import Loader, loader
 from spot.errors import InputError
 from spot.evaluation.compare import compare
 from spot.evaluation.knn import Bank

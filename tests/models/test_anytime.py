@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import spot
-from spot.data.images import data_for, loader
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.anytime import Said, calibrate, cheapest, fitted, listen, measure, thresholds
 from spot.evaluation.cost import macs

@@ -10,10 +10,11 @@ from timm.models._manipulate import group_parameters
 
 import spot
 from spot.errors import InputError
-from spot.models import spot_vit
-from spot.models.spot_vit import adapt, check_positions
+from spot.models.spot_vit import adapt
 from spot.placement.priors import focus
 from spot.placement.saliency import spectral_residual
+from spot.tokens import positions as positions_module
+from spot.tokens.positions import check_positions
 
 MODELS = [
     "vit_tiny_patch16_224",
@@ -310,13 +311,13 @@ def test_no_tokens_and_no_numbers_are_refused(nano):
 
 def test_positions_in_pixels_are_warned_of_once(nano):
     images = torch.randn(2, 3, 32, 32)
-    spot_vit._warn_of_pixels.cache_clear()
+    positions_module._warn_of_pixels.cache_clear()
     with pytest.warns(UserWarning, match="pixels are to be divided by"):
         nano(images, torch.rand(2, 5, 2) * 32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nano(images, torch.rand(2, 5, 2) * 32)
-        spot_vit._warn_of_pixels.cache_clear()
+        positions_module._warn_of_pixels.cache_clear()
         nano(images, torch.rand(2, 5, 2) * 1.5 - 0.25)  # a third outside, as a search without projection leaves them
 
 

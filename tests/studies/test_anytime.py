@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spot.data.images import loader
+from spot.data.loader import loader
 from spot.evaluation.anytime import cheapest
 from spot.models.anytime import Cascade
 from spot.placement.policy import hash_of

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from spot.data.images import data_for, loader
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, evaluate
 from spot.evaluation.cost import macs
@@ -65,7 +66,8 @@ def test_budgets_are_the_papers_on_its_grid_and_tenths_of_any_other():
 
 def test_elastic_windows_are_read_by_the_retrofitted_weights(lab, small):
     """The row's accuracy is that of an ElasticViT made by hand, over the same images."""
-    from spot.data.images import data_for, loader
+    from spot.data.images import data_for
+    from spot.data.loader import loader
 
     (backbone,) = lab.backbones
     backbone.__dict__["parent"] = None

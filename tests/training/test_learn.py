@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import spot
-from spot.data.images import data_for, loader
+from spot.data.images import data_for
+from spot.data.loader import loader
 from spot.errors import InputError
 from spot.training import learn as module
 from spot.training.fresh import fresh

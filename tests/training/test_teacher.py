@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spot.data.images import loader
+from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.training import run as module

@@ -1,0 +1,44 @@
+"""What a model's classes are called, and which folder of images is which of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from spot.errors import InputError, unknown
+
+
+def class_folders(model: Any) -> list[str] | int:
+    """Folder names a model's classes go by, in order (ImageNet's wnids), or the number of classes."""
+    return [folder for folder, _ in known_classes(model)] or int(model.num_classes)
+
+
+def class_names(model: Any) -> list[str] | None:
+    """What a person calls the model's classes, in order; None where the model does not say."""
+    return [name for _, name in known_classes(model)] or None
+
+
+def known_classes(model: Any) -> list[tuple[str, str]]:
+    """Folder and name of every class, as timm's description of the weights has them, or as ImageNet has."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    config = getattr(getattr(model, "vit", model), "pretrained_cfg", None) or {}  # of the ViT inside, or of timm's
+    if config.get("label_names"):
+        descriptions = config.get("label_descriptions") or {}
+        return [(folder, descriptions.get(folder, folder)) for folder in config["label_names"]]
+    subset = infer_imagenet_subset(model)
+    info = ImageNetInfo(subset) if subset else None
+    return list(zip(info.label_names(), info.label_descriptions(), strict=True)) if info else []
+
+
+def class_indices(folders: Sequence[str], classes: Sequence[str] | int | None) -> dict[str, int]:
+    """Class folder → class index. Folders named by number (ImageNet-V2) are taken as the index."""
+    count = classes if isinstance(classes, int) else len(folders if classes is None else classes)
+    if classes is not None and all(name.isdecimal() and int(name) < count for name in folders):
+        return {name: int(name) for name in folders}
+    if isinstance(classes, int) and len(folders) != count:
+        raise InputError(f"the model has {count} unnamed classes, the data {len(folders)} class folders")
+    known = folders if classes is None or isinstance(classes, int) else classes
+    indices = {name: index for index, name in enumerate(known)}
+    for name in folders:
+        if name not in indices:
+            raise unknown("class", name, known, hint="class folders carry the model's own class names")
+    return {name: indices[name] for name in folders}

@@ -1,0 +1,84 @@
+"""Batches of a data set, in its own order: `for images, labels, keys in loader(data)`."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from spot.data.images import Data, Images, Sample, Stream, Unread
+from spot.errors import InputError
+
+
+class Batch(NamedTuple):
+    """images (B, C, H, W), labels (B,) int64, and B keys."""
+
+    images: Tensor
+    labels: Tensor
+    keys: list[str]
+
+
+class Loader:
+    """Batches of a data set in order, without padding, for one process of several.
+
+    Process p of P gets the samples p, p + P, p + 2P, …, so that each is seen exactly once. Batches
+    are smaller where unreadable images were left out. `waited` is how many seconds the consumer
+    stood still for data during the last pass, and `seconds` how long that pass took altogether.
+    `samples` is how many there are for this process, where the data knows.
+    """
+
+    def __init__(self, dataset: Data, batch_size: int, workers: int, process: int, processes: int) -> None:
+        self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
+        self.skipped: list[str] = dataset.skipped if isinstance(dataset, Images) else []
+        if processes > 1 and isinstance(dataset, Stream):
+            raise InputError("a stream is read by one process; use a folder or hfds/ for many")
+        indices = None if isinstance(dataset, Stream) else range(process, len(dataset), processes)
+        self.samples = None if indices is None else len(indices)
+        self.batches: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=indices,
+            num_workers=min(workers, 1) if indices is None else workers,  # more would number a stream anew
+            collate_fn=collate,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.waited, self.seconds = 0.0, 0.0
+        start = asked = time.perf_counter()
+        for batch, unread in self.batches:
+            self.waited += time.perf_counter() - asked
+            for image in unread:
+                cast(Images, self.dataset).leave_out(image)  # no other data yields an Unread
+            if batch is not None:
+                yield batch
+            asked = time.perf_counter()
+            self.seconds = asked - start
+
+
+def collate(samples: Sequence[Sample | Unread]) -> tuple[Batch | None, list[Unread]]:
+    """The readable samples as one batch (None if there is none), and the others."""
+    unread = [sample for sample in samples if isinstance(sample, Unread)]
+    if len(unread) == len(samples):
+        return None, unread
+    images, labels, keys = zip(*(sample for sample in samples if not isinstance(sample, Unread)), strict=True)
+    return Batch(torch.stack(images), torch.tensor(labels), list(keys)), unread
+
+
+def loader(dataset: Data, batch_size: int = 64, workers: int = 0, *, process: int = 0, processes: int = 1) -> Loader:
+    """Batches in the data's own order, which tell how long they were waited for; see Loader."""
+    if batch_size < 1:
+        raise InputError(f"a batch needs at least one image, got a batch size of {batch_size}")
+    return Loader(dataset, batch_size, workers, process, processes)
+
+
+def available_workers() -> int:
+    """One process to read images for every core but one, at most eight."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, cores - 1)
