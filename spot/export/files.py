@@ -31,6 +31,7 @@ from spot.export.int8 import Range, plan, quantise
 from spot.export.runtime import EXTRA, KEY, Exported, fitted
 from spot.hashes import hash_model
 from spot.models.spot_vit import SpotViT
+from spot.placement.policy import Policy
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.store import whole
 
@@ -117,11 +118,15 @@ def export(
     # One set of weights: those for the budget that is built in, or for a quarter of the grid, which suits most.
     budget = tokens or max(1, len(model.grid()) // 4)
     ready = copy.deepcopy(model.suited(budget)).cpu().float().eval()
-    built_in = None if prior is None and tokens is None else fixed_placement(ready, prior, tokens)
+    asked = prior is not None or tokens is not None
+    policy = learned_placement(model, prior) if asked else None
+    if policy is not None:
+        ready.prior, ready.tokens = policy, tokens or model.tokens
     graph = Graph(
         ready,
         image=image,
-        positions=built_in,
+        positions=fixed_placement(ready, prior, tokens) if asked and policy is None else None,
+        policy=policy,
         sizes=sizes or model.scale not in (None, 1),
         outputs=outputs,
         attention_node=to == "onnx" and opset >= ATTENTION_OPSET,
@@ -193,6 +198,14 @@ def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int |
     return model.place(blank, tokens=tokens, prior=prior)[0]
 
 
+def learned_placement(model: SpotViT, prior: AnyPrior | None = None) -> Policy | None:
+    """The policy that a prior is or names, or None where it is another."""
+    chosen = resolve_prior(model.prior if prior is None else prior)
+    if isinstance(chosen.draw, Policy):
+        return chosen.draw
+    return model.named_policy(chosen.name) if chosen.learned else None
+
+
 def own_placement(model: SpotViT) -> list[list[float]] | None:
     """The model's own positions, where they are the same for every image."""
     chosen = resolve_prior(model.prior)
@@ -204,6 +217,7 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
     config = model.data_config
     names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
     built_in = graph.positions
+    learned = graph.placement is not None
     return {
         "format": 1,
         "version": __version__,
@@ -213,8 +227,9 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
         "channels": config["input_size"][0],
         "outputs": list(graph.outputs),
         "prior": resolve_prior(model.prior if prior is None else prior).name,
-        "built_in": built_in is not None,
-        "positions": own_placement(model) if built_in is None else built_in[0].tolist(),
+        "built_in": built_in is not None or learned,
+        "learned": learned,  # its positions are the image's own, of the model's image size
+        "positions": None if learned else own_placement(model) if built_in is None else built_in[0].tolist(),
         "sizes": graph.sizes,
         "largest_scale": 2 ** (graph.levels - 1) if graph.levels else 1,
         "token_range": [FEWEST, max(MOST, len(model.grid()))],
@@ -238,7 +253,8 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
 
 def example(about: dict[str, Any], batch: int = 2, tokens: int = 5) -> tuple[Tensor, ...]:
     """Inputs to trace with; no dimension that is to stay free has the size of another, or is 0 or 1."""
-    images = noise(about, batch, [side + 2 * number + 2 for number, side in enumerate(about["img_size"])])
+    sides = [side + 2 * number + 2 for number, side in enumerate(about["img_size"])]
+    images = noise(about, batch, about["img_size"] if about["learned"] else sides)
     if about["built_in"]:
         return (images,)
     return images, random_positions(about, batch, tokens, about["img_size"], torch.Generator().manual_seed(0))
@@ -263,7 +279,7 @@ def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
     rows = 1 if about["image"] == "uint8" else 2
     sides = {rows: dim("height", min=about["patch_size"], max=LARGEST)}
     sides[rows + 1] = dim("width", min=about["patch_size"], max=LARGEST)
-    images = {0: batch, **sides}
+    images = {0: batch} if about["learned"] else {0: batch, **sides}
     if about["built_in"]:
         return (images,)
     low, high = about["token_range"]
@@ -392,7 +408,8 @@ def trials(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> list
     height, width = about["img_size"]
     low, high = about["token_range"]
     generator = torch.Generator().manual_seed(1)
-    batches = [noise(about, 1, (height, width)), noise(about, 3, (height, width)), noise(about, 2, (height, width + 9))]
+    other = width if about["learned"] else width + 9
+    batches = [noise(about, 1, (height, width)), noise(about, 3, (height, width)), noise(about, 2, (height, other))]
     pictures = pictures[:8]
     batches += [from_picture(about, picture)[None] for picture in pictures]
     counts = [high, low, 17, *[49 for _ in pictures]]
@@ -443,7 +460,10 @@ def reference(model: SpotViT, about: dict[str, Any], images: Tensor, positions: 
     if about["image"] == "uint8":
         images = normalised(about, images)
     if positions is None:
-        positions = torch.tensor(about["positions"]).expand(len(images), -1, -1)
+        if about["learned"]:
+            positions = model.place(images)
+        else:
+            positions = torch.tensor(about["positions"]).expand(len(images), -1, -1)
     tokens = model.forward_features(images, positions)
     results = {"tokens": tokens, "pooled": model.forward_head(tokens, pre_logits=True)}
     return {**results, "logits": model.forward_head(tokens)}

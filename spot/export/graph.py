@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
+from spot.placement.policy import Policy
+from spot.placement.sizes import resolve_scale, sized
 from spot.tokens.tokenizer import Tokenizer
 
 Input = Literal["uint8", "float"]
@@ -39,6 +41,7 @@ class Graph(nn.Module):
         sizes: positions are (B, N, 3), with a scale each.
         outputs: some of logits (B, classes), pooled (B, D) and tokens (B, P + N, D).
         attention_node: write ONNX's Attention (for opset 23 and later) instead of PyTorch's.
+        policy: a learned prior to build in, with the model's tokens; images are then of the model's own size.
     """
 
     positions: Tensor | None
@@ -52,6 +55,7 @@ class Graph(nn.Module):
         sizes: bool = False,
         outputs: Sequence[Output] = ("logits",),
         attention_node: bool = False,
+        policy: Policy | None = None,
     ) -> None:
         super().__init__()
         if type(model.tokenizer) is not Tokenizer:
@@ -64,6 +68,9 @@ class Graph(nn.Module):
         config = model.data_config
         scale = (config["mean"], config["std"]) if image == "uint8" else ((0.0,) * channels, (1.0,) * channels)
         unit = 255.0 if image == "uint8" else 1.0
+        self.placement = None if policy is None else LearnedPlacement(model, policy, image)
+        if self.placement is not None:
+            sizes = self.placement.sizes
         self.sizes = sizes if positions is None else positions.shape[-1] == 3
         largest = max(model.img_size) / model.patch_size if positions is None else float(positions[:, -1].max())
         # As many as spot.tokens.pyramid builds for windows up to this scale; larger images have no more.
@@ -77,7 +84,9 @@ class Graph(nn.Module):
     def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         if self.image == "uint8":
             images = images.permute(0, 3, 1, 2)
-        chosen = self.positions if self.positions is not None else positions
+        chosen = positions if self.positions is None else self.positions
+        if self.placement is not None:
+            chosen = self.placement(images)
         assert chosen is not None
         x = self.encode(*self.model.embed(images, chosen))
         results: dict[str, Tensor] = {"tokens": x}
@@ -109,6 +118,29 @@ class Graph(nn.Module):
             q, k, v = qkv.view(batch, tokens, 3, heads, attention.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
             y = F.scaled_dot_product_attention(attention.q_norm(q), attention.k_norm(k), v).transpose(1, 2)
         return attention.proj(attention.norm(y.reshape(-1, attention.attn_dim)))
+
+
+class LearnedPlacement(nn.Module):
+    """A policy and its budget: the graph's images (B, C, H, W) → positions (B, N, 2), or with scales (B, N, 3)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: SpotViT, policy: Policy, image: Input) -> None:
+        super().__init__()
+        blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
+        self.sizes = model.place(blank, prior=policy).shape[-1] == 3  # and refuses what cannot be
+        self.scale = resolve_scale(model.scale, model.tokens, blank, model.patch_size)
+        self.policy, self.look, self.tokens, self.image = policy, policy.look, model.tokens, image
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(model.data_config[name])[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """As SpotViT.place, of bytes or of normalised pixels."""
+        if self.image == "uint8":
+            images = (images.float() / 255 - self.mean) / self.std
+        positions = self.policy.place(self.policy.maps(images), images, self.tokens)
+        return positions if positions.shape[-1] == 3 else sized(positions, self.scale)
 
 
 class DenseGraph(Graph):

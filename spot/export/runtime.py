@@ -86,6 +86,10 @@ class Exported:
         if images.ndim != 4 or images.shape[axis] != channels or images.dtype != kind or not images.size:
             wanted = f"{np.dtype(kind).name} of shape {shape.replace('C', str(channels))}"
             raise InputError(f"images must be {wanted}, got {images.dtype} {images.shape}")
+        sides = images.shape[2:] if axis == 1 else images.shape[1:3]
+        if self.about.get("learned") and list(sides) != self.about["img_size"]:  # files of 0.2.0 do not say
+            needed, got = (" × ".join(map(str, each)) for each in (self.about["img_size"], sides))
+            raise InputError(f"{self.path} looks at images of {needed} pixels before it reads them, got {got}")
 
     def _positions(self, positions: ArrayLike | None, images: NDArray[Any]) -> NDArray[np.float32]:
         batch = len(images)

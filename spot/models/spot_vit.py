@@ -262,7 +262,7 @@ class SpotViT(
         check_images(images)
         chosen = resolve_prior(self.prior if prior is None else prior)
         if chosen.learned:
-            chosen = resolve_prior(self._learned(chosen.name))
+            chosen = resolve_prior(self.named_policy(chosen.name))
         if chosen.needs_map and maps is None:
             maps = self.saliency_maps(images, keys)
         count = self.tokens if tokens is None else tokens
@@ -272,7 +272,7 @@ class SpotViT(
         positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=len(self.grid()))
         return positions if positions.shape[-1] == 3 else sized(positions, size)
 
-    def _learned(self, name: str) -> Policy:
+    def named_policy(self, name: str) -> Policy:
         """The policy that a prior's name stands for: the model's own, or that of a file."""
         if name != LEARNED:
             if name not in self._policies:

@@ -29,6 +29,7 @@ from spot.placement.priors import check_images, check_tokens, spread
 from spot.placement.sizes import auto_scale, tiling_scale
 from spot.store import read_tensors, write_tensors
 from spot.tokens.position_embedding import grid_positions
+from spot.tokens.pyramid import traced
 
 KEY, FORMAT = "spot_policy", 1
 FINER = 4  # a map is interpolated to so many times its rows and columns, so that tokens do not jump at their edges
@@ -96,7 +97,7 @@ class FirstBlocks(nn.Module):
         model = self._model[0]
         height, width = images.shape[-2:]
         scale = tiling_scale(self.side**2, height, width, model.patch_size)
-        places = grid_positions((self.side, self.side)).to(images.device).expand(len(images), -1, -1)
+        places = grid_positions((self.side, self.side)).to(images.device).expand(images.shape[0], -1, -1)
         x, rope = model.embed(images, torch.cat([places, torch.full_like(places[..., :1], scale)], -1))
         for block, _ in zip(model._blocks(rope), range(self.depth), strict=False):
             x = block(x)
@@ -159,7 +160,7 @@ class Policy:
         if min(images.shape[-2:]) < self.patch_size:
             size = " × ".join(map(str, images.shape[-2:]))
             raise InputError(f"a picture of {size} pixels is smaller than one token ({self.patch_size}); enlarge it")
-        return self.look.to(images.device)(images)
+        return (self.look if traced() else self.look.to(images.device))(images)
 
     def maps(self, images: Tensor) -> Tensor:
         """Importance (B, R, R) over the whole image, each map summing to 1."""
@@ -178,15 +179,16 @@ class Policy:
         height, width = images.shape[-2:]
         cells = (height // self.patch_size) * (width // self.patch_size)
         strength = self.strength * max(0.0, 1 - tokens / cells)
-        finer = [length * FINER for length in maps.shape[1:]]
         # In float64 on the CPU, as `focus`: one placement on every device.
-        density = F.interpolate(maps[:, None].cpu().double(), finer, mode="bilinear", align_corners=False)[:, 0]
+        finer = [cells * FINER for cells in maps.shape[1:]]
+        rows, columns = (between((torch.arange(cells) + 0.5) / FINER, cells // FINER) for cells in finer)
+        density = rows @ maps.cpu().double() @ columns.mT
         density = density / density.sum((1, 2), keepdim=True)
         positions = spread(density, strength, images, tokens)
         if not self.sizes or not strength:
             return positions
-        at = positions.detach()[:, None].flip(-1) * 2 - 1  # grid_sample wants (x, y) in [-1, 1]
-        share = F.grid_sample(density[:, None].to(at), at, align_corners=False, padding_mode="border")[:, 0, 0]
+        y, x = (between(positions[..., axis].detach().cpu() * length, length) for axis, length in enumerate(finer))
+        share = ((y @ density) * x).sum(-1).to(positions)
         relative = 1 - strength + strength * share * density.shape[1:].numel()  # 1 where coverage is even
         scale = auto_scale(tokens, height, width, self.patch_size) * relative ** (-self.sizes / 2)
         largest = max(1.0, min(height, width) / self.patch_size)
@@ -199,6 +201,15 @@ class Policy:
     def describe(self) -> dict[str, Any]:
         """What is needed to build the policy again for its model: JSON values only."""
         return {"format": FORMAT, **self.about, "strength": self.strength, "sizes": self.sizes, "fewest": self.fewest}
+
+
+def between(places: Tensor, cells: int) -> Tensor:
+    """Bilinear interpolation along an axis of so many cells: how much each counts at places (..., M), in cells.
+
+    (..., M, cells). Products with it instead of F.interpolate and F.grid_sample, so that exported graphs are simple.
+    """
+    at = (places.double() - 0.5).clamp(0, cells - 1)
+    return (1 - (at[..., None] - torch.arange(cells)).abs()).clamp(min=0)
 
 
 def load_policy(path: str | Path, model: Any) -> Policy:

@@ -401,9 +401,9 @@ def _shared_out(density: Tensor, places: Tensor) -> Tensor:
     pixels they are in, each moves to where that share lies to its left.
     """
     height, width = density.shape[1:]
-    y, row = _quantile(density.sum(2), places[:, 0].expand(len(density), -1))
+    y, row = _quantile(density.sum(2), places[:, 0].expand(density.shape[0], -1))
     pixels = density.gather(1, row[..., None].expand(-1, -1, width))  # (B, N, W)
-    x, _ = _quantile(pixels, places[None, :, 1:].expand(len(density), -1, -1))
+    x, _ = _quantile(pixels, places[None, :, 1:].expand(density.shape[0], -1, -1))
     return torch.stack([y / height, x[..., 0] / width], -1)
 
 
@@ -411,5 +411,6 @@ def _quantile(density: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Where shares (..., M) of densities (..., L) are reached, linear within a cell, and the cell: (..., M) each."""
     below = F.pad(density.cumsum(-1), (1, 0))
     wanted = share * below[..., -1:]
-    cell = (torch.searchsorted(below, wanted.contiguous(), right=True) - 1).clamp(0, density.shape[-1] - 1)
+    # Counted, because an exported graph has no searchsorted: how many edges of cells lie before.
+    cell = ((below[..., None, :] <= wanted[..., None]).sum(-1) - 1).clamp(0, density.shape[-1] - 1)
     return cell + (wanted - below.gather(-1, cell)) / density.gather(-1, cell), cell

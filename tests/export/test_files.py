@@ -17,6 +17,7 @@ from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
 from tests.export.test_graph import bytes_and_positions, normalised, with_sizes
+from tests.placement.test_policy import random_policy
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 16, 49, 100, 196, 256])
@@ -82,6 +83,41 @@ def test_a_prior_can_be_built_in(tmp_path):
         run(pixels.numpy(), np.zeros((3, 5, 2)))
 
 
+@pytest.mark.parametrize(
+    "look, image, sizes", [("thumbnail", "uint8", 0.0), ("thumbnail", "float", 0.5), ("tokens", "uint8", 0.0)]
+)
+@torch.no_grad()
+def test_a_learned_prior_can_be_built_in(tmp_path, look, image, sizes):
+    """The file looks at each image itself: other images, other positions."""
+    model = make_nano()
+    policy = random_policy(model, look, side=8 if look == "thumbnail" else 2, sizes=sizes)
+    export(model, tmp_path / "m.onnx", prior=policy, tokens=9, image=image)
+    run = Exported(tmp_path / "m.onnx")
+    assert len(run.session.get_inputs()) == 1 and "GridSample" not in nodes(run.path)
+    pixels, _ = bytes_and_positions(batch=3)
+    images = normalised(model, pixels)
+    expected = model(images, tokens=9, prior=policy)
+    assert (expected - model(images, tokens=9)).abs().max() > 1e-3
+    given = pixels if image == "uint8" else images
+    np.testing.assert_allclose(run(given.numpy())["logits"], expected, atol=5e-5)
+    wrong = bytes_and_positions(size=(57, 40))[0]
+    with pytest.raises(InputError, match="looks at images of 32 × 32 pixels before it reads them, got 57 × 40"):
+        run((wrong if image == "uint8" else normalised(model, wrong)).numpy())
+
+
+@torch.no_grad()
+def test_a_models_own_policy_is_built_in_by_its_name(tmp_path):
+    model = make_nano()
+    model.policy, model.prior = random_policy(model, "thumbnail", side=8), "learned"
+    written = export(model, tmp_path / "m.pt2", to="torch", tokens=9)
+    assert written.about["prior"] == "learned" and written.about["positions"] is None
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    pixels, _ = bytes_and_positions(batch=3)
+    expected = model(normalised(model, pixels), tokens=9)
+    torch.testing.assert_close(program(pixels)[0], expected, atol=5e-5, rtol=1e-5)
+    assert model.tokens == 16 and model.prior == "learned"  # left as it was
+
+
 @torch.no_grad()
 def test_older_runtimes_get_attention_in_parts(tmp_path):
     model = make_nano()
@@ -136,6 +172,8 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     [
         ({"path": "m.pt2"}, "a file for onnx ends in .onnx"),
         ({"path": "m.onnx", "prior": "uniform"}, "draws at random and cannot be built in"),
+        ({"path": "m.onnx", "prior": "focus"}, "looks at the image and cannot be built in"),
+        ({"path": "m.onnx", "prior": "learned"}, "has no learned prior yet"),
         ({"path": "m.onnx", "outputs": ()}, "at least one output is needed"),
         ({"path": "m.onnx", "prior": "isotropc"}, "did you mean 'isotropic'"),
     ],

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import spot
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.models.protocol import Placed
-from spot.placement.policy import LOOKS, Policy, load_policy
+from spot.placement.policy import LOOKS, Policy, between, load_policy
 from spot.placement.priors import focus, isotropic, spread
 
 
@@ -142,15 +143,22 @@ def test_the_cost_of_looking_is_counted(model, images):
     # By hand, width 32: two strided convolutions, one to 4 × 4, three blocks of 64 and one of 32 channels, head.
     first = 16 * 16 * 27 * 16 + 8 * 8 * (16 * 9) * 32 + 4 * 4 * (32 * 9) * 64
     blocks = 3 * 16 * (64 * 25 + 2 * 64 * 128) + 64 * (32 * 25 + 2 * 32 * 64)
-    assert looking - plain == first + blocks + 16 * 64 * 32 + 64 * 32
+    finer = 32 * 8 * 8 + 32 * 8 * 32  # a map of 8 × 8 interpolated to 32 × 32, an axis at a time
+    assert looking - plain == first + blocks + 16 * 64 * 32 + 64 * 32 + finer
 
 
-def test_positions_that_depend_on_the_image_are_not_built_into_an_export(model):
-    from spot.export.files import fixed_placement
-
-    for prior in (Policy(model), "learned"):
-        with pytest.raises(InputError, match="looks at the image"):
-            fixed_placement(model, prior)
+@pytest.mark.parametrize("rows, columns", [(6, 6), (3, 5)])
+def test_interpolation_is_that_of_torch(rows, columns):
+    maps = torch.rand(2, rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    finer = [torch.arange(length * 4) / 4 + 0.125 for length in (rows, columns)]
+    ours = between(finer[0], rows) @ maps @ between(finer[1], columns).mT
+    theirs = F.interpolate(maps[:, None], scale_factor=4.0, mode="bilinear", align_corners=False)[:, 0]
+    torch.testing.assert_close(ours, theirs)
+    at = torch.rand(2, 7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    ours = ((between(at[..., 0] * rows, rows) @ maps) * between(at[..., 1] * columns, columns)).sum(-1)
+    grid = at[:, None].flip(-1) * 2 - 1
+    theirs = F.grid_sample(maps[:, None], grid, align_corners=False, padding_mode="border")[:, 0, 0]
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_bad_input_is_one_sentence(model, images, tmp_path):
