@@ -27,7 +27,7 @@ from spot.evaluation.photos import PhotoSearch, names_of, search_figure, short
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.placement.oracle import LABELLED, PRESETS, search, wrong_labels
-from spot.placement.priors import PRIORS, omega, resolve_prior
+from spot.placement.priors import LEARNED, PRIORS, omega
 from spot.placement.saliency import rgb
 from spot.play.pictures import Picture, Pictures
 from spot.play.request import MAX_TOKENS, Request
@@ -42,6 +42,7 @@ FIELD_BATCH = 16
 CONTROLS = 16  # random moves that a search is compared with
 TRIES = 32  # directions drawn for a token until one stays in the image
 THUMBNAIL = 96
+PRIOR_MAPS = {name: prior.needs_map for name, prior in PRIORS.items()} | {LEARNED: False}  # whether it reads a map
 SHARP = 3  # a photograph is shown at so many times the model's resolution
 
 
@@ -77,7 +78,7 @@ class Session:
         return {
             "models": list(self.loaders),
             "samples": samples,
-            "priors": [{"name": name, "map": prior.needs_map} for name, prior in PRIORS.items()],
+            "priors": [{"name": name, "map": reads_map} for name, reads_map in PRIOR_MAPS.items()],
             "objectives": list(OBJECTIVES),
             "labelled": list(LABELLED),
             "presets": {name: preset.steps for name, preset in PRESETS.items()},
@@ -174,8 +175,9 @@ def predict(session: Session, request: Request, job: Job) -> None:
 def place(session: Session, request: Request, job: Job) -> None:
     """Positions by a prior, as `spot predict` and `spot search` place them."""
     view, prior, tokens = session.asked(request), request.text("prior"), request.tokens()
-    needs_map = resolve_prior(prior).needs_map
-    maps = session.map(request.text("picture"), request.text("model")) if needs_map else None
+    if prior not in PRIOR_MAPS:  # a policy's file is a prior too, but no page names files of this machine
+        raise unknown("prior", prior, PRIOR_MAPS)
+    maps = session.map(request.text("picture"), request.text("model")) if PRIOR_MAPS[prior] else None
     how: dict[str, Any] = {"keys": [view.picture.name], "seed": request.number("seed"), "maps": maps}
     positions = view.model.place(view.images, tokens=tokens, prior=prior, scale=request.scale(), **how)
     job.send({"positions": positions[0].tolist()})

@@ -13,7 +13,7 @@ from spot.evaluation.cost import macs
 from spot.models.resize import shrinkable
 from spot.studies.backbone import Backbone, vit_b16
 from spot.studies.lab import Lab
-from spot.studies.priors import PRIORS
+from spot.studies.priors import PRIORS, learned
 from spot.studies.statistics import NO_KNN, Predictions, difference, over_seeds
 from spot.studies.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 
@@ -87,7 +87,8 @@ def run(lab: Lab) -> Result:
         lab.differs(),
         f"At {lab.sparse} tokens random placements are means over {lab.settings.seeds} seeds, “{SAME_DROPOUT}” of "
         f"{SEEDS} at every budget, others of one. Salient, focus and oracle know more than the model: the object's "
-        "place, or the label. Focus is ours: even coverage drawn towards what is salient.",
+        "place, or the label. Focus is ours: even coverage drawn towards what is salient; so is learned, a prior that "
+        "spot learn trained without labels, where a model has one.",
         f"Lines with SPoT's weights are compared with isotropic tokens of the same weights, and of scale 1 (“{FIXED}”) "
         "where a model has larger windows by itself.",
         map_note(lab),
@@ -113,7 +114,7 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
 
     plain = {} if backbone.parent is None else PLAIN
     settings = {(line, n): seeded(name, n) for line, name in plain.items() for n in budgets[name]}
-    settings |= {(prior, n): seeded(prior, n) for n in lab.tokens for prior in PRIORS}
+    settings |= {(prior, n): seeded(prior, n) for n in lab.tokens for prior in (*PRIORS, *learned(backbone))}
     sized = model.scale not in (None, 1)
     if sized:
         settings |= {(FIXED, n): [Setting("isotropic", n, scale=1)] for n in lab.tokens if n < cells}

@@ -138,11 +138,12 @@ class Lab:
         candidate = self.candidate(backbone, setting)
         reads, kind = needs_map(candidate), type(candidate.model).__name__
         maps = self.sources.maps_cost() if reads else None
-        key = (backbone.hash, kind, setting.placement if kind == "ToMe" else "", candidate.budget, str(setting.scale))
-        if key not in self._macs:  # of a prior, whichever it is, a budget costs the same
+        own = setting.placement if kind == "ToMe" or setting.placement == LEARNED else ""
+        key = (backbone.hash, kind, own, candidate.budget, str(setting.scale))
+        if key not in self._macs:  # of a prior that does not look, whichever it is, a budget costs the same
             self._macs[key] = macs(candidate.module)
-        own = {"GMACs": (self._macs[key] + (maps or 0)) / 1e9}
-        return own | {"maps": None if maps is None else maps / 1e9} if reads else own
+        cost = {"GMACs": (self._macs[key] + (maps or 0)) / 1e9}
+        return cost | {"maps": None if maps is None else maps / 1e9} if reads else cost
 
     # Measurements, kept
 

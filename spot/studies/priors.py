@@ -2,7 +2,8 @@
 
 import torch
 
-from spot.placement.priors import SOFTNESS
+from spot.placement.priors import LEARNED, SOFTNESS
+from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.statistics import NO_KNN, difference, over_seeds, predicted, share
 from spot.studies.study import Result, Row, Study, cell, each_value, figure, gmacs, paper_row, signed
@@ -31,11 +32,16 @@ PAPER = {
 }
 
 
+def learned(backbone: Backbone) -> tuple[str, ...]:
+    """The name of the model's own learned prior, if it has one."""
+    return () if backbone.model.policy is None else (LEARNED,)
+
+
 def run(lab: Lab) -> Result:
     """Every prior at the sparse budget, as it is and searched from."""
     rows: list[Row] = []
     for backbone in lab.backbones:
-        settings = {prior: lab.seeded(prior, lab.sparse) for prior in (*PRIORS, *VARIANTS)}
+        settings = {prior: lab.seeded(prior, lab.sparse) for prior in (*PRIORS, *VARIANTS, *learned(backbone))}
         made = lab.accuracies(backbone, settings, knn=True)
         for prior, own in made.items():
             row: Row = {"backbone": backbone.name, "tokens": lab.sparse, "prior": prior, **over_seeds(own)}
@@ -43,7 +49,7 @@ def run(lab: Lab) -> Result:
             if prior != "isotropic":
                 over = difference(made["isotropic"][0].right, torch.stack([each.right for each in own]))
                 row |= {f"over{end}": over[f"delta{end}"] for end in ("", "_low", "_high")}
-            if prior in VARIANTS:
+            if prior not in PRIORS:
                 rows.append(row)
                 continue
             placements = lab.oracle(backbone, prior)
@@ -58,7 +64,7 @@ def run(lab: Lab) -> Result:
         f"{1 / SOFTNESS:g}: what they gain over salient is what its draws lose by falling on each other.",
         "Acc@1 and kNN are means over seeds, ± their standard deviation; the interval is over images. Searched lines "
         "are of seed 0, after 5 steps at 0.003, and their gain is over the same images before.",
-        "GMACs have those of the saliency map in them.",
+        "GMACs have those of the saliency map in them, and those of the look of a learned prior (spot learn).",
         "Slip in the paper: its text says 5 steps at 0.003 for this table, but MAE-IN1k from isotropic reaches 61.72 + "
         "29.21 = 90.93, which is tab:off_grid_vs_grid's figure for 10 steps at 0.01 (90.9, against 90.2).",
         "Slip in the paper: CLS-IN21k's kNN with salient placements is 56.83 here and 56.65 in tab:imgcls.",

@@ -157,6 +157,8 @@ def test_what_is_no_image_or_too_large_is_refused_in_a_sentence(served, data, se
         ({"kind": "predict", "positions": [[0.5, 0.5]], "model": "/etc/passwd"}, "no model"),
         ({"kind": "place", "tokens": 10_000, "prior": "center", "seed": 0}, "from 1 to 1024"),
         ({"kind": "place", "tokens": 4, "prior": "centre", "seed": 0}, "did you mean 'center'"),
+        ({"kind": "place", "tokens": 4, "prior": "learned", "seed": 0}, "has no learned prior yet"),
+        ({"kind": "place", "tokens": 4, "prior": "/etc/a.safetensors", "seed": 0}, "no prior '/etc/a.safetensors'"),
         ({"kind": "search", "positions": [[0.5, 0.5]], "objective": "descent", "preset": "paper"}, "needs a label"),
         ({"kind": "search", "positions": [[0.5, 0.5]], "objective": "up", "preset": "paper"}, "no objective"),
         ({"kind": "field", "positions": [[0.5, 0.5]], "token": 1, "label": 0}, "token must be"),

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from spot.errors import InputError
+from spot.evaluation.cost import macs
+from spot.models.protocol import Placed
 from spot.placement.scores import score
 from spot.studies import classification, off_grid, priors, robustness, saliency_gain, transfer
 from spot.studies.statistics import predicted
 from spot.studies.study import STUDIES, Result, Study, cell, find_study, pivot, signed, with_counts
+from tests.placement.test_policy import random_policy
 
 MODULES = (off_grid, priors, saliency_gain, transfer, classification, robustness)
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "spot.tex"
@@ -144,6 +147,19 @@ def test_a_study_takes_models_whose_windows_have_a_scale(module, make_lab):
                        (classification.SAME_DROPOUT, classification.FIXED))  # fmt: skip
         for name, row in same.items():
             assert row["delta"] == pytest.approx(row["top1"] - fixed[name]["top1"])
+
+
+@pytest.mark.parametrize("module, column", [(priors, "prior"), (classification, "placement")])
+def test_a_models_own_policy_has_a_row_with_the_cost_of_looking(module, column, make_lab):
+    lab = make_lab(tokens=(4,))
+    first, second = lab.backbones
+    first.model.policy = random_policy(first.model, "thumbnail", side=8)
+    rows = [row for row in module.run(lab).rows if row["tokens"] == 4]
+    learned = [row for row in rows if row[column] == "learned"]
+    assert [row["backbone"] for row in learned] == [first.name] != [second.name]
+    (even,) = (row for row in rows if row["backbone"] == first.name and row[column] == "isotropic")
+    look = macs(Placed(first.model, 4, "learned")) - macs(Placed(first.model, 4, "isotropic"))
+    assert learned[0]["GMACs"] - even["GMACs"] == pytest.approx(look / 1e9) and look > 0
 
 
 def test_too_few_images_are_one_sentence_and_what_was_measured_stays(make_lab):
