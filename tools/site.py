@@ -21,18 +21,31 @@ PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE
 GUIDES = {
     "Start": ("README.md",),
     "Guides": (
-        "docs/models.md", "docs/placement.md", "docs/sizes.md", "docs/command-line.md", "docs/evaluation.md",
+        "docs/models.md", "docs/placement.md", "docs/sizes.md", "docs/policy.md", "docs/anytime.md",
+        "docs/command-line.md", "docs/evaluation.md",
         "docs/baselines.md", "docs/training.md", "docs/fine-tuning.md", "docs/deployment.md", "docs/playground.md",
         "docs/scenes.md", "docs/studies.md", "docs/reliability.md",
     ),
-    "Results": ("docs/RESULTS.md", "spot/assets/RETROFITS.md", "spot/assets/README.md"),
+    "Results": ("docs/RESULTS.md", "docs/speed.md", "spot/assets/RETROFITS.md", "spot/assets/README.md"),
     "Reference": ("docs/api.md", "docs/architecture.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 }  # fmt: skip
 MODULES = {  # beside the public names: what a guide mentions by its module
     "Tokens": ("spot.tokens.windows", "spot.tokens.pyramid", "spot.tokens.position_embedding"),
-    "Placement": ("spot.placement.priors", "spot.placement.saliency", "spot.placement.oracle", "spot.placement.files"),
-    "Models": ("spot.models.spot_vit", "spot.models.checkpoints", "spot.models.protocol", "spot.models.dense"),
-    "Data": ("spot.data.images", "spot.data.picture", "spot.data.scenes"),
+    "Placement": (
+        "spot.placement.priors",
+        "spot.placement.saliency",
+        "spot.placement.oracle",
+        "spot.placement.policy",
+        "spot.placement.files",
+    ),
+    "Models": (
+        "spot.models.spot_vit",
+        "spot.models.checkpoints",
+        "spot.models.protocol",
+        "spot.models.anytime",
+        "spot.models.dense",
+    ),
+    "Data": ("spot.data.images", "spot.data.loader", "spot.data.picture", "spot.data.scenes"),
     "Training": ("spot.training.recipes", "spot.training.objectives"),
     "Evaluation": ("spot.evaluation.accuracy", "spot.evaluation.knn", "spot.evaluation.cost"),
     "Export": ("spot.export.files", "spot.export.runtime"),
