@@ -31,6 +31,15 @@ def test_help_imports_nothing_heavy():
     assert result.stdout.strip().endswith("set()")
 
 
+@pytest.mark.parametrize("given, policy", [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_waiting_threads_sleep_unless_the_caller_wants_them_to_spin(given, policy):
+    """Known before torch is imported, because OpenMP reads it then."""
+    code = "import os, spot.cli as c; c.main(['--version']); print(os.environ['OMP_WAIT_POLICY'])"
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean | given)
+    assert result.stdout.split()[-1] == policy
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_with_an_example(verb, capsys):
     with pytest.raises(SystemExit) as stopped:
