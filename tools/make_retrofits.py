@@ -1,15 +1,18 @@
 """Retrofit two real ViTs without labels: python -m tools.make_retrofits WEIGHTS TRAIN VAL [RUNS].
 
 WEIGHTS holds timm's files (NAME.safetensors), TRAIN unlabelled photographs, VAL validation images that no training
-touches. For each ViT `spot retrofit` is run in RUNS (runs/retrofits by default; what is done is skipped, what was
-interrupted goes on), without the images of tools/set_aside.txt. What it changed is written to spot/assets as a delta
-whose weights follow the budget; on the images set aside, without their labels, is measured how much of the change suits
-which budget. Then the ViT before and the delta as shipped are measured on VAL, once, and RETROFITS.md is written anew.
+touches. For each ViT `spot retrofit` is run in RUNS with two seeds (runs/retrofits by default; what is done is skipped,
+what was interrupted goes on), without the images of tools/set_aside.txt. The mean of what the two changed is written to
+spot/assets as a delta whose weights follow the budget; on the images set aside, without their labels, is measured how
+much of the change suits which budget, for each seed and the mean. Then the ViT before, the delta as shipped and each
+seed's are measured on VAL, once, and RETROFITS.md is written anew.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import spot
 from spot import report
@@ -17,6 +20,7 @@ from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.budgets import blended
+from spot.models.checkpoints import save_folder
 from spot.store import read_json, whole, write_json
 from tools.make_assets import ASSETS, call, curve, epochs_of, measured
 from tools.program import program
@@ -28,6 +32,7 @@ RETROFITS: dict[str, tuple[str, ...]] = {
     "deit_tiny_patch16_224.fb_in1k": ("precision=bf16", "epochs=6", "ema=0.996"),
 }
 NAMES = tuple(RETROFITS)
+SEEDS = (0, 1)
 BUDGETS = (25, 49, 100, 196)
 FEWEST = 16  # of 9, 16 and 25 the one with the lowest cross-entropy at every budget on the images set aside
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -47,21 +52,41 @@ def main(
     """Make and measure what is not there yet."""
     rows, shares, logs = [], [], []
     for name, changes in retrofits.items():
-        base, run, delta = weights / f"{name}.safetensors", runs / name, assets / f"{name}+spot.safetensors"
-        if not (run / "model" / "model.safetensors").is_file():
-            where = ["--data", train, "--leave-out", set_aside, "--out", run]
-            call("retrofit", name, "--weights", base, *where, "--recipe", "distil-sizes", "--set", *changes)
-        before = spot.load(name, weights=base)
-        shares += [{"model": name, **each} for each in agreements(before, run, train, set_aside, budgets[:-1])]
-        call("delta", run / "model", "--weights", base, "--out", delta, "--fewest", FEWEST)
+        base = weights / f"{name}.safetensors"
         settings = [*(Setting("isotropic", tokens) for tokens in budgets), Setting("center", budgets[0])]
-        for title, model in ((name, before), (f"{name}+spot", spot.load(delta, weights=base))):
+        before = spot.load(name, weights=base)
+        rows.append(line(name, measured(before, runs / "accuracy.json", settings, str(val))))
+        taught = {}
+        for seed in SEEDS:
+            run = taught[f"{name}+spot, seed {seed}"] = runs / (f"{name}-seed-{seed}" if seed else name)
+            if not (run / "model" / "model.safetensors").is_file():
+                where = ["--data", train, "--leave-out", set_aside, "--out", run]
+                recipe = ["--recipe", "distil-sizes", "--set", *changes, f"seed={seed}"]
+                call("retrofit", name, "--weights", base, *where, *recipe)
+            log = report.markdown([minutes(row) for row in epochs_of(run)])
+            logs.append(f"{name}, seed {seed} ({', '.join(changes)})\n\n{log}")
+        shipped = {f"{name}+spot": mean_of(list(taught.values()), runs / f"{name}-mean")}
+        for title, run in {**shipped, **taught}.items():
+            each = agreements(before, run, train, set_aside, budgets[:-1])
+            shares += [{"model": title, **row} for row in each]
+            delta = assets / f"{name}+spot.safetensors" if title in shipped else run / "delta.safetensors"
+            call("delta", run / "model", "--weights", base, "--out", delta, "--fewest", FEWEST)
+            model = spot.load(delta, weights=base)
             rows.append(line(title, measured(model, runs / "accuracy.json", settings, str(val))))
-        logs.append(f"{name} ({', '.join(changes)})\n\n" + report.markdown([minutes(row) for row in epochs_of(run)]))
     report.show(rows, "Top-1, %")
     with whole(assets / "RETROFITS.md") as temporary:
         tables = {"accuracy": report.markdown(rows), "shares": report.markdown(shares)}
         temporary.write_text(CARD.format(**tables, logs="\n".join(logs)))
+
+
+def mean_of(runs: Sequence[Path], out: Path) -> Path:
+    """Write the mean of the weights of several runs, which began at one ViT, to out/model."""
+    models = [spot.load(run / "model") for run in runs]
+    states = [model.vit.state_dict() for model in models]
+    mean = {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
+    models[0].vit.load_state_dict(mean)
+    save_folder(models[0], out / "model")
+    return out
 
 
 def agreements(
@@ -106,10 +131,10 @@ are not here: `spot.load("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot")` take
 `python -m tools.make_retrofits WEIGHTS TRAIN VAL`; nothing in it is typed by hand.
 
 Top-1 in percent on ImageNet validation images that training never saw (bicubic, crop 0.875); ± is the widest half of a
-95 % interval. The first row of each two is timm's model, adapted and untrained, with windows of scale 1; the second is
-the delta as shipped, with the scale that `auto` means. Its weights follow the budget: all of the change with 16 tokens
-and fewer, log(196 / N) / log(196 / 16) of it with N, none on the grid, where it is timm's model
-(`spot/models/budgets.py`).
+95 % interval. The first row of each four is timm's model, adapted and untrained, with windows of scale 1; the second is
+the delta as shipped, with the scale that `auto` means: the mean of what two seeds changed, which stand below it. Its
+weights follow the budget: all of the change with 16 tokens and fewer, log(196 / N) / log(196 / 16) of it with N, none
+on the grid, where it is timm's model (`spot/models/budgets.py`).
 
 {accuracy}
 Why: how often the ViT with a share of the change, at every budget alike, says what the ViT itself says on its grid, in

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import timm
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -77,7 +78,14 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
     run = json.loads((tmp_path / "runs" / NAME / "run.json").read_text())
     assert run["settings"]["images"]["count"] == 22
     card = (tmp_path / "RETROFITS.md").read_text()
-    for title in (NAME, f"{NAME}+spot"):
+    seeds = [tmp_path / "runs" / folder for folder in (NAME, f"{NAME}-seed-1")]
+    assert [json.loads((run / "run.json").read_text())["settings"]["recipe"]["seed"] for run in seeds] == [0, 1]
+    one, two, mean = (
+        spot.load(run / "model").vit.blocks[0].mlp.fc1.weight for run in (*seeds, tmp_path / "runs" / f"{NAME}-mean")
+    )
+    assert not torch.equal(one, two)
+    torch.testing.assert_close(mean, (one + two) / 2)
+    for title in (NAME, f"{NAME}+spot", f"{NAME}+spot, seed 0", f"{NAME}+spot, seed 1"):
         assert re.search(
             rf"^\| {re.escape(title)} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| 24 \|$", card, re.MULTILINE
         )
