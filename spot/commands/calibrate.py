@@ -41,7 +41,7 @@ def calibrate(
     """
     import spot
     from spot import report
-    from spot.data.images import Images, data_for, open_data
+    from spot.data.images import Images, data_for, listed, open_data
     from spot.data.loader import loader
     from spot.data.picture import evaluation_transform
     from spot.errors import InputError
@@ -54,10 +54,10 @@ def calibrate(
     else:
         images = open_data(data, transform=evaluation_transform(loaded.data_config), **loading.opening())
     if keep is not None:
-        if not keep.is_file() or not isinstance(images, Images):
-            raise InputError(f"there is no file {keep} that names images of a folder to calibrate on")
-        names = set(keep.read_text(errors="surrogateescape").splitlines())
-        images.keep([index for index, key in enumerate(images.keys) if key in names])
+        names = listed(keep)
+        if not isinstance(images, Images):
+            raise InputError(f"{data} is not a folder, so {keep} cannot name its images")
+        images.only(names)
     batches = loader(images, **loading.readers())
     cascade = calibrate(loaded, batches, budgets=tokens, agree=agree, base=base, prior=prior)
     cascade.save(out)

@@ -123,10 +123,18 @@ class Images(Dataset[Sample | None]):
 
     def without(self, keys: Collection[str]) -> None:
         """Take out the images of these keys, all of which must be there."""
-        left = set(keys)
-        if missing := left.difference(self.keys):
-            raise InputError(f"there is no image {min(missing)} to leave out, nor {len(missing) - 1} others")
+        left = self._known(keys, "to leave out")
         self.keep([index for index, key in enumerate(self.keys) if key not in left])
+
+    def only(self, keys: Collection[str]) -> None:
+        """Keep only the images of these keys, all of which must be there."""
+        kept = self._known(keys, "to keep")
+        self.keep([index for index, key in enumerate(self.keys) if key in kept])
+
+    def _known(self, keys: Collection[str], why: str) -> set[str]:
+        if missing := set(keys).difference(self.keys):
+            raise InputError(f"there is no image {min(missing)} {why}, nor {len(missing) - 1} others")
+        return set(keys)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Keep only these images."""
@@ -214,6 +222,13 @@ def open_data(
             raise InputError(f"{path_or_name} is a stream, of which {limit} images cannot be picked")
         data.thin(limit)
     return data
+
+
+def listed(file: Path) -> list[str]:
+    """The keys that a file names, one a line, as paths below the data's root."""
+    if not file.is_file():
+        raise InputError(f"there is no file {file} that names images, one a line, as paths below the data's root")
+    return [line for line in file.read_text(errors="surrogateescape").splitlines() if line]
 
 
 def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **options: Any) -> Images:

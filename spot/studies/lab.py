@@ -92,6 +92,7 @@ class Lab:
             "saliency": Path(given.saliency).name,
             "bank": None if given.bank is None else Path(given.bank).name,
             "bank_limit": given.bank_limit,
+            "bank_keep": None if given.bank_keep is None else given.bank_keep.name,
             "oracle": {name: search.as_json() for name, search in PRESETS.items()},
             "processes": self.state.num_processes,
         }

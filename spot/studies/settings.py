@@ -37,6 +37,8 @@ class StudySettings:
     """labelled images for kNN; by default training scenes. Without one, photographs get no kNN"""
     bank_limit: int | None = None
     """at most so many of them, as many of each class; by default 1024 scenes, or all"""
+    bank_keep: Path | None = None
+    """a file that names which of them, one a line, as paths below the folder; by default all"""
     runs: Annotated[tuple[Path, ...], arg(name="run")] = ()
     """folders of training runs, whose logs `retrofit` shows; by default those the models stand in"""
     batch_size: int = 64

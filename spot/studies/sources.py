@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spot.data.classes import class_folders
 from spot.data.difficulty import Difficulty, difficulty_of
-from spot.data.images import Data, Images, Stream, data_for
+from spot.data.images import Data, Images, Stream, data_for, listed
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError
@@ -49,11 +49,14 @@ class Sources:
         return data
 
     def bank(self, model: SpotViT) -> Any:
-        """The labelled images of kNN banks: of a folder, with a limit, as many of each class."""
+        """The labelled images of kNN banks, which cascades calibrate on too; with a limit, as many of each class."""
         bank, limit = str(self.settings.bank), self.settings.bank_limit
         data = self._open(model, bank, "train", limit if bank == SCENES else None, None)
-        if isinstance(data, Images) and limit is not None:
-            data.balance(limit)
+        if isinstance(data, Images):
+            if self.settings.bank_keep is not None:
+                data.only(listed(self.settings.bank_keep))
+            if limit is not None:
+                data.balance(limit)
         return data
 
     def _open(self, model: SpotViT, name: str, split: str, limit: int | None, root: str | Path | None) -> Data:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from spot import report
 from spot.data.canvas import Canvas
 from spot.data.difficulty import difficulty_of
-from spot.data.images import CANVAS, Images, open_data
+from spot.data.images import CANVAS, Images, data_for, listed, open_data
 from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
@@ -267,8 +267,6 @@ def images_of(
     model: SpotViT, data: str | Path, limit: int | None, leave_out: Path | None, split: str
 ) -> Images | Scenes:
     """The images, without those that are never to be trained on."""
-    from spot.data.images import data_for
-
     if difficulty_of(data) is not None:
         return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
     folder = str(data).removeprefix(CANVAS)
@@ -276,9 +274,7 @@ def images_of(
     if not isinstance(images, Images):
         raise InputError(f"{data} is a stream, which cannot be read in parts; use a folder")
     if leave_out is not None:
-        if not leave_out.is_file():
-            raise InputError(f"there is no file {leave_out} that names images to leave out")
-        images.without([line for line in leave_out.read_text(errors="surrogateescape").splitlines() if line])
+        images.without(listed(leave_out))
     images.thin(limit or len(images))
     return images if folder == str(data) else Canvas(images)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from spot import report
 from spot.data.classes import class_folders
 from spot.data.difficulty import difficulty_of
-from spot.data.images import Images, data_for, open_data
+from spot.data.images import Images, data_for, listed, open_data
 from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
@@ -157,11 +157,7 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
         if not isinstance(images, Images):
             raise InputError(f"{options.data} is a stream, which training cannot shuffle; use a folder")
         if options.leave_out is not None:
-            if not options.leave_out.is_file():
-                raise InputError(f"there is no file {options.leave_out} that names images to leave out")
-            images.without(
-                [line for line in options.leave_out.read_text(errors="surrogateescape").splitlines() if line]
-            )
+            images.without(listed(options.leave_out))
             images.thin(options.limit or len(images))
         label = images.source[images.order[0]][1]
         if supervised and (label is None or label < 0):

@@ -342,3 +342,16 @@ def test_what_is_searched_is_among_what_is_read(make_lab, limit, oracle_limit, s
     lab = make_lab(["one"], limit=limit, oracle_limit=oracle_limit)
     read, chosen = (lab.sources.images(lab.backbones[0].model, oracle=oracle).keys for oracle in (False, True))
     assert set(chosen) <= set(read) and len(chosen) == searched
+
+
+def test_a_bank_may_be_of_some_images_that_a_file_names(make_lab, tmp_path):
+    listed = tmp_path / "names.txt"
+    listed.write_text("1/b01.png\n3/b13.png\n\n1/b21.png\n")
+    lab = make_lab(bank_keep=listed)
+    assert lab.sources.bank(lab.backbones[0].model).keys == ["1/b01.png", "1/b21.png", "3/b13.png"]
+    assert lab.describe()["bank_keep"] == "names.txt"
+    listed.write_text("1/b01.png\n1/none.png\n")
+    with pytest.raises(InputError, match=r"there is no image 1/none.png to keep, nor 0 others"):
+        make_lab(bank_keep=listed).sources.bank(lab.backbones[0].model)
+    with pytest.raises(InputError, match="there is no file"):
+        make_lab(bank_keep=tmp_path / "none").sources.bank(lab.backbones[0].model)

@@ -152,5 +152,5 @@ def test_other_settings_do_not_go_on_with_a_run(model, tmp_path):
         learn(model, "scenes", tmp_path / "q.pt", HOW, limit=16)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.jpg").touch()
-    with pytest.raises(InputError, match="names images to leave out"):
+    with pytest.raises(InputError, match="that names images, one a line"):
         learn(model, tmp_path / "images", tmp_path / "q.safetensors", HOW, leave_out=tmp_path / "none.txt")
