@@ -28,7 +28,7 @@ def test_accuracies_are_those_of_the_cards():
     assert rows[f"{VIT_TINY}+spot"].keys() == {25, 49, 100, 196}
     assert rows["scenes-a"].keys() == {9, 16, 36, 64}
     card = (built_in()["scenes-a"].parent / "RETROFITS.md").read_text()
-    (line,) = [line for line in card.splitlines() if line.startswith(f"| {DEIT_TINY}+spot |")]
+    line = next(line for line in card.splitlines() if line.startswith(f"| {DEIT_TINY}+spot |"))  # of the first table
     assert [float(cell) for cell in line.split("|")[2:6]] == list(rows[f"{DEIT_TINY}+spot"].values())
 
 
