@@ -60,14 +60,11 @@ def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str 
     names = columns(rows)
     cells = {name: [text(row.get(name), digits) for row in rows] for name in names}
     parts = _fitting(names, {name: _least([name, *cells[name]]) for name in names})
-    for number, part in enumerate(parts):
-        first, last = number == 0, number == len(parts) - 1
-        table = Table(
-            title=Text(printable(title)) if title and first else None,
-            caption=Text(printable(caption)) if caption and last else None,
-            title_justify="left",
-            caption_justify="left",
-        )
+    # Title and caption are not the table's own: rich would break their words to fit a narrow table.
+    if title:
+        console.print(Text(printable(title), style="italic"))
+    for part in parts:
+        table = Table()
         for name, width in _widths({name: [name, *cells[name]] for name in part}).items():
             numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
             # Folded, not cut, where a single word is wider than the terminal: a cut number misleads.
@@ -75,6 +72,8 @@ def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str 
         for index in range(len(rows)):
             table.add_row(*(Text(cells[name][index]) for name in part))
         console.print(table)
+    if caption:
+        console.print(Text(printable(caption), style="dim italic"))
 
 
 def _widths(columns: Mapping[str, Sequence[str]]) -> dict[str, int]:

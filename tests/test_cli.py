@@ -168,6 +168,15 @@ def test_a_wide_table_breaks_between_columns_and_words_never_inside_them(monkeyp
     assert "[/caption]" in said
 
 
+def test_title_and_caption_of_a_narrow_table_keep_their_words(monkeypatch, capsys):
+    monkeypatch.setattr(report, "console", Console(width=80))
+    name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot"
+    report.show([{"x": 1}], f"{name}, stage by stage", caption=f"said by {name}")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].rstrip() == f"{name}, stage by stage"
+    assert lines[-1].rstrip() == f"said by {name}"
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "finetune", "retrofit"])
 def test_weights_in_a_file_need_no_network(verb, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
