@@ -43,26 +43,36 @@ class Said(NamedTuple):
 
 @torch.no_grad()
 def listen(
-    model: SpotViT, batches: Iterable[Batch], budgets: Sequence[int], *, base: bool = False, prior: str | None = None
+    model: SpotViT,
+    batches: Iterable[Batch],
+    budgets: Sequence[int],
+    *,
+    dense: SpotViT | None = None,
+    base: bool = False,
+    prior: str | None = None,
 ) -> Said:
-    """Run every budget and the grid on every image."""
-    stages, dense, labels = [], [], []
+    """Run every budget and the grid on every image.
+
+    dense: the ViT to agree with; by default the one that the model was retrofitted from, or the model itself.
+    """
+    stages, answers, labels = [], [], []
     keys: list[str] = []
     device = next(model.parameters()).device
-    reference = model.base_vit() if model.base is not None else model
+    if dense is None:
+        dense = model if model.base is None else model.base_vit()
     for batch in report.track(batches, "calibrating"):
         images = batch.images.to(device)
         grid = model.grid(images)
-        full = reference(images, grid)
+        full = dense(images, grid)
         logits = [model(images, tokens=budget, prior=prior) for budget in budgets]
-        logits.append(full if base or reference is model else model(images, grid))
+        logits.append(full if base or dense is model else model(images, grid))
         stages.append(torch.stack(logits).float().log_softmax(2).cpu())
-        dense.append(full.float().log_softmax(1).cpu())
+        answers.append(full.float().log_softmax(1).cpu())
         labels.append(batch.labels)
         keys += batch.keys
     if not keys:
         raise InputError("no image could be read, so there is nothing to calibrate on")
-    return Said(torch.cat(stages, 1), torch.cat(dense), torch.cat(labels), keys)
+    return Said(torch.cat(stages, 1), torch.cat(answers), torch.cat(labels), keys)
 
 
 def calibrate(

@@ -6,6 +6,7 @@ once on every image; where an image stops follows from that. Beside them stand t
 ViTs that were trained for it for 300 epochs.
 """
 
+import copy
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -99,8 +100,8 @@ def said(lab: Lab, backbone: Backbone, budgets: Sequence[int], *, bank: bool) ->
             subset: Any = torch.utils.data.Subset(images, rows)  # type: ignore[arg-type]
         else:
             subset = images
-        model.base = None if backbone.parent is None else lambda: backbone.parent  # type: ignore[assignment, return-value]
-        made = listen(model, loader(subset, lab.settings.batch_size, lab.settings.workers), budgets)
+        batches = loader(subset, lab.settings.batch_size, lab.settings.workers)
+        made = listen(model, batches, budgets, dense=backbone.parent or model)
         order = torch.tensor(sorted(range(len(made.keys)), key=made.keys.__getitem__))  # as lab.accuracy has them
         return {"stages": made.stages[:, order].half(), "dense": made.dense[order].half(), "labels": made.labels[order]}
 
@@ -154,18 +155,18 @@ def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[s
 @torch.no_grad()
 def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:
     """The time of a cascade as a share of the dense ViT's, on images of the study, at batch 1 and 32."""
-    model, images = backbone.model, lab.sources.images(backbone.model)
+    model, images = copy.copy(backbone.model), lab.sources.images(backbone.model)  # the others go on without a cascade
     rows = [index * len(images) // TIMED for index in range(min(TIMED, len(images)))]
     batches: list[Batch] = list(loader(torch.utils.data.Subset(images, rows), 32))  # type: ignore[arg-type]
     pixels = torch.cat([batch.images for batch in batches])
     model.cascade = cascade
+    if backbone.parent is not None:  # a copy, because a base is frozen
+        model.base, model._base = (lambda: copy.deepcopy(backbone.parent)), ()  # type: ignore[assignment]
 
     def call(clock: str, _: int) -> Row:
         return {f"time {batch}": ratio(model, backbone.parent or model, pixels, batch) for batch in (1, 32)}
 
-    made: Row = alone(lab, call)
-    model.cascade = None
-    return made
+    return alone(lab, call)
 
 
 def ratio(model: SpotViT, dense: SpotViT, images: Tensor, batch: int) -> float:

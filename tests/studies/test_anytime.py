@@ -48,3 +48,14 @@ def test_where_images_stop_is_what_looking_gives(make_lab):
 def test_without_a_bank_half_of_the_images_calibrate(make_lab):
     rows = anytime.run(make_lab(models=("one",), bank=None)).rows
     assert {row["images"] for row in rows} == {30}
+
+
+def test_models_and_parents_are_left_as_they_were_for_the_studies_that_follow(make_lab):
+    lab = make_lab()
+    first, second = lab.backbones
+    first.__dict__["parent"] = second.model  # as if it had been retrofitted from the second
+    lab.backbones = [first]
+    rows = anytime.run(lab).rows
+    assert {"cascade", "cascade, base at the end"} <= {row["method"] for row in rows}
+    assert all(weight.requires_grad for weight in second.model.parameters())  # a base would be frozen
+    assert first.model.cascade is None and first.model.base is None
