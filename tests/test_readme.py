@@ -7,6 +7,7 @@ import pytest
 
 import spot
 from spot.cli import VERBS
+from spot.placement.policy import Policy
 from tests.conftest import DEIT_TINY, make_nano
 from tests.test_imports import FLOORS
 from tools.fill_results import PAGES, filled
@@ -67,8 +68,9 @@ def test_the_ten_lines_run_as_printed(monkeypatch, capsys, shared_data):
 
 
 def test_the_ten_lines_run_without_any_download(monkeypatch, capsys):
-    """The same on a random ViT of 16 tokens, anywhere."""
+    """The same on a random ViT of 16 tokens and an untrained policy, anywhere."""
     model = make_nano(num_classes=1000)
+    model.policy = Policy(model, side=8)
     run_ten_lines(monkeypatch, lambda name: model)
     assert capsys.readouterr().out.strip() in model.class_names
 
