@@ -167,7 +167,8 @@ def _ticks(axes: Axes, rows: Sequence[Row], costs: Sequence[str], values: set[fl
     known = {row[costs[0]]: [f"{row[cost]:.2g}" for cost in costs[1:]] for row in rows}
 
     def text(tick: float, _: int) -> str:
-        return "\n".join([f"{tick:.3g}", *known.get(tick, [])])
+        number = f"{tick:,.0f}" if tick >= 1000 else f"{tick:.3g}"
+        return "\n".join([number, *known.get(tick, [])])
 
     axes.xaxis.set_major_locator(FixedLocator(apart(sorted(values))))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -85,3 +85,10 @@ def test_a_table_without_accuracy_is_refused():
 
 def test_ticks_are_not_printed_over_each_other():
     assert apart([1.25, 1.26, 1.3, 2.0], ratio=1.1) == [1.25, 2.0]
+
+
+def test_large_numbers_on_the_axis_have_no_exponent():
+    rows = [{**row, "cost": cost} for row, cost in zip(ROWS, (100, 11.6, 1578.4), strict=True)]
+    (axes,) = accuracy(rows, across="cost").axes
+    shown = [axes.xaxis.get_major_formatter()(tick, 0) for tick in (11.6, 100, 1578.4)]
+    assert shown == ["11.6", "100", "1,578"]

@@ -10,6 +10,7 @@ from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.models.protocol import Placed
 from spot.placement.scores import score
+from spot.plots.layout import COLOURS
 from spot.studies import classification, off_grid, priors, robustness, saliency_gain, transfer
 from spot.studies.statistics import predicted
 from spot.studies.study import STUDIES, Result, Study, cell, find_study, pivot, signed, with_counts
@@ -175,6 +176,14 @@ def test_the_classification_rows_are_in_the_papers_order():
     assert rows["paper: CLS-IN1k", classification.ORACLE, 25]["knn"] == 74.42
     assert rows["paper: CLS-IN21k", classification.DROPOUT, 196]["top1"] == 85.11
     assert len(rows) == 3 * 8 * 4
+
+
+def test_the_figure_of_classification_has_no_more_lines_than_can_be_told_apart(lab):
+    result = classification.run(lab)
+    result.rows.append({**result.rows[0], "placement": "learned"})
+    drawn = {row["placement"] for row in classification.drawn(result)}
+    assert len(drawn) <= len(COLOURS)
+    assert drawn.isdisjoint(classification.UNDRAWN) and {"isotropic", "center", "learned"} <= drawn
 
 
 def test_a_result_of_another_version_or_a_damaged_one_is_refused(tmp_path):
