@@ -83,11 +83,12 @@ def written(
         if runtime not in runtimes:
             continue
         ready, ranges = model, dict[str, Range]()
-        about = describe(model, Graph(model))
+        sizes = model.scale not in (None, 1)
+        about = describe(model, Graph(model, sizes=sizes))
         if runtime == "onnx-int8":
             ready = copy.deepcopy(model)
             ranges, _ = plan(ready, normalised(about, torch.from_numpy(np.stack(pictures))))
-        write_onnx(Graph(ready, attention_node=True), about, folder / f"{runtime}.onnx")
+        write_onnx(Graph(ready, attention_node=True, sizes=sizes), about, folder / f"{runtime}.onnx")
         images = (noise(about, 2, about["img_size"]),)
         free = ({0: torch.export.Dim("batch", min=1, max=1024)},)
         write_onnx(DenseGraph(ready), about, folder / f"{runtime}-dense.onnx", inputs=images, free=free)
@@ -126,11 +127,13 @@ def torch_call(model: SpotViT, positions: Tensor | None, *, compiled: bool) -> C
 
 
 def onnx_call(path: Path, positions: Tensor | None, batch: int, size: Sequence[int], count: int) -> Call:
-    session = Exported(path, threads=count).session
+    exported = Exported(path, threads=count)
     inputs = {"images": np.random.default_rng(0).integers(0, 256, (batch, *size, 3), np.uint8)}
     if positions is not None:
-        inputs["positions"] = positions.numpy()
-    return lambda images: session.run(None, inputs)
+        inputs["positions"] = exported.checked_positions(
+            positions.numpy(), inputs["images"]
+        )  # with scales if it has any
+    return lambda images: exported.session.run(None, inputs)
 
 
 @torch.no_grad()

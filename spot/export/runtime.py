@@ -73,7 +73,7 @@ class Exported:
         self._check(images)
         inputs = {"images": images}
         if self.takes_positions:
-            inputs["positions"] = self._positions(positions, images)
+            inputs["positions"] = self.checked_positions(positions, images)
         elif positions is not None:
             raise InputError(f"{self.path} has its placement built in; export it without --prior to pass positions")
         names = self.about["outputs"]
@@ -91,7 +91,8 @@ class Exported:
             needed, got = (" × ".join(map(str, each)) for each in (self.about["img_size"], sides))
             raise InputError(f"{self.path} looks at images of {needed} pixels before it reads them, got {got}")
 
-    def _positions(self, positions: ArrayLike | None, images: NDArray[Any]) -> NDArray[np.float32]:
+    def checked_positions(self, positions: ArrayLike | None, images: NDArray[Any]) -> NDArray[np.float32]:
+        """Positions as the file takes them, (B, N, 2) or with scales (B, N, 3), or a sentence."""
         batch = len(images)
         if positions is None:
             own = self.about["positions"]

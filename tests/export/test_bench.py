@@ -39,3 +39,25 @@ def test_every_runtime_runs_the_plain_vit_and_every_budget(tmp_path):
     assert all(row["ms"] > 0 and row["speed-up"] > 0 for row in rows)
     small, large = (row["MAC ratio"] for row in rows[1:3])
     assert small > large > 1
+
+
+def test_a_model_whose_windows_have_a_scale_is_timed_with_its_own_placement(tmp_path):
+    """As shipped retrofits have: fewer tokens come with a third column, the whole grid without."""
+    model = make_nano()
+    model.scale = "auto"
+    save_folder(model, tmp_path / "model")
+    command = [
+        "bench",
+        str(tmp_path / "model"),
+        "--runtime",
+        "eager",
+        "onnx",
+        "--batch-size",
+        "2",
+        "--tokens",
+        "4",
+        "16",
+    ]
+    main([*command, "--batch-size", "2", "--rounds", "1", "--threads", "1", "--json", str(tmp_path / "out.json")])
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["tokens"] for row in rows] == [None, 4, 16, None, 4, 16]
