@@ -50,8 +50,8 @@ def run(lab: Lab) -> Result:
     notes = [
         lab.differs(searched=False),
         "All of ours have the same retrofitted weights, one seed. Elastic windows begin and end on whole "
-        "pixels, are shifted by up to half a patch and have half to twice its side, which these weights were never "
-        "trained on; the paper's ElasticViT was trained on them, and its row is as published.",
+        "pixels, are shifted by up to half a patch and have half to twice its side, drawn for each window, which these "
+        "weights were not trained on; the paper's ElasticViT was, and its row is as published.",
         "The difference is SPoT minus the placement at the same budget, on the same images; p is McNemar's, exact.",
     ]
     return Result(rows, paper, notes, {"images": rows[0]["images"]})
