@@ -15,8 +15,9 @@ import spot
 from spot import report
 from spot.data.images import Images, data_for
 from spot.data.picture import open_image
-from spot.export.files import export, sample_pictures
+from spot.export.files import export
 from spot.export.runtime import Exported
+from spot.export.verify import sample_pictures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 NAME = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"

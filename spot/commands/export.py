@@ -49,7 +49,7 @@ def export(
     from spot import report
     from spot.errors import InputError
     from spot.export.files import export as write
-    from spot.export.files import sample_pictures
+    from spot.export.verify import sample_pictures
 
     if int8 != (calibrate is not None):
         raise InputError("--int8 and --calibrate FOLDER go together: pictures say how large a layer's inputs get")

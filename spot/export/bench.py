@@ -22,10 +22,11 @@ from spot import report
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
-from spot.export.files import describe, noise, normalised, require_onnx, sample_pictures, write_onnx
+from spot.export.files import describe, require_onnx, write_onnx
 from spot.export.graph import DenseGraph, Graph
 from spot.export.int8 import Range, plan, quantise
 from spot.export.runtime import Exported
+from spot.export.verify import noise, normalised, sample_pictures
 from spot.models.baselines import BASELINES
 from spot.models.checkpoints import load
 from spot.models.protocol import Placed

@@ -8,7 +8,7 @@ image sizes and numbers of tokens, and says the largest difference. A file that 
 import copy
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,18 +17,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from spot import __version__
 from spot.data.classes import class_names
-from spot.data.images import is_image
-from spot.data.picture import CROP_RATIO, open_image
-from spot.data.scenes import draw
+from spot.data.picture import CROP_RATIO
 from spot.errors import InputError
 from spot.export.graph import Graph, Input, Output
 from spot.export.int8 import Range, plan, quantise
-from spot.export.runtime import EXTRA, KEY, Exported, fitted
+from spot.export.runtime import EXTRA, KEY
+from spot.export.verify import agree, noise, normalised, random_positions, run_onnx, run_torch, verify
 from spot.hashes import hash_model
 from spot.models.spot_vit import SpotViT
 from spot.placement.policy import Policy
@@ -41,10 +39,7 @@ FEWEST, MOST = 2, 256  # tokens; a model whose grid has more takes as many as it
 LARGEST = 4096  # pixels along a side of an image
 BATCHES = 1024
 ATTENTION_OPSET = 23
-TOLERANCE = 1e-4  # of the largest value of an output
 PROTOBUF = 2 * 2**30  # bytes: no single ONNX file is larger
-
-Run = Callable[[Tensor, Tensor | None], Sequence[Tensor]]  # images, positions → outputs
 
 
 @dataclass(frozen=True)
@@ -260,18 +255,6 @@ def example(about: dict[str, Any], batch: int = 2, tokens: int = 5) -> tuple[Ten
     return images, random_positions(about, batch, tokens, about["img_size"], torch.Generator().manual_seed(0))
 
 
-def random_positions(
-    about: dict[str, Any], batch: int, tokens: int, size: Sequence[int], generator: torch.Generator
-) -> Tensor:
-    """Positions to try a file with, some of them beyond the edges, where the border is repeated; and their scales."""
-    columns = 3 if about["sizes"] else 2
-    positions = 1.2 * torch.rand(batch, tokens, columns, generator=generator) - 0.1
-    if about["sizes"]:
-        largest = min(about["largest_scale"], max(size) / about["patch_size"])
-        positions[..., 2] = 0.5 * (2 * largest) ** positions[..., 2].clamp(0, 1)
-    return positions
-
-
 def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
     """Which dimensions of the inputs are free, and between what bounds."""
     dim = torch.export.Dim
@@ -334,136 +317,3 @@ def write_torch(graph: Graph, about: dict[str, Any], path: Path, compiled: bool 
     # Written straight to `path`: the package's name decides nothing.
     settings = {"aot_inductor.metadata": {KEY: json.dumps(about)}}
     torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
-
-
-# Verifying
-
-
-def run_onnx(path: Path) -> Run:
-    """A function that runs an ONNX file on tensors."""
-    exported = Exported(path, threads=torch.get_num_threads())
-
-    def run(images: Tensor, positions: Tensor | None) -> list[Tensor]:
-        results = exported(images.numpy(), None if positions is None else positions.numpy())
-        return [torch.from_numpy(results[name]) for name in exported.about["outputs"]]
-
-    return run
-
-
-def run_torch(path: Path, compiled: bool = False) -> Run:
-    """A function that runs a torch.export program."""
-    if compiled:
-        module: Any = torch._inductor.aoti_load_package(str(path))
-    else:
-        module = torch.export.load(path).module()
-
-    def run(images: Tensor, positions: Tensor | None) -> Sequence[Tensor]:
-        with torch.no_grad():
-            return module(images) if positions is None else module(images, positions)
-
-    return run
-
-
-def verify(
-    run: Run, model: SpotViT, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Largest difference and largest value by output; refuses a file that differs from the model."""
-    difference = dict.fromkeys(about["outputs"], 0.0)
-    largest = dict.fromkeys(about["outputs"], 0.0)
-    for images, positions in trials(about, pictures):
-        expected = reference(model, about, images, positions)
-        for name, result in zip(about["outputs"], run(images, positions), strict=True):
-            if result.shape != expected[name].shape:
-                raise InputError(f"the exported {name} have shape {tuple(result.shape)}, the model's another; not kept")
-            difference[name] = max(difference[name], float((result - expected[name]).abs().max()))
-            largest[name] = max(largest[name], float(expected[name].abs().max()))
-    for name, value in difference.items():
-        if "int8" not in about and not value <= TOLERANCE * max(1.0, largest[name]):
-            raise InputError(f"the exported {name} differ from the model's by {value:.2g}; the file was not kept")
-    return difference, largest
-
-
-def agree(
-    run: Run, model: SpotViT, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]
-) -> tuple[int, int] | None:
-    """How many pictures have the model's own first class, of how many; None where there are no classes."""
-    if "logits" not in about["outputs"]:
-        return None
-    which, same = about["outputs"].index("logits"), 0
-    for picture in pictures:
-        images = from_picture(about, picture)[None]
-        positions = None if about["built_in"] else grid_of(model)
-        expected = reference(model, about, images, positions)["logits"]
-        same += int(run(images, positions)[which].argmax() == expected.argmax())
-    return same, len(pictures)
-
-
-def grid_of(model: SpotViT) -> Tensor:
-    """The model's own grid for one image, (1, N, 2)."""
-    return model.grid().reshape(1, -1, 2)
-
-
-def trials(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> list[tuple[Tensor, Tensor | None]]:
-    """Images and positions to verify with: fewest and most tokens, one and several images, another image size."""
-    height, width = about["img_size"]
-    low, high = about["token_range"]
-    generator = torch.Generator().manual_seed(1)
-    other = width if about["learned"] else width + 9
-    batches = [noise(about, 1, (height, width)), noise(about, 3, (height, width)), noise(about, 2, (height, other))]
-    pictures = pictures[:8]
-    batches += [from_picture(about, picture)[None] for picture in pictures]
-    counts = [high, low, 17, *[49 for _ in pictures]]
-    chosen = []
-    for images, tokens in zip(batches, counts, strict=True):
-        positions = random_positions(about, len(images), tokens, (height, width), generator)
-        chosen.append((images, None if about["built_in"] else positions))
-    return chosen
-
-
-def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) -> list[NDArray[np.uint8]]:
-    """Pictures (H, W, 3) as the model sees them before normalisation: of a folder, or built-in scenes."""
-    if model.data_config["input_size"][0] != 3:
-        return []
-    if folder is None:
-        scenes = draw(range(count)).images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
-        images = [Image.fromarray(scene) for scene in scenes]
-    else:
-        files = sorted(path for path in folder.rglob("*") if is_image(path.name))
-        if not files:
-            raise InputError(f"pictures were expected in {folder}, and there are none")
-        images = [open_image(path) for path in files[:: max(1, len(files) // count)][:count]]
-    return [np.asarray(fitted(image, model.img_size)) for image in images]
-
-
-def noise(about: dict[str, Any], batch: int, size: Sequence[int]) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    if about["image"] == "uint8":
-        return torch.randint(256, (batch, *size, 3), generator=generator, dtype=torch.uint8)
-    return torch.randn(batch, about["channels"], *size, generator=generator)
-
-
-def from_picture(about: dict[str, Any], picture: NDArray[np.uint8]) -> Tensor:
-    """A picture (H, W, 3) as the file takes it."""
-    pixels = torch.from_numpy(picture.copy())
-    return pixels if about["image"] == "uint8" else normalised(about, pixels[None])[0]
-
-
-def normalised(about: dict[str, Any], pixels: Tensor) -> Tensor:
-    """RGB (B, H, W, 3) as bytes → the model's own (B, 3, H, W)."""
-    mean, std = (torch.tensor(about["preprocessing"][name]) for name in ("mean", "std"))
-    return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
-
-
-@torch.no_grad()
-def reference(model: SpotViT, about: dict[str, Any], images: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-    """What the model itself gives, by output."""
-    if about["image"] == "uint8":
-        images = normalised(about, images)
-    if positions is None:
-        if about["learned"]:
-            positions = model.place(images)
-        else:
-            positions = torch.tensor(about["positions"]).expand(len(images), -1, -1)
-    tokens = model.forward_features(images, positions)
-    results = {"tokens": tokens, "pooled": model.forward_head(tokens, pre_logits=True)}
-    return {**results, "logits": model.forward_head(tokens)}

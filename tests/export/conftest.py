@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spot.export.files import export, sample_pictures
+from spot.export.files import export
+from spot.export.verify import sample_pictures
 from tests.conftest import make_nano
 
 

@@ -10,8 +10,9 @@ import torch
 from spot.cli import main
 from spot.errors import InputError
 from spot.export import int8
-from spot.export.files import export, sample_pictures
+from spot.export.files import export
 from spot.export.runtime import Exported
+from spot.export.verify import sample_pictures
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
 from tests.export.test_graph import bytes_and_positions, normalised, random_model
