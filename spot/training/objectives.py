@@ -15,10 +15,12 @@ from timm.data import Mixup
 from timm.data.mixup import mixup_target
 from timm.loss import SoftTargetCrossEntropy
 from torch import Generator, Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError
+from spot.models.budgets import share_of_change
 from spot.models.mae import MaskedAutoencoder
 from spot.models.resize import Resize, shrunk
 from spot.models.spot_vit import Features, SpotViT
@@ -114,6 +116,9 @@ class Distil(Objective):
             if not len(rows):
                 continue
             positions = self.place(images, number, part)[rows]
+            part_of_change = self.share(positions.shape[1], images)
+            if not part_of_change:
+                continue
             seen = images[rows]
             if recipe.view == "resize":
                 seen = shrunk(seen, positions.shape[1], self.model.patch_size)
@@ -122,7 +127,7 @@ class Distil(Objective):
                     predicted = self.merge(seen, self.budget(number, part))
                 else:
                     at = positions[..., :2] if recipe.view == "resize" else positions
-                    predicted = self.predict(self.model, seen, at)
+                    predicted = self.predict(self.model, seen, at, part_of_change)
             # The mean over the rows that this pass takes of the step's whole batch, however that is cut.
             taken = max(1, round(share * part.of)) * len(images) / part.of
             mean = self.difference(predicted, target.of(rows), positions).sum() / taken
@@ -195,12 +200,22 @@ class Distil(Objective):
         scale = (middle * tiling**spread).clamp(1, max(1.0, tiling))
         return scale[:, None, None].expand(-1, tokens, 1)
 
-    def predict(self, model: SpotViT, images: Tensor, positions: Tensor) -> "Prediction":
-        """One forward pass, keeping the tokens after a few blocks."""
-        features = model.forward_intermediates(images, positions, indices=[*self.depths, len(model.vit.blocks) - 1])
-        last = features[-1]
-        x = model.vit.norm(torch.cat([last.prefix, last.tokens], 1))
-        return Prediction(model.forward_head(x), model.forward_head(x, pre_logits=True), features[: len(self.depths)])
+    def share(self, tokens: int, images: Tensor) -> float:
+        """How much of the change a forward pass with so many tokens has."""
+        fewest = self.recipe.fewest
+        return 1.0 if fewest is None else share_of_change(tokens, self.model.grid(images).shape[1], fewest)
+
+    def predict(self, model: SpotViT, images: Tensor, positions: Tensor, share: float = 1.0) -> "Prediction":
+        """One forward pass, with the teacher's weights and a share of the change."""
+        run = Pass(model, self.depths)
+        if share == 1:
+            return run(images, positions)
+        if model.vit.grad_checkpointing:
+            raise InputError("a recipe with fewest exchanges weights, which gradient checkpointing would not notice")
+        base = dict(self._teacher[0].named_parameters())
+        each = model.named_parameters()
+        weights = {f"model.{name}": torch.lerp(base[name].to(ours), ours, share) for name, ours in each}
+        return functional_call(run, weights, (images, positions))
 
     def merge(self, images: Tensor, tokens: int) -> "Prediction":
         """The grid's tokens, merged on the way at the cost of so many. No merged token stands for one of the map."""
@@ -265,6 +280,21 @@ class Masked(Objective):
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"supervised": Supervised, "distil": Distil, "mae": Masked}
+
+
+class Pass(nn.Module):
+    """A forward pass that keeps the tokens after a few blocks."""
+
+    def __init__(self, model: SpotViT, depths: Sequence[int]) -> None:
+        super().__init__()
+        self.model, self.depths = model, depths
+
+    def forward(self, images: Tensor, positions: Tensor) -> "Prediction":
+        model = self.model
+        features = model.forward_intermediates(images, positions, indices=[*self.depths, len(model.vit.blocks) - 1])
+        last = features[-1]
+        x = model.vit.norm(torch.cat([last.prefix, last.tokens], 1))
+        return Prediction(model.forward_head(x), model.forward_head(x, pre_logits=True), features[: len(self.depths)])
 
 
 class Prediction(NamedTuple):

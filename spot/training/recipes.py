@@ -109,6 +109,8 @@ class Distil(Recipe):
     temperature: float = 1.0
     balance: float = 0.5  # draw images with weight count^−balance, by the class the teacher predicts
     blend: float = 1.0  # in the end keep so much of the change; less gives back some of the dense accuracy
+    fewest: int | None = None  # train weights that follow the budget, as `spot delta --fewest` takes them: each pass
+    # has its tokens' share of the change, and one on the grid, which has none, is left out; None: all of it in each
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,6 +123,8 @@ class Distil(Recipe):
             raise InputError(
                 f"recipe {self.name} has a scale for placed windows only; with view={self.view} leave sizes out"
             )
+        if self.view == "tome" and self.fewest is not None:
+            raise InputError(f"recipe {self.name} merges with one set of weights; with view=tome leave fewest out")
         odd = [tokens for group in self.budgets for tokens in group if math.isqrt(tokens) ** 2 != tokens]
         if self.view == "resize" and odd:
             raise InputError(f"the grid of a smaller image has a square number of tokens, but a budget is {odd[0]}")
@@ -144,8 +148,8 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "a finite number": (lambda number: abs(number) < 1e300, ""),  # every field
     "above 0": (
         lambda number: number > 0,
-        "batch_size epochs img_size tokens budgets lr eps llrd clip_grad crop_scale shares depths temperature visible "
-        "decoder_width decoder_depth decoder_heads",
+        "batch_size epochs img_size tokens budgets fewest lr eps llrd clip_grad crop_scale shares depths temperature "
+        "visible decoder_width decoder_depth decoder_heads",
     ),
     "at least 0": (
         lambda number: number >= 0,

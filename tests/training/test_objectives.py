@@ -1,3 +1,6 @@
+import copy
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -236,6 +239,34 @@ def test_blending_goes_back_towards_the_teacher():
     with torch.no_grad():
         objective.model.vit.pos_embed.add_(4.0)
     torch.testing.assert_close(objective.finish(objective.model).vit.pos_embed.detach(), start + 1.0)
+
+
+def test_weights_that_follow_the_budget_are_trained_as_they_are_used():
+    teacher, student = make_nano(seed=1), make_nano()
+    one = {"budgets": ((6,),), "shares": (1.0,), "weights": (1.0,)}
+    share = round(16 * math.log(16 / 6) / math.log(16 / 4)) / 16
+    by_hand = copy.deepcopy(student)
+    for name, parameter in by_hand.named_parameters():
+        base = dict(teacher.named_parameters())[name].detach()
+        parameter.data = base + share * (parameter.detach() - base)
+    expected = Distil(by_hand, small_recipe("distil", **one), teacher)(WHOLE).loss
+    loss = Distil(student, small_recipe("distil", **one, fewest=4), teacher)(WHOLE).loss
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    for ours, theirs in zip(student.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, share * theirs.grad, atol=1e-6, rtol=1e-3)
+
+
+def test_on_the_grid_such_weights_have_nothing_to_learn_and_no_pass_is_made():
+    alone = distil(budgets=((16,), (6,)), shares=(1.0, 1.0), weights=(1.0, 1.0), fewest=4)
+    beside = distil(budgets=((6,),), shares=(1.0,), weights=(1.0,), fewest=4)
+    assert 0 < alone(WHOLE).loss < beside(WHOLE).loss
+    alone.model.set_grad_checkpointing()
+    with pytest.raises(InputError, match="checkpointing"):
+        alone(WHOLE)
+    with pytest.raises(InputError, match="leave fewest out"):
+        distil(view="tome", fewest=4)
 
 
 # Masked
