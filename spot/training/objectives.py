@@ -65,7 +65,7 @@ class Supervised(Objective):
         super().__init__()
         self.model, self.recipe = model, recipe
         self.budgets = recipe.budgets or (recipe.tokens or len(model.grid()),)
-        self.priors = trainable(recipe.priors or (recipe.prior,))
+        self.priors = trainable(recipe.priors or (recipe.prior,), model)
         self.cross_entropy = SoftTargetCrossEntropy()
 
     def forward(self, part: Part) -> Outcome:
@@ -96,7 +96,7 @@ class Distil(Objective):
         """teacher: another model of the same shape, to go on with an earlier retrofit; else the model as it is now."""
         super().__init__()
         self.model, self.recipe = model, recipe
-        trainable(recipe.priors)
+        trainable(recipe.priors, model)
         teacher = copy.deepcopy(model) if teacher is None else teacher
         if [tensor.shape for tensor in teacher.parameters()] != [tensor.shape for tensor in model.parameters()]:
             raise InputError(f"the teacher must be of the student's shape, but {teacher.name} is not {model.name}")
@@ -182,7 +182,7 @@ class Distil(Objective):
             return grid.gather(1, order[:, :tokens, None].expand(-1, -1, 2).to(grid.device))
         prior = one_of(recipe.priors, draw)
         positions = place(self.model, recipe, prior, images, tokens, part, number)[..., :2]
-        if prior in ("isotropic", "center") and recipe.jitter:
+        if (prior in ("isotropic", "center") or resolve_prior(prior).learned) and recipe.jitter:
             # Half of the time as the prior has them, otherwise each token moves within its cell.
             amount = recipe.jitter * max(0.0, float(2 * torch.rand((), generator=draw) - 1)) / math.sqrt(tokens)
             moves = part.own(torch.rand(part.of, tokens, 2, generator=draw)) - 0.5
@@ -250,7 +250,7 @@ class Masked(Objective):
     def __init__(self, model: SpotViT, recipe: MaskedRecipe) -> None:
         super().__init__()
         self.recipe = recipe
-        trainable([recipe.prior])
+        trainable([recipe.prior], model)
         model.vit.head.requires_grad_(False)  # not used here
         with seeded(recipe.seed, Draw.DECODER):
             self.autoencoder = MaskedAutoencoder(
@@ -359,16 +359,21 @@ def one_of(options: Sequence[T], draw: Generator) -> T:
     return options[int(torch.randint(len(options), (), generator=draw))]
 
 
-def trainable(priors: Sequence[str]) -> Sequence[str]:
-    """Refuse a prior that does not exist, or needs maps, before training begins."""
+def trainable(priors: Sequence[str], model: SpotViT) -> Sequence[str]:
+    """Refuse a prior that does not exist, or needs maps or a policy that is not there, before training begins."""
     for name in priors:
-        if resolve_prior(name).needs_map:
+        prior = resolve_prior(name)
+        if prior.learned:
+            model.named_policy(name)  # loaded while it is the model's: training changes the weights it knows it by
+        elif prior.needs_map:
             raise InputError(f"training draws positions without looking at images, but the prior {name} needs maps")
     return priors
 
 
 def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *numbers: int) -> Tensor:
-    """Positions for a part's rows."""
+    """Positions for a part's rows: drawn for the whole batch, or where the model's policy looks in each image."""
+    if resolve_prior(prior).learned:
+        return model.named_policy(prior)(images, tokens).detach()
     batch = images[:1].expand(part.of, *images.shape[1:])
     draw = generator(recipe.seed, Draw.PLACE, part.step, *numbers)
     return part.own(model.place(batch, tokens=tokens, prior=prior, generator=draw))
