@@ -21,6 +21,7 @@ from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 
 from spot.errors import InputError
+from spot.export.flat import flat_windows, pyramid_windows, scaled_flat_windows
 from spot.models.spot_vit import SpotViT
 from spot.placement.policy import Policy
 from spot.placement.sizes import resolve_scale, sized
@@ -71,11 +72,14 @@ class Graph(nn.Module):
         self.placement = None if policy is None else LearnedPlacement(model, policy, image)
         if self.placement is not None:
             sizes = self.placement.sizes
+        if positions is not None and positions.shape[-1] == 3 and bool((positions[:, 2] == 1).all()):
+            positions = positions[:, :2]
         self.sizes = sizes if positions is None else positions.shape[-1] == 3
         largest = max(model.img_size) / model.patch_size if positions is None else float(positions[:, -1].max())
         # As many as spot.tokens.pyramid builds for windows up to this scale; larger images have no more.
         self.levels = 1 + max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6)) if self.sizes else None
-        self.model.tokenizer = FlatTokenizer(model, *scale, unit, self.levels)
+        given = positions is None and self.placement is None
+        self.model.tokenizer = FlatTokenizer(model, *scale, unit, self.levels, given)
         self.image = image
         self.outputs = tuple(outputs)
         self.attention_node = attention_node
@@ -152,8 +156,7 @@ class DenseGraph(Graph):
     def __init__(self, model: SpotViT, *, attention_node: bool = True) -> None:
         super().__init__(model, attention_node=attention_node)
         tokenizer: Any = self.model.tokenizer
-        windows = tokenizer.weight.unflatten(1, (model.patch_size, model.patch_size, 3))  # normalises, as above
-        self.register_buffer("kernel", windows.permute(0, 3, 1, 2).contiguous())
+        self.register_buffer("kernel", tokenizer.weight.view_as(model.vit.patch_embed.proj.weight))  # normalises too
         self.register_buffer("bias", tokenizer.bias)
 
     def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -173,9 +176,9 @@ def is_standard(block: nn.Module) -> bool:
 class FlatTokenizer(nn.Module):
     """A Tokenizer in few nodes: it gathers pixels from one flat list, and normalises them by its weights.
 
-    Pixels are divided by `unit`, then mean and std apply. weight is (D, K · K · C), in the order of gathered
-    pixels. The position embedding is the kernels at a position times `table`, which has the kernels' inverse
-    in it, plus `offset`, to which kernels fade outside the grid.
+    Pixels are divided by `unit`, then mean and std apply. weight is (D, C · K · K). The position embedding is the
+    kernels at a position times `table`, which has the kernels' inverse in it, plus `offset`, to which kernels fade
+    outside the grid.
     """
 
     weight: Tensor
@@ -186,14 +189,24 @@ class FlatTokenizer(nn.Module):
     offset: Tensor | None
 
     def __init__(
-        self, model: SpotViT, mean: Sequence[float], std: Sequence[float], unit: float, levels: int | None
+        self,
+        model: SpotViT,
+        mean: Sequence[float],
+        std: Sequence[float],
+        unit: float,
+        levels: int | None,
+        given: bool,
     ) -> None:
-        """levels: of the pyramid that windows are read from, or None where all are of scale 1."""
+        """
+        Args:
+            levels: of the pyramid that windows are read from, or None where all are of scale 1.
+            given: positions are an input, so that all scales may be 1 after all.
+        """
         super().__init__()
-        self.levels = levels
+        self.levels, self.given = levels, given
         proj: Any = model.vit.patch_embed.proj
-        weight = proj.weight.detach().double().permute(0, 2, 3, 1)
-        middle, width = torch.tensor(mean).to(weight), torch.tensor(std).to(weight)
+        weight = proj.weight.detach().double()
+        middle, width = (torch.tensor(each).to(weight)[:, None, None] for each in (mean, std))
         bias = -(weight * (middle / width)).sum((1, 2, 3))
         if proj.bias is not None:
             bias = bias + proj.bias.detach()
@@ -221,9 +234,10 @@ class FlatTokenizer(nn.Module):
         """Images (B, C, H, W) of any dtype and positions (B, N, 2 or 3), or (1, N, ·) for all, → tokens (B, N, D)."""
         size = patch_embed.proj.kernel_size[0]
         if self.levels is None:
-            pixels = flat_windows(images, positions, size)
+            pixels = flat_windows(images.permute(0, 2, 3, 1), positions, size)
         else:
-            pixels = scaled_flat_windows(images, positions, size, self.levels)
+            read = scaled_flat_windows if self.given else pyramid_windows
+            pixels = read(images.permute(0, 2, 3, 1), positions, size, self.levels)
             positions = positions[..., :2]
         after = None if isinstance(patch_embed.norm, nn.Identity) else self.offset  # the norm would change it
         bias = self.bias if self.offset is None or after is not None else self.bias + self.offset
@@ -235,77 +249,3 @@ class FlatTokenizer(nn.Module):
         y, x = torch.exp(-(distance * distance)).split((self.rows, self.columns), -1)
         tokens = tokens + (y[..., :, None] * x[..., None, :]).flatten(-2) @ self.table
         return tokens if after is None else tokens + after
-
-
-def flat_windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
-    """What spot.windows gives for images (B, C, H, W) of any dtype, as float32 (B, N, K, K, C)."""
-    batch, channels, height, width = images.shape
-    lengths = torch.tensor([height, width], device=images.device)
-    start = positions * lengths - size / 2
-    # What is within rounding error of a pixel is that pixel, as in spot.tokens.windows, so that the grid gives patches.
-    pixel = start.round()
-    start = torch.where((start - pixel).abs() < 8 * torch.finfo(start.dtype).eps * lengths, pixel, start)
-    start = start.clamp(min=-size - 1).minimum(lengths)
-    whole = start.floor()
-    y, x = (start - whole)[..., None, None].unbind(2)  # (B, N, 1, 1) each
-    steps = torch.arange(size + 1, device=images.device)
-    places = (whole[..., None].long() + steps).clamp(min=0).minimum(lengths[:, None] - 1)  # (B, N, 2, K + 1)
-    first = torch.arange(batch, device=images.device)[:, None, None] * (height * width)  # of each image's pixels
-    rows = (places[:, :, 0] * width + first) * channels
-    columns = places[:, :, 1, :, None] * channels + torch.arange(channels, device=images.device)
-    index = rows[..., None] + columns.flatten(2)[:, :, None]  # (B, N, K + 1, (K + 1) · C)
-    # Number by number: ONNX Runtime does this in a third of the time that it takes to gather whole pixels.
-    crops = images.permute(0, 2, 3, 1).flatten().gather(0, index.flatten()).view(index.shape).float()
-    crops = crops[..., :-1, :] + (crops[..., 1:, :] - crops[..., :-1, :]) * y
-    crops = crops[..., :-channels] + (crops[..., channels:] - crops[..., :-channels]) * x
-    return crops.unflatten(3, (size, channels))
-
-
-def scaled_flat_windows(images: Tensor, positions: Tensor, size: int, levels: int) -> Tensor:
-    """What spot.windows gives for positions (B, N, 3) with scales up to 2 ** (levels - 1), as float32 (B, N, K, K, C).
-
-    The pyramid's levels are one flat list of pixels. Each token is gathered from two of them; see spot.tokens.pyramid.
-    """
-    batch, channels, height, width = images.shape
-    planes = [images.permute(0, 2, 3, 1).float()]
-    for _ in range(levels - 1):
-        planes.append(halved(halved(planes[-1], 1), 2) * 0.25)
-    pixels = torch.cat([plane.flatten(1, 2) for plane in planes], 1)
-    places, scale = positions[..., :2], positions[..., 2]
-    detail = scale.log2().clamp(0, levels - 1)
-    below = detail.floor().clamp(max=max(0, levels - 2))
-    share = (detail - below).square()[..., None, None, None]
-    offsets = torch.arange(size, device=images.device) - (size - 1) / 2
-    lengths = torch.tensor([height, width], device=images.device)
-    points = (places * lengths)[..., None] + (offsets * scale[..., None])[:, :, None]  # (B, N, 2, K), pixels of level 0
-    first = torch.arange(batch, device=images.device)[:, None] * pixels.shape[1]
-    memory = pixels.flatten()
-    numbers = torch.arange(levels - 1, device=images.device)
-    areas = ((lengths[:, None] + 2**numbers - 1) // 2**numbers).prod(0)  # pixels of every level but the last
-
-    def read(level: Tensor) -> Tensor:
-        """Bilinear samples (B, N, K, K, C), each token's from a level (B, N) of its own."""
-        begin = first + ((level[..., None] > numbers).long() * areas).sum(-1)
-        step = torch.exp2(level)[..., None]
-        last = torch.ceil(lengths / step)[..., None] - 1  # (B, N, 2, 1): what halving leaves
-        point = (points / step[..., None] - 0.5).clamp(min=0).minimum(last)  # beyond is the border
-        whole = point.floor()
-        y, x = (point - whole).unbind(2)
-        both = torch.stack([whole, torch.minimum(whole + 1, last)], -1).long()  # (B, N, 2, K, 2)
-        rows = both[:, :, 0] * (last[:, :, 1, :, None].long() + 1) + begin[..., None, None]
-        index = rows[..., :, :, None, None] + both[:, :, 1][:, :, None, None]  # (B, N, K, 2, K, 2)
-        index = index[..., None] * channels + torch.arange(channels, device=images.device)
-        corners = memory.gather(0, index.flatten()).view(index.shape)
-        left, right = corners.unbind(-2)
-        upper, lower = (left + (right - left) * x[:, :, None, None, :, None]).unbind(3)
-        return upper + (lower - upper) * y[..., :, None, None]
-
-    fine = read(below)
-    return fine if levels == 1 else fine + (read(below + 1) - fine) * share
-
-
-def halved(pixels: Tensor, axis: int) -> Tensor:
-    """Sums of neighbours along an axis; an odd last one counts twice."""
-    length = pixels.shape[axis]
-    first = torch.arange((length + 1) // 2, device=pixels.device) * 2
-    return pixels.index_select(axis, first) + pixels.index_select(axis, (first + 1).clamp(max=length - 1))

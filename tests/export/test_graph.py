@@ -5,7 +5,8 @@ import torch
 
 import spot
 from spot.errors import InputError
-from spot.export.graph import DenseGraph, Graph, flat_windows, scaled_flat_windows
+from spot.export.flat import flat_windows, scaled_flat_windows
+from spot.export.graph import DenseGraph, Graph
 from tests.conftest import make_nano
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
@@ -83,8 +84,8 @@ def test_a_built_in_placement_serves_every_image_of_a_batch():
 def test_gathered_windows_are_the_library_s_windows():
     pixels, positions = bytes_and_positions(batch=3, size=(31, 45), tokens=11)
     images = pixels.permute(0, 3, 1, 2)
-    expected = spot.windows(images.float(), positions, 8).permute(0, 1, 3, 4, 2)
-    torch.testing.assert_close(flat_windows(images, positions, 8), expected, atol=1e-3, rtol=0)
+    expected = spot.windows(images.float(), positions, 8)
+    torch.testing.assert_close(flat_windows(pixels, positions, 8), expected, atol=1e-3, rtol=0)
 
 
 def with_sizes(positions, largest=4.0):
@@ -93,12 +94,13 @@ def with_sizes(positions, largest=4.0):
     return torch.cat([positions, scales], -1)
 
 
+@pytest.mark.parametrize("largest", [1.0, 2.0, 4.0])  # 2 needs no pyramid, 4 does
 @pytest.mark.parametrize("size", [(31, 45), (64, 32)])
-def test_gathered_windows_of_any_size_are_the_library_s_windows(size):
+def test_gathered_windows_of_any_size_are_the_library_s_windows(size, largest):
     pixels, positions = bytes_and_positions(batch=3, size=size, tokens=11)
-    images, placed = pixels.permute(0, 3, 1, 2), with_sizes(positions)
-    expected = spot.windows(images.float(), placed, 8).permute(0, 1, 3, 4, 2)
-    torch.testing.assert_close(scaled_flat_windows(images, placed, 8, 4), expected, atol=2e-3, rtol=0)
+    images, placed = pixels.permute(0, 3, 1, 2), with_sizes(positions, largest)
+    expected = spot.windows(images.float(), placed, 8)
+    torch.testing.assert_close(scaled_flat_windows(pixels, placed, 8, 4), expected, atol=2e-3, rtol=0)
 
 
 @torch.no_grad()
@@ -115,8 +117,10 @@ def test_on_the_grid_gathered_windows_are_the_patches_bit_for_bit():
     pixels, _ = bytes_and_positions()
     images = pixels.permute(0, 3, 1, 2)
     grid = model.grid().reshape(-1, 2).expand(2, -1, -1)
-    patches = images.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).flatten(1, 2)
-    assert torch.equal(flat_windows(images, grid, 8), patches.float())
+    patches = images.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
+    assert torch.equal(flat_windows(pixels, grid, 8), patches.float())
+    of_one = torch.cat([grid, torch.ones_like(grid[..., :1])], -1)
+    assert torch.equal(scaled_flat_windows(pixels, of_one, 8, 3), patches.float())
 
 
 @torch.no_grad()
