@@ -94,17 +94,17 @@ def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int) -
     planes = [images]
     for _ in range(levels - 2):
         planes.append(halved(halved(planes[-1].float(), 1), 2) * 0.25)
-    if len(planes) == 1:
-        memory, pixels, inside, across = planes[0].flatten(), height * width, 0, width
-    else:
+    inside: int | Tensor = 0  # where its level begins among an image's pixels
+    across: int | Tensor = width  # pixels of a row of its level
+    flat = images.flatten(1, 2)
+    if len(planes) > 1:
         flat = torch.cat([plane.flatten(1, 2).float() for plane in planes], 1)
-        memory, pixels = flat.flatten(), flat.shape[1]
         numbers = torch.arange(levels - 2, device=images.device)
         areas = ((lengths[:, None] + 2**numbers - 1) // 2**numbers).prod(0)  # pixels of every level but the last
         inside = ((below[..., None] > numbers).long() * areas).sum(-1)
         across = last[:, :, 1].long() + 1
-    first = torch.arange(batch, device=images.device)[:, None] * pixels + inside
-    squares = gathered(memory, (begin + steps).minimum(last).long(), first, across, channels)
+    first = torch.arange(batch, device=images.device)[:, None] * flat.shape[1] + inside
+    squares = gathered(flat.flatten(), (begin + steps).minimum(last).long(), first, across, channels)
     # Over columns, then over rows and both levels: nothing is transposed on the way.
     narrow = squares.flatten(2, 3) @ columns  # (B, N, C · S, 2 · K)
     return rows[:, :, None] @ narrow.view(*squares.shape[:3], -1, size)

@@ -253,6 +253,18 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         epochs=10, lr=4e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, views=3, shares=(0.75, 0.75, 0.4, 0.1875),
         weights=(0.6, 1.0, 1.0, 1.5), blend=1.0,
     ),
+    replace(
+        DISTIL,
+        name="distil-again",
+        origin="ours: goes on from a retrofit and its policy, with weights as a delta with fewest=16 takes them",
+        cost="ViT-Ti/16 on 5,000 images, 1,875 steps in bfloat16: 65 minutes of one CPU core",
+        expected="spot/assets/RETROFITS.md has what was measured",
+        command=f"spot retrofit {DISTIL.model}+spot --recipe distil-again "
+        "--data images --leave-out tools/set_aside.txt --out runs/tiny-again",
+        epochs=12, lr=3e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, blend=1.0, seed=2, fewest=16,
+        budgets=((16, 25, 25, 36), (49, 49, 64), (81, 100, 100, 121)), shares=(0.75, 0.75, 0.5),
+        weights=(0.6, 1.0, 1.0), priors=("isotropic",) * 4 + ("learned",) * 3 + ("center", "sobol", "uniform"),
+    ),
 )
 
 

@@ -104,7 +104,7 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
     model.fewest = None  # what is trained are the weights that are there, at any budget
     images = training_images(model, recipe, options)
     steps_in(recipe, len(images))  # refuses a batch or a warm-up that does not fit, before anything is written
-    teacher = None if options.teacher is None else load(options.teacher)
+    teacher = teacher_of(model, recipe, options)
     folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher))
     this_process().wait_for_everyone()  # all have seen the folder before one writes to it
     objective = OBJECTIVES[recipe.objective](model, recipe, *([] if teacher is None else [teacher]))
@@ -122,6 +122,13 @@ def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
         if options.cache is None and this_process().is_main_process:
             shutil.rmtree(cache, ignore_errors=True)
         return trained
+
+
+def teacher_of(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT | None:
+    """Another teacher than the model as it is: the one asked for, or the ViT that a delta was made from."""
+    if options.teacher is not None:
+        return load(options.teacher)
+    return model.base_vit() if isinstance(recipe, Distil) and model.base is not None else None
 
 
 def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images | Scenes:

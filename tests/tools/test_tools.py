@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import spot
+from spot.cli import main
 from spot.models.deltas import is_delta
 from tools import equal_training, fill_results, make_assets, make_retrofits
 
@@ -67,8 +68,15 @@ def real(tmp_path_factory):
 
 def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, monkeypatch):
     monkeypatch.setattr(make_retrofits, "SHARES", (0.0, 0.5))
+    monkeypatch.setattr(make_retrofits, "call", lambda *words: main([str(word) for word in words]))
     folders = (real, real / "images", real / "images", tmp_path / "runs")
-    how = {"retrofits": {NAME: FEW}, "budgets": (4, 196), "set_aside": real / "aside.txt"}
+    few = [each for each in FEW if not each.startswith("budgets")]
+    how = {
+        "retrofits": {NAME: FEW},
+        "again": {NAME: (*few, "budgets=((20,),)")},
+        "budgets": (4, 196),
+        "set_aside": real / "aside.txt",
+    }
     make_retrofits.main(*folders, assets=tmp_path, **how)
     delta = tmp_path / f"{NAME}+spot.safetensors"
     assert is_delta(delta)
@@ -78,6 +86,9 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
     run = json.loads((tmp_path / "runs" / NAME / "run.json").read_text())
     assert run["settings"]["images"]["count"] == 22
     card = (tmp_path / "RETROFITS.md").read_text()
+    assert spot.load(delta, weights=real / f"{NAME}.safetensors", prior="learned").cascade is not None
+    recipe = json.loads((tmp_path / "runs" / f"{NAME}-again" / "run.json").read_text())["settings"]
+    assert recipe["recipe"]["fewest"] == 16 and recipe["teacher"]["name"].startswith(NAME)
     seeds = [tmp_path / "runs" / folder for folder in (NAME, f"{NAME}-seed-1")]
     assert [json.loads((run / "run.json").read_text())["settings"]["recipe"]["seed"] for run in seeds] == [0, 1]
     one, two, mean = (
@@ -85,7 +96,7 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
     )
     assert not torch.equal(one, two)
     torch.testing.assert_close(mean, (one + two) / 2)
-    for title in (NAME, f"{NAME}+spot", f"{NAME}+spot, seed 0", f"{NAME}+spot, seed 1"):
+    for title in (NAME, f"{NAME}+spot", f"{NAME}+spot, seed 0", f"{NAME}+spot, their mean"):
         assert re.search(
             rf"^\| {re.escape(title)} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| 24 \|$", card, re.MULTILINE
         )

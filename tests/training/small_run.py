@@ -21,6 +21,14 @@ SMALL = {"img_size": 32, "batch_size": 8, "epochs": 3.0, "warmup_share": 0.17, "
 OWN = {
     "distil": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
     "distil-sizes": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
+    "distil-again": {
+        "budgets": ((4, 9),),
+        "shares": (1.0,),
+        "weights": (1.0,),
+        "head_rate": 1.0,
+        "fewest": 4,
+        "priors": ("isotropic", "sobol"),
+    },
     "cls-in1k": {},
     "cls-in21k": {},
     "mae-finetune": {},

@@ -11,6 +11,7 @@ from spot.training.batches import Part
 from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, gathered, sample_map
 from spot.training.recipes import RECIPES
 from tests.conftest import make_nano
+from tests.placement.test_policy import random_policy
 from tests.training.small_run import small_recipe
 
 IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -267,6 +268,20 @@ def test_on_the_grid_such_weights_have_nothing_to_learn_and_no_pass_is_made():
         alone(WHOLE)
     with pytest.raises(InputError, match="leave fewest out"):
         distil(view="tome", fewest=4)
+
+
+def test_tokens_can_be_where_the_policy_looks_in_each_image_of_a_part():
+    model, one = make_nano(), {"budgets": ((6,),), "shares": (1.0,), "weights": (1.0,)}
+    recipe = small_recipe("distil", **one, priors=("learned",), jitter=0.0)
+    with pytest.raises(InputError, match="has no learned prior yet"):
+        Distil(model, recipe)
+    model.policy = random_policy(model, "thumbnail", side=8)
+    objective = Distil(model, recipe)
+    with torch.no_grad():
+        model.vit.pos_embed.add_(1.0)  # the policy was the model's when training began
+    placed = objective.place(IMAGES, 0, WHOLE)
+    torch.testing.assert_close(placed[..., :2], model.policy(IMAGES, 6))
+    assert torch.equal(placed, torch.cat([objective.place(part.images, 0, part) for part in halves()]))
 
 
 # Masked
