@@ -187,6 +187,24 @@ def test_weights_in_a_file_need_no_network(verb, tmp_path, capsys, monkeypatch):
     assert "none.safetensors" in said and "cannot be reached" not in said
 
 
+def test_a_timm_name_without_network_ends_before_torch_is_imported(tmp_path):
+    where = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    program = (
+        "import sys\nfrom spot.cli import main\ntry:\n    main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n    print(stop.code, 'torch' in sys.modules)"
+    )
+    name = "vit_base_patch16_224.augreg2_in21k_ft_in1k"
+    words = [sys.executable, "-c", program, "predict", "photo.jpg", "--model", name]
+    said = subprocess.run(words, env=where, capture_output=True, text=True, check=True)
+    assert said.stdout == "2 False\n"
+    assert said.stderr == (
+        f"spot: cannot download {name}: huggingface.co cannot be reached; pass --weights FILE if you have them\n"
+    )
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "hub" / "checkpoints" / "vit.pth").touch()  # perhaps these: then timm is asked
+    assert subprocess.run(words, env=where, capture_output=True, text=True, check=True).stdout == "2 True\n"
+
+
 def test_a_kept_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -1,6 +1,7 @@
 """Whether the weights that a model stands on are here, or can be fetched: known before anything heavy is imported."""
 
 import os
+import re
 import socket
 import threading
 from contextlib import suppress
@@ -18,20 +19,34 @@ ASSETS = Path(__file__).parents[1] / "assets"
 SECONDS = 1.2  # to wait for an answer, so that a command without a network ends within two
 
 
+TIMM = re.compile(r"[a-z0-9_]+_[a-z0-9_]+\.[a-z0-9_]+")  # an architecture and the tag of its weights
+FILES = (".safetensors", ".pt", ".pth", ".bin", ".onnx", ".pt2")
+
+
 def refuse_offline(name: str) -> None:
-    """Refuse a retrofit of ours whose timm weights were not downloaded before and cannot be now."""
+    """Refuse a retrofit of ours, or a timm model, whose weights were not downloaded before and cannot be now."""
     name = ALIASES.get(name, name)
     base = name.removesuffix("+spot")
-    if base == name or Path(name).exists() or not (ASSETS / f"{name}.safetensors").is_file():
+    ours = base != name and (ASSETS / f"{name}.safetensors").is_file()
+    timm = TIMM.fullmatch(name) is not None and not name.endswith(FILES)
+    if Path(name).exists() or not (ours or timm):
         return
-    caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "huggingface"
-    caches = Path(os.environ.get("HF_HOME", caches)) / "hub"
-    caches = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or caches)
-    if any((caches / f"models--timm--{base}" / "snapshots").glob("*/*.*")):
+    hub, torch = caches()
+    # Of other models than ours it is not known here where timm has their weights from: what may be they, is asked for.
+    wanted = f"models--*{base.partition('.')[0]}*" if timm else f"models--timm--{base}"
+    if any(hub.glob(f"{wanted}/snapshots/*/*.*")) or (timm and any(torch.glob("*"))):
         return
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     where = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     refuse_unreachable(f"download {base}", where, "; pass weights=FILE if you have them", offline=offline)
+
+
+def caches() -> tuple[Path, Path]:
+    """Where the hub and where torch keep what was downloaded."""
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    hub = Path(os.environ.get("HF_HOME", home / "huggingface")) / "hub"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or hub)
+    return hub, Path(os.environ.get("TORCH_HOME", home / "torch")) / "hub" / "checkpoints"
 
 
 def refuse_unreachable(what: str, address: str, advice: str = "", *, offline: bool = False) -> None:
