@@ -10,6 +10,7 @@ shard or one epoch: the same command goes on. Targets, densities (B, R, R) over 
     occlusion    how much its answer changes where a part of the grid is left out (KL)
     trials       where tokens had better be: few tokens are placed around each of 17 points in turn, and the
                  points at which the model then says what the dense ViT says (KL) are the important ones
+    oracle       where tokens stand after a search for the dense ViT's answer (SPoT-ON)
     saliency     maps of a saliency network, through the same rule as `focus`
 
 All are then taken relative to their mean over the images, around the middle (`center`; 0 leaves them as they are).
@@ -37,6 +38,7 @@ from spot.data.scenes import Scenes
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError, unknown
 from spot.models.spot_vit import SpotViT
+from spot.placement.oracle import PRESETS, search
 from spot.placement.policy import FirstBlocks, Policy, Thumbnail, hash_of
 from spot.placement.priors import spread
 from spot.placement.saliency import open_saliency, rgb
@@ -58,6 +60,7 @@ SHARD = 64  # images whose targets are kept in one file
 LAST = 3  # blocks whose class attention is the target
 LEFT_OUT = 7  # occlusion leaves out each of 7 × 7 parts of the grid
 POINTS, WIDTH, TEMPERATURE = 4, 0.15, 1.0  # trials: a side of the grid of points, width of a bump, of the softmax
+PLACES = (torch.arange(28) + 0.5) / 28  # the cells of such maps, along a side
 LARGER = 1.5  # thumbnails are kept so much larger than they are seen, to be cropped
 
 
@@ -126,12 +129,22 @@ def trials(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> T
     return torch.einsum("bk,kij->bij", weights, bumps.to(weights))
 
 
-def bumps_at(side: int = 28) -> Tensor:
-    """Densities (K, side, side) around a grid of points, and the middle."""
-    places = (torch.arange(side) + 0.5) / side
+def oracle(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
+    """A bump around each token after a search, from isotropic, that makes few tokens say what the dense ViT says."""
+    with torch.no_grad():
+        dense = teacher(seen_by(teacher, model, images), teacher.grid(images))
+    start = model.place(images, tokens=how.tokens, prior="isotropic")
+    found = search(model, images, None, start, PRESETS["agree"], dense=dense).positions[..., :2]
+    width = 0.5 / how.tokens**0.5
+    y, x = (torch.exp(-((PLACES.to(found) - at[..., None]) ** 2) / (2 * width**2)) for at in found.unbind(-1))
+    return density(torch.einsum("bni,bnj->bij", y, x))
+
+
+def bumps_at() -> Tensor:
+    """Densities (K, 28, 28) around a grid of points, and the middle."""
     points = (torch.arange(POINTS) + 1) / (POINTS + 1)
     centres = [*torch.cartesian_prod(points, points), torch.tensor([0.5, 0.5])]
-    bumps = [torch.exp(-((places[:, None] - y) ** 2 + (places - x) ** 2) / (2 * WIDTH**2)) for y, x in centres]
+    bumps = [torch.exp(-((PLACES[:, None] - y) ** 2 + (PLACES - x) ** 2) / (2 * WIDTH**2)) for y, x in centres]
     return density(torch.stack(bumps))
 
 
@@ -156,7 +169,7 @@ def density(maps: Tensor) -> Tensor:
 
 
 Target = Callable[[SpotViT, SpotViT, Tensor, Learning], Tensor]
-TARGETS: dict[str, Target] = {"attention": attention, "occlusion": occlusion, "trials": trials}
+TARGETS: dict[str, Target] = {"attention": attention, "occlusion": occlusion, "trials": trials, "oracle": oracle}
 
 
 def saliency_target(path: str) -> Target:

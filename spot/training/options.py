@@ -29,7 +29,7 @@ class Options:
     leave_out: Path | None = None
     """a file that names images never to train on, one a line, as paths below the data's root"""
     teacher: str | None = None
-    """distil: a saved model that teaches; by default the model itself, as it was"""
+    """distil: a saved model that teaches; by default the ViT that a delta was made from, or the model as it was"""
     cache: Path | None = None
     """folder in which runs share fixed views (recipe field views); by default the run's own, removed in the end"""
     val: str | None = None
@@ -70,11 +70,11 @@ class Learning:
     side: int | None = None
     """pixels of the thumbnail, or large tokens, along each side"""
     target: str = "attention"
-    """what the map is to be: attention, occlusion, trials, or an .onnx file of a saliency network"""
+    """what the map is to be: attention, occlusion, trials, oracle, or an .onnx file of a saliency network"""
     center: float = 0.4
     """width, in sides of the image, of the pull to the middle that replaces what targets have in common; 0 for none"""
     tokens: int = 25
-    """with how many tokens trials are made"""
+    """with how many tokens trials and searches are made"""
     power: float = 1.0
     """in the end the map is raised to this power; above 1 it is narrower, for small things"""
     strength: float = 0.9

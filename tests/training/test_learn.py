@@ -1,6 +1,7 @@
 """A policy learns without labels where tokens should go."""
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 
@@ -12,9 +13,10 @@ import spot
 from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.errors import InputError
+from spot.placement.oracle import PRESETS, search
 from spot.training import learn as module
 from spot.training.fresh import fresh
-from spot.training.learn import TARGETS, around_the_middle, class_attention, learn, occlusion, seen_by
+from spot.training.learn import TARGETS, around_the_middle, class_attention, learn, occlusion, oracle, seen_by
 from spot.training.options import Learning
 
 HOW = Learning(epochs=3, batch=16, side=32, tokens=9, center=0)
@@ -73,6 +75,20 @@ def test_occlusion_is_the_change_of_the_answer_without_a_part_of_the_grid(model,
     with torch.no_grad():
         other = model(images[:2], grid[:, ~((grid[0, :, 0] < 1 / 7) & (grid[0, :, 1] < 1 / 7))]).log_softmax(1)
     torch.testing.assert_close(maps[:, 0, 0] / ratio, (full.exp() * (full - other)).sum(1) + 1e-4, rtol=1e-3, atol=1e-6)
+
+
+def test_the_oracle_s_map_is_high_where_a_search_has_put_tokens(model, images):
+    dense = model(images[:2], model.grid(images[:2]))
+    start = model.place(images[:2], tokens=HOW.tokens, prior="isotropic")
+    placed = search(model, images[:2], None, start, PRESETS["agree"], dense=dense).positions
+    expected = torch.zeros(2, 28, 28)
+    for image, row, column in itertools.product(range(2), range(28), range(28)):
+        at = torch.tensor([row + 0.5, column + 0.5]) / 28
+        squares = (placed[image] - at).square().sum(-1) * HOW.tokens
+        expected[image, row, column] = torch.exp(-2 * squares).sum()
+    expected /= expected.sum((1, 2), keepdim=True)
+    torch.testing.assert_close(oracle(model, model, images[:2], HOW), expected, atol=1e-6, rtol=1e-4)
+    assert (placed - start).abs().max() > 0.02
 
 
 @pytest.mark.parametrize("target", TARGETS)
