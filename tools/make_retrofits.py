@@ -3,10 +3,10 @@
 WEIGHTS holds timm's files (NAME.safetensors), TRAIN unlabelled photographs, VAL validation images that no training
 touches. For each ViT `spot retrofit` is run in RUNS with two seeds (runs/retrofits by default; what is done is skipped,
 what was interrupted goes on), without the images of tools/set_aside.txt. The mean of what the two changed gets a policy
-(`spot learn`), and goes on with recipe distil-again. That is what spot/assets gets, as a delta whose weights follow the
-budget, with its own policy and its cascade, which is calibrated on the images set aside. On those, without labels, is
-measured how much of the change suits which budget. Then the ViT before, the delta as shipped and what it was made of
-are measured on VAL, once, and RETROFITS.md is written anew.
+(`spot learn`), and goes on with recipe distil-again. What is half way between goes to spot/assets, as a delta whose
+weights follow the budget, with its own policy and its cascade, calibrated on the images set aside. On those, without
+labels, is measured how much of the change suits which budget. Then the ViT before, the delta as shipped and what it was
+made of are measured on VAL, once, and RETROFITS.md is written anew.
 """
 
 import shutil
@@ -74,15 +74,14 @@ def main(
         for seed in SEEDS:
             run = taught[f"{name}+spot, seed {seed}"] = runs / (f"{name}-seed-{seed}" if seed else name)
             retrofit(name, where, run, "distil-sizes", [*changes, f"seed={seed}"])
-        mean = taught[f"{name}+spot, their mean"] = mean_of(list(taught.values()), runs / f"{name}-mean")
-        start = delta_of(mean, name, base)
-        if not (policy := start.with_suffix(".policy.safetensors")).is_file():
-            call("learn", start, *where, *teacher, "--out", policy)
-        final = runs / f"{name}-again"
-        retrofit(start, where, final, "distil-again", again.get(name, ()))
-        delta = delta_of(final, name, base)
-        call("learn", delta, *where, *teacher, "--out", delta.with_suffix(".policy.safetensors"))
+        mean = mean_of(list(taught.values()), runs / f"{name}-mean")
+        start = policy_of(delta_of(mean, name, base), where, teacher)
+        taught |= {f"{name}+spot, their mean": mean, f"{name}+spot, gone on from there": runs / f"{name}-again"}
+        retrofit(start, where, runs / f"{name}-again", "distil-again", again.get(name, ()))
+        final = mean_of([mean, runs / f"{name}-again"], runs / f"{name}-final")
+        delta = policy_of(delta_of(final, name, base), where, teacher)
         kept = ["--data", train, "--keep", set_aside, "--tokens", *budgets[:-1], "--agree", AGREE, "--base"]
+        kept += ["--prior", "learned"]
         call("calibrate", delta, "--weights", base, *kept, "--out", delta.with_suffix(".anytime.json"))
         for file in delta.parent.glob(f"{name}+spot.*"):
             if file.is_file():
@@ -93,7 +92,7 @@ def main(
             model = spot.load(delta_of(run, name, base), weights=base)
             row = line(title, measured(model, runs / "accuracy.json", settings, str(val)))
             (rows if run == final else steps).append(row)
-        for run in (runs / name, runs / f"{name}-seed-1", final):
+        for run in (runs / name, runs / f"{name}-seed-1", runs / f"{name}-again"):
             log = report.markdown([minutes(row) for row in epochs_of(run)])
             recipe = read_json(run / "run.json")["settings"]["recipe"]
             logs.append(f"{name}, {recipe['name']}, seed {recipe['seed']}\n\n{log}")
@@ -114,6 +113,13 @@ def delta_of(run: Path, name: str, base: Path) -> Path:
     delta = run / f"{name}+spot.safetensors"
     if not delta.is_file():
         call("delta", run / "model", "--weights", base, "--out", delta, "--fewest", FEWEST)
+    return delta
+
+
+def policy_of(delta: Path, where: Sequence[object], teacher: Sequence[object]) -> Path:
+    """The delta, with a policy beside it."""
+    if not (policy := delta.with_suffix(".policy.safetensors")).is_file():
+        call("learn", delta, *where, *teacher, "--out", policy)
     return delta
 
 
@@ -175,8 +181,9 @@ and fewer, log(196 / N) / log(196 / 16) of it with N, none on the grid, where it
 (`spot/models/budgets.py`).
 
 {accuracy}
-How it came about: two runs of `distil-sizes` with other seeds, the mean of what they changed, and from there on
-`distil-again`, which trains weights as the budget takes them. On the images of the table above, with the same rule:
+How it came about: two runs of `distil-sizes` with other seeds, the mean of what they changed, from there on
+`distil-again`, which trains weights as the budget takes them, and half of the way back. On the images of the table
+above, with the same rule for weights:
 
 {steps}
 Why: how often the ViT with a share of the change, at every budget alike, says what the ViT itself says on its grid, in

@@ -29,7 +29,7 @@ from spot.placement.policy import hash_of
 
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: budgets of the stages before it, unless told otherwise
 EARLY = 2  # at most so many stages before the grid
-LEVELS = 40  # thresholds that are tried for a stage: quantiles of its confidence
+LEVELS = 100  # thresholds that are tried for a stage: quantiles of its confidence
 
 
 class Said(NamedTuple):

@@ -20,10 +20,12 @@ from spot.evaluation.accuracy import Setting
 from spot.evaluation.anytime import Said, cheapest, listen
 from spot.evaluation.cost import macs
 from spot.evaluation.throughput import cpu_threads
+from spot.hashes import hash_tensors
 from spot.models.anytime import Cascade, Stage, joined
 from spot.models.protocol import Placed
 from spot.models.spot_vit import SpotViT
 from spot.placement.policy import hash_of
+from spot.placement.priors import LEARNED
 from spot.studies.backbone import Backbone
 from spot.studies.lab import Lab
 from spot.studies.statistics import difference, share
@@ -43,14 +45,14 @@ DENSE = (79.8, 4.6)
 def run(lab: Lab) -> Result:
     """Cascades for every wanted agreement, single budgets and rivals, each against the dense ViT on the same images."""
     rows: list[Row] = []
-    rest = slice(None) if lab.settings.bank is not None else slice(1, None, 2)  # without a bank, half of them calibrate
+    rest, calibrated = resting(lab), 0
     for backbone in lab.backbones:
         model, cells = backbone.model, len(backbone.model.grid())
         budgets = [tokens for tokens in lab.tokens if tokens < cells]
-        costs = [macs(Placed(model, tokens)) for tokens in budgets] + [macs(Placed(model, cells, "isotropic"))]
-        every = said(lab, backbone, budgets, bank=False)
-        here = part_of(every, rest)
-        there = said(lab, backbone, budgets, bank=True) if here is every else part_of(every, slice(0, None, 2))
+        priced = {prior: prices(model, budgets, prior) for prior in (None, LEARNED)[: 1 + (model.policy is not None)]}
+        heard = {prior: heard_of(lab, backbone, budgets, prior) for prior in priced}
+        (here, there), costs = heard[None], priced[None]
+        calibrated = len(there.labels)
         base = here.dense.argmax(1) == here.labels
         about: Row = {"backbone": backbone.name}
         for name, tokens, price, right in [
@@ -58,16 +60,16 @@ def run(lab: Lab) -> Result:
             *(("one budget", *each) for each in zip((*budgets, cells), costs, right_of(here), strict=True)),
         ]:
             rows.append(about | {"method": name, "tokens": tokens, **judged(right, base, price / costs[-1])})
-        for last in dict.fromkeys((False, backbone.parent is not None)):
-            name = "cascade, base at the end" if last else "cascade"
+        for name, prior, last in ways(backbone):
+            seen, calibrating = (ended(each, last) for each in heard[prior])
             for agree in AGREE:
-                stages, _, _ = cheapest(ended(there, last), budgets, costs, cells, agree)
-                right, spent, agreed = outcome(ended(here, last), stages, (*budgets, cells))
+                stages, _, _ = cheapest(calibrating, budgets, priced[prior], cells, agree)
+                right, spent, agreed = outcome(seen, stages, (*budgets, cells))
                 row = judged(right, base, spent.double().mean().item() / costs[-1])
                 shown = " → ".join(str(stage.tokens) for stage in stages)
                 rows.append(about | {"method": name, "tokens": shown, "agree": 100 * agree, **row, "agreed": agreed})
                 if agree == 0.97:
-                    cascade = Cascade(tuple(stages), hash_of(model), last)
+                    cascade = Cascade(tuple(stages), hash_of(model), last, prior)
                     rows[-1] |= timed(lab, backbone, cascade)
         for (rival, tokens), (made,) in rivals(lab, backbone, budgets).items():
             price = macs(lab.model(backbone, Setting(rival, tokens)))
@@ -76,7 +78,7 @@ def run(lab: Lab) -> Result:
             )
     notes = [
         lab.differs(searched=False),
-        f"Cascades are calibrated on {len(there.labels)} other images without their labels, for the wanted agreement "
+        f"Cascades are calibrated on {calibrated} other images without their labels, for the wanted agreement "
         "with the dense ViT; agreed is what came out on the study's images. All stages and placing are counted.",
         "The change is against the dense ViT on the same images. Time is processor time of one thread as a share of "
         f"the dense ViT's, median of {ROUNDS} rounds on {TIMED} images, batches of 1 and of 32 that shrink.",
@@ -86,13 +88,49 @@ def run(lab: Lab) -> Result:
     return Result(rows, published(), notes)
 
 
-def said(lab: Lab, backbone: Backbone, budgets: Sequence[int], *, bank: bool) -> Said:
+def ways(backbone: Backbone) -> list[tuple[str, str | None, bool]]:
+    """Names of cascades, where their early stages place tokens, and whether they end with the ViT before."""
+    parent = backbone.parent is not None
+    named: list[tuple[str, str | None, bool]] = []
+    if not parent or backbone.model.fewest is None:  # weights that follow the budget are the parent's on the grid
+        named.append(("cascade", None, False))
+    if parent:
+        named.append(("cascade, base at the end", None, True))
+    if backbone.model.policy is not None:
+        named.append(("cascade, learned placement", LEARNED, parent))
+    return named
+
+
+def prices(model: SpotViT, budgets: Sequence[int], prior: str | None) -> list[int]:
+    """Multiply-adds of every budget, with looking, and of the grid."""
+    return [macs(Placed(model, tokens, prior)) for tokens in budgets] + [
+        macs(Placed(model, len(model.grid()), "isotropic"))
+    ]
+
+
+def resting(lab: Lab) -> slice:
+    """The study's images that are measured: without a bank, every second one calibrates."""
+    return slice(None) if lab.settings.bank is not None else slice(1, None, 2)
+
+
+def heard_of(lab: Lab, backbone: Backbone, budgets: Sequence[int], prior: str | None) -> tuple[Said, Said]:
+    """What is said of the images that are measured, and of those that calibrate."""
+    every = said(lab, backbone, budgets, bank=False, prior=prior)
+    here = part_of(every, resting(lab))
+    if here is every:
+        return here, said(lab, backbone, budgets, bank=True, prior=prior)
+    return here, part_of(every, slice(0, None, 2))
+
+
+def said(lab: Lab, backbone: Backbone, budgets: Sequence[int], *, bank: bool, prior: str | None = None) -> Said:
     """What every budget says of the study's images, or of some of the bank's; kept in the lab's cache."""
     model = backbone.model
     images = lab.sources.bank(model) if bank else lab.sources.images(model)
     hashed = lab.sources.images_hash(model, bank=bank)
     about: Row = {"kind": "said", "name": backbone.name.replace("/", "-"), "model": backbone.hash, "images": hashed}
     about |= {"base": backbone.parent_hash, "budgets": list(budgets), "bank": bank, "limit": CALIBRATING}
+    if prior is not None:
+        about["prior"] = hash_tensors(model.named_policy(prior).look.state_dict())
 
     def compute() -> dict[str, Tensor]:
         if bank and len(images) > CALIBRATING:
@@ -101,7 +139,7 @@ def said(lab: Lab, backbone: Backbone, budgets: Sequence[int], *, bank: bool) ->
         else:
             subset = images
         batches = loader(subset, lab.settings.batch_size, lab.settings.workers)
-        made = listen(model, batches, budgets, dense=backbone.parent or model)
+        made = listen(model, batches, budgets, dense=backbone.parent or model, prior=prior)
         order = torch.tensor(sorted(range(len(made.keys)), key=made.keys.__getitem__))  # as lab.accuracy has them
         return {"stages": made.stages[:, order].half(), "dense": made.dense[order].half(), "labels": made.labels[order]}
 

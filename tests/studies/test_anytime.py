@@ -9,6 +9,7 @@ from spot.models.anytime import Cascade
 from spot.placement.policy import hash_of
 from spot.studies import anytime
 from spot.studies.study import find_study
+from tests.placement.test_policy import random_policy
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +44,23 @@ def test_where_images_stop_is_what_looking_gives(make_lab):
     order = sorted(range(60), key=batch.keys.__getitem__)
     assert (step.macs[order] == spent).float().mean() > 0.95  # kept as float16, a border case may differ
     assert ((step.logits.argmax(1) == batch.labels)[order] == right).float().mean() > 0.95
+
+
+def test_a_cascade_can_place_where_the_policy_looks(make_lab):
+    lab = make_lab(models=("one",))
+    model = lab.backbones[0].model
+    model.policy = random_policy(model, "thumbnail", side=8)
+    rows = {(row["method"], row.get("agree")): row for row in anytime.run(lab).rows}
+    learned, even = rows["cascade, learned placement", 97], rows["cascade", 97]
+    assert {"time 1", "time 32"} <= learned.keys() and learned["share"] != even["share"]
+    here, there = anytime.heard_of(lab, lab.backbones[0], [4, 9], "learned")
+    stages, _, _ = cheapest(there, [4, 9], [1, 2, 5], 16, 0.8)
+    _, spent, _ = anytime.outcome(here, stages, (4, 9, 16))
+    model.cascade = Cascade(tuple(stages), hash_of(model), prior="learned")
+    (batch,) = loader(lab.sources.images(model), 64)
+    with torch.no_grad():
+        *_, step = model.look(batch.images)
+    assert (step.macs[sorted(range(60), key=batch.keys.__getitem__)] == spent).float().mean() > 0.95
 
 
 def test_without_a_bank_half_of_the_images_calibrate(make_lab):
