@@ -266,8 +266,16 @@ def quantise(path: Path, ranges: Mapping[str, Range], prefix: str = "model.") ->
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    used = {each for node in nodes for each in node.input}
+    used = set(inputs_of(graph))
     kept = [each for each in graph.initializer if each.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
     onnx.save_model(file, str(path))
+
+
+def inputs_of(graph: Any) -> Iterator[str]:
+    """The names of what an ONNX graph's nodes take, those of its branches among them."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            yield from inputs_of(attribute.g)

@@ -15,7 +15,7 @@ from spot.export.runtime import Exported
 from spot.export.verify import sample_pictures
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
-from tests.export.test_graph import bytes_and_positions, normalised, random_model
+from tests.export.test_graph import bytes_and_positions, normalised, random_model, with_sizes
 
 
 def images(count=12, size=32):
@@ -116,6 +116,23 @@ def test_an_int8_file_is_close_to_the_model_and_keeps_unfit_layers_in_float(tmp_
         error = np.linalg.norm(run(pixels.numpy(), positions.numpy())["logits"] - expected.numpy())
         assert error < 0.1 * float((expected - expected.mean(1, keepdim=True)).norm())
     assert run.about["int8"]["images"] == 8
+
+
+@torch.no_grad()
+def test_an_int8_file_of_a_model_with_sizes_reads_windows_of_every_size(tmp_path):
+    """Its branches have constants of their own, which must outlive the weights that eight bits replace."""
+    model = make_nano()
+    model.scale = "auto"
+    pictures = sample_pictures(model, count=16)
+    export(model, tmp_path / "m.onnx", int8=pictures[:8], pictures=pictures[8:])
+    pixels, positions = bytes_and_positions()
+    for largest in (1.0, 2.0, 4.0):
+        placed = with_sizes(positions, largest)
+        expected = model(normalised(model, pixels), placed)
+        error = (
+            torch.from_numpy(Exported(tmp_path / "m.onnx")(pixels.numpy(), placed.numpy())["logits"]) - expected
+        ).std()
+        assert error < 0.2 * expected.std()
 
 
 def test_what_cannot_be_had_is_one_sentence(tmp_path, capsys):
