@@ -295,13 +295,13 @@ def test_the_command_writes_and_says_the_difference(tmp_path, capsys):
     assert result["logits"].shape == (1, 10) and result["pooled"].shape == (1, 32)
 
 
-def test_without_a_compiler_compiling_is_refused_in_one_sentence(tmp_path, monkeypatch):
+def test_without_a_compiler_compiling_is_refused_in_one_sentence(tmp_path):
     from torch._inductor import config
     from torch._inductor.cpp_builder import cpp_compiler_search
 
     cpp_compiler_search.cache_clear()
-    monkeypatch.setattr(config.cpp, "cxx", (None, str(tmp_path / "no-compiler")))
-    with pytest.raises(InputError, match=r"needs a C\+\+ compiler, and none was found"):
+    without = config.patch({"cpp.cxx": (None, str(tmp_path / "no-compiler"))})
+    with without, pytest.raises(InputError, match=r"needs a C\+\+ compiler, and none was found"):
         export(make_nano(), tmp_path / "m.pt2", to="torch", compiled=True)
     cpp_compiler_search.cache_clear()
     assert not list(tmp_path.iterdir())
