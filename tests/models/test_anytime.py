@@ -76,16 +76,17 @@ def test_thresholds_are_the_cheapest_of_all(batches):
         torch.rand(60, generator=draw) < share for share in (confidences[0], confidences[1] ** 0.5, torch.ones(60))
     ]
     limits, share, cost = thresholds(confidences, agrees, [1, 2, 5], 0.9)
+    images = list(zip(*(each.tolist() for each in (*confidences[:2], *agrees)), strict=True))
 
     def outcome(first, second):
         agreed = spent = 0
-        for c1, c2, a1, a2, a3 in zip(*confidences[:2], *agrees, strict=True):
+        for c1, c2, a1, a2, a3 in images:
             stage = 0 if c1 >= first else 1 if c2 >= second else 2
             agreed, spent = agreed + bool((a1, a2, a3)[stage]), spent + (1, 3, 8)[stage]
         return agreed / 60, spent / 60
 
     assert outcome(*limits) == pytest.approx((share, cost))
-    levels = torch.linspace(0, 1, 41).double()
+    levels = torch.linspace(0, 1, 101).double()
     every = product(*([*each.double().quantile(levels).tolist(), 2.0] for each in confidences[:2]))
     outcomes = [outcome(*pair) for pair in every]
     assert cost == pytest.approx(min(spent for agreed, spent in outcomes if agreed >= 0.9))
