@@ -49,9 +49,9 @@ def run(verb: str, arguments: list[str]) -> None:
     @wraps(function)
     def begin(*args: Any, **options: Any) -> None:
         given = signature(function).bind(*args, **options).arguments
-        parts = [given.get("weights"), *(getattr(each, "weights", None) for each in given.values())]  # training's
+        weights = [given.get("weights"), *(getattr(each, "weights", None) for each in given.values())]  # training's
         fresh = [getattr(each, "fresh", None) is not None for each in given.values()]
-        if isinstance(given.get("model"), str) and not any(parts) and not any(fresh) and given.get("runtime") != "onnx":
+        if isinstance(given.get("model"), str) and not any([*weights, *fresh]) and given.get("runtime") != "onnx":
             refuse_offline(given["model"])  # at once: the imports of a verb take seconds
         function(*args, **options)
 

@@ -131,9 +131,7 @@ def onnx_call(path: Path, positions: Tensor | None, batch: int, size: Sequence[i
     exported = Exported(path, threads=count)
     inputs = {"images": np.random.default_rng(0).integers(0, 256, (batch, *size, 3), np.uint8)}
     if positions is not None:
-        inputs["positions"] = exported.checked_positions(
-            positions.numpy(), inputs["images"]
-        )  # with scales if it has any
+        inputs["positions"] = exported.checked_positions(positions.numpy(), inputs["images"])
     return lambda images: exported.session.run(None, inputs)
 
 
