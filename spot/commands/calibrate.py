@@ -21,7 +21,9 @@ def calibrate(
     prior: options.Prior = None,
     scale: options.Scale = None,
     tokens: tuple[int, ...] = (),
-    agree: float = 0.99,
+    lose: float = 0.01,
+    agree: float | None = None,
+    merge: bool = True,
     base: bool = False,
     keep: Path | None = None,
 ) -> None:
@@ -33,11 +35,13 @@ def calibrate(
     Args:
         out: the .json file.
         tokens: budgets, of which at most two come before the whole grid; by default an eighth, a quarter, a half of it.
-        agree: on which share of the images where the whole grid does the cascade must say what the dense ViT says.
+        lose: how much accuracy the cascade may lose, as the dense ViT's own probabilities expect it; 0.01 is a point.
+        agree: instead, the share of images on which it must say what the dense ViT says, where the whole grid does.
+        merge: the last stage may merge similar tokens on the way (ToMe), which costs less.
         base: the last stage is the ViT that the model was retrofitted from, as a delta knows it.
         keep: a file that names images to calibrate on, one a line; by default all.
 
-    example: spot calibrate vit-ti --data images --agree 0.97 --out vit-ti.anytime.json
+    example: spot calibrate vit-ti --data images --lose 0.01 --out vit-ti.anytime.json
     """
     import spot
     from spot import report
@@ -59,14 +63,17 @@ def calibrate(
             raise InputError(f"{data} is not a folder, so {keep} cannot name its images")
         images.only(names)
     batches = loader(images, **loading.readers())
-    cascade = calibrate(loaded, batches, budgets=tokens, agree=agree, base=base, prior=prior)
+    asked = {"budgets": tokens, "lose": lose, "agree": agree, "merge": merge, "base": base, "prior": prior}
+    cascade = calibrate(loaded, batches, **asked)  # type: ignore[arg-type]
     cascade.save(out)
     rows = [
-        {"tokens": stage.tokens, "stops at": stage.threshold, "GMACs": stage.macs / 1e9} for stage in cascade.stages
-    ]
+        {"tokens": stage.tokens, "merged in a block": stage.merged, "stops at": stage.threshold,
+         "GMACs": stage.macs / 1e9}
+        for stage in cascade.stages
+    ]  # fmt: skip
     made = cascade.made
     report.show(rows, f"{model}, stage by stage", digits=3)
     report.say(
-        f"On {made['images']} images {made['reached']:.1%} agree with the dense ViT, at {made['macs']:.2f} of its "
-        f"multiply-adds. The calibration is in {out}."
+        f"On {made['images']} images {made['agreed']:.1%} agree with the dense ViT, which expects {made['lost']:.1%} "
+        f"to be lost, at {made['macs']:.2f} of its multiply-adds. The calibration is in {out}."
     )

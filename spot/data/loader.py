@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from spot.data.images import Data, Images, Sample, Stream, Unread
 from spot.errors import InputError
@@ -32,7 +32,8 @@ class Loader:
 
     def __init__(self, dataset: Data, batch_size: int, workers: int, process: int, processes: int) -> None:
         self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
-        self.skipped: list[str] = dataset.skipped if isinstance(dataset, Images) else []
+        self.whole = dataset.dataset if isinstance(dataset, Subset) else dataset
+        self.skipped: list[str] = self.whole.skipped if isinstance(self.whole, Images) else []
         if processes > 1 and isinstance(dataset, Stream):
             raise InputError("a stream is read by one process; use a folder or hfds/ for many")
         indices = None if isinstance(dataset, Stream) else range(process, len(dataset), processes)
@@ -55,7 +56,7 @@ class Loader:
         for batch, unread in self.batches:
             self.waited += time.perf_counter() - asked
             for image in unread:
-                cast(Images, self.dataset).leave_out(image)  # no other data yields an Unread
+                cast(Images, self.whole).leave_out(image)  # no other data yields an Unread
             if batch is not None:
                 yield batch
             asked = time.perf_counter()

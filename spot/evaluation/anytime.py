@@ -1,17 +1,22 @@
 """Calibrating a cascade on unlabelled images, and measuring one on labelled ones.
 
-    cascade = calibrate(model, batches, budgets=(25, 49, 100), agree=0.97)
+    cascade = calibrate(model, batches, budgets=(25, 49, 100), lose=0.01)
     model.cascade = cascade                     # or cascade.save("NAME.anytime.json"), beside the model
     row = measure(model, batches)               # accuracy, mean multiply-adds, where images stopped
 
-Every budget is run once on every image. Then, for all choices of at most two of them before the grid, the weights
-that add up log-probabilities are fitted (least KL from the dense ViT), and those thresholds are taken that cost the
-fewest multiply-adds while the cascade still agrees with the dense ViT as often as was asked for.
+Every budget is run once on every image, and so is the grid, with more or less merging. Then, for all choices of at most
+two budgets before the grid, the weights that add up log-probabilities are fitted (least KL from the dense ViT), and
+those thresholds are taken that cost the fewest multiply-adds while the cascade still answers as well as was asked for:
+
+    lose     so much accuracy at most, as the dense ViT's own probabilities expect it: where the cascade says something
+             else, what the dense ViT gives that is less than what it gives its own answer
+    agree    it says what the dense ViT says on so many of the images where the grid alone does
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import combinations, product
+from dataclasses import replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -22,18 +27,19 @@ from spot.data.loader import Batch
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.cost import macs
-from spot.models.anytime import Cascade, Stage, joined
+from spot.models.anytime import Cascade, Stage, joined, on_the_grid
 from spot.models.protocol import Placed
 from spot.models.spot_vit import SpotViT
 from spot.placement.policy import hash_of
 
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: budgets of the stages before it, unless told otherwise
+MERGED = (0, 0.02, 0.03, 0.04, 0.05, 0.06)  # of the grid: how many tokens its blocks may merge
 EARLY = 2  # at most so many stages before the grid
 LEVELS = 100  # thresholds that are tried for a stage: quantiles of its confidence
 
 
 class Said(NamedTuple):
-    """What a model says of M images with each of S budgets, the last of them the grid; and what the dense ViT says."""
+    """What a model says of M images in each of S possible stages; and what the dense ViT says."""
 
     stages: Tensor  # (S, M, classes) log-probabilities
     dense: Tensor  # (M, classes) log-probabilities
@@ -41,33 +47,62 @@ class Said(NamedTuple):
     keys: Sequence[str] = ()  # M
 
 
+class Chosen(NamedTuple):
+    """The cheapest cascade that is good enough, and what it does on the images it was chosen on."""
+
+    stages: tuple[Stage, ...]
+    agreed: float  # the share of images on which it says what the dense ViT says
+    lost: float  # accuracy, as the dense ViT's probabilities expect it
+    macs: float  # mean multiply-adds
+
+
+def possible(
+    model: SpotViT, budgets: Sequence[int], *, merge: bool = True, base: bool = False, prior: str | None = None
+) -> list[Stage]:
+    """The stages that a cascade can have, with their costs: every budget, then the grid with more and more merging."""
+    cells = len(model.grid())
+    stages = [Stage(budget, macs(Placed(model, budget, prior))) for budget in budgets]
+    for merged in sorted({round(share * cells) for share in MERGED}) if merge else [0]:
+        try:
+            reader = on_the_grid(model, base, merged)
+        except InputError:  # a ViT whose tokens cannot be merged
+            continue
+        stages.append(Stage(cells, macs(reader if merged else Placed(model, cells, "isotropic")), merged=merged))
+    return stages
+
+
 @torch.no_grad()
 def listen(
     model: SpotViT,
     batches: Iterable[Batch],
-    budgets: Sequence[int],
+    possible: Sequence[Stage],
     *,
     dense: SpotViT | None = None,
     base: bool = False,
     prior: str | None = None,
 ) -> Said:
-    """Run every budget and the grid on every image.
+    """Run every possible stage on every image.
 
     dense: the ViT to agree with; by default the one that the model was retrofitted from, or the model itself.
     """
     stages, answers, labels = [], [], []
     keys: list[str] = []
     device = next(model.parameters()).device
+    cells = len(model.grid())
+    ends = {each.merged: on_the_grid(model, base, each.merged) for each in possible if each.tokens == cells}
     if dense is None:
         dense = model if model.base is None else model.base_vit()
     for batch in report.track(batches, "calibrating"):
         images = batch.images.to(device)
         grid = model.grid(images)
-        full = dense(images, grid)
-        logits = [model(images, tokens=budget, prior=prior) for budget in budgets]
-        logits.append(full if base or dense is model else model(images, grid))
+        logits = [
+            ends[stage.merged](images, grid)
+            if stage.tokens == cells
+            else model(images, tokens=stage.tokens, prior=prior)
+            for stage in possible
+        ]
         stages.append(torch.stack(logits).float().log_softmax(2).cpu())
-        answers.append(full.float().log_softmax(1).cpu())
+        answers.append(dense(images, grid).float().log_softmax(1).cpu())
         labels.append(batch.labels)
         keys += batch.keys
     if not keys:
@@ -80,89 +115,111 @@ def calibrate(
     batches: Iterable[Batch],
     *,
     budgets: Sequence[int] = (),
-    agree: float = 0.99,
+    lose: float = 0.01,
+    agree: float | None = None,
+    merge: bool = True,
     base: bool = False,
     prior: str | None = None,
 ) -> Cascade:
-    """The cheapest cascade that agrees with the dense ViT on at most 1 − agree fewer images than its last stage.
+    """The cheapest cascade that is nearly as good as the dense ViT.
 
     Args:
         batches: images; their labels are not looked at.
         budgets: of the stages before the grid, from which at most two are chosen; by default SHARES of the grid.
+        lose: how much accuracy it may lose, as the dense ViT's probabilities expect it: 0.01 is a point.
+        agree: instead, the share of images on which it must say what the dense ViT says, where the grid alone does.
+        merge: the last stage may merge similar tokens (ToMe).
         base: the last stage is the ViT that the model was retrofitted from, so that nothing is lost there.
         prior: where tokens go; by default as the model says.
     """
-    if not 0 < agree <= 1:
+    if agree is not None and not 0 < agree <= 1:
         raise InputError(f"agree is a share of the images, above 0 and at most 1, got {agree}")
+    if not 0 <= lose < 1:
+        raise InputError(f"lose is a share of the images, from 0 to below 1 (0.01 is one point), got {lose}")
     cells = len(model.grid())
     budgets = sorted(set(budgets or (math.ceil(cells * share) for share in SHARES)))
     if not budgets or budgets[0] < 1 or budgets[-1] >= cells:
         raise InputError(f"budgets are from 1 to below the grid's {cells} tokens, got {tuple(budgets)}")
     if base:
         model.base_vit()  # refuses a model without
-    said = listen(model, batches, budgets, base=base, prior=prior)
-    costs = [macs(Placed(model, budget, prior)) for budget in budgets] + [macs(Placed(model, cells, "isotropic"))]
-    stages, reached, cost = cheapest(said, budgets, costs, cells, agree)
-    low, high = wilson(reached, len(said.dense))
+    stages = possible(model, budgets, merge=merge, base=base, prior=prior)
+    said = listen(model, batches, stages, base=base, prior=prior)
+    chosen = cheapest(said, stages, lose=lose, agree=agree)
+    low, high = wilson(chosen.agreed, len(said.dense))
     made = {
-        "images": len(said.dense), "agree": agree, "reached": reached, "low": low, "high": high,
-        "macs": cost / costs[-1], "budgets": list(budgets),
+        "images": len(said.dense), **({"lose": lose} if agree is None else {"agree": agree}),
+        "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
+        "macs": chosen.macs / stages[len(budgets)].macs, "budgets": list(budgets), "merge": merge,
     }  # fmt: skip
-    return Cascade(tuple(stages), hash_of(model), base, prior, made)
+    return Cascade(chosen.stages, hash_of(model), base, prior, made)
 
 
-def cheapest(
-    said: Said, budgets: Sequence[int], costs: Sequence[int], cells: int, agree: float
-) -> tuple[list[Stage], float, float]:
-    """Stages, the share of images on which they agree with the dense ViT, and their mean multiply-adds."""
-    best: tuple[list[Stage], float, float] | None = None
-    answer = said.dense.argmax(1)
-    wanted = (said.stages[-1].argmax(1) == answer).double().mean().item() - (1 - agree)
-    for count in range(EARLY + 1):
-        for chosen in combinations(range(len(budgets)), count):
-            stages, known = [], torch.zeros_like(said.dense)
-            confidences, agrees = [], []
-            for place, index in enumerate((*chosen, len(budgets))):
-                own, earlier = fitted(said.stages[index], known if place else None, said.dense)
-                tokens = budgets[index] if index < len(budgets) else cells
-                stages.append(Stage(tokens, costs[index], 0.0, own, earlier))
+def cheapest(said: Said, possible: Sequence[Stage], *, lose: float = 0.01, agree: float | None = None) -> Chosen:
+    """Of all cascades of at most EARLY budgets and the grid, the cheapest that is good enough; see the module."""
+    cells = max(stage.tokens for stage in possible)
+    early = [index for index, stage in enumerate(possible) if stage.tokens < cells]
+    ends = [index for index, stage in enumerate(possible) if stage.tokens == cells]
+    answer, likely = said.dense.argmax(1), said.dense.exp()
+
+    def score(guess: Tensor) -> Tensor:
+        """What answers (M,) are worth, one by one."""
+        return likely.gather(1, guess[:, None])[:, 0] if agree is None else (guess == answer).float()
+
+    if agree is None:
+        wanted = score(answer).mean().item() - lose
+    else:
+        wanted = score(said.stages[ends[0]].argmax(1)).mean().item() - (1 - agree)
+    best: tuple[float, list[Stage], Tensor] | None = None
+    for chosen in (pick for count in range(EARLY + 1) for pick in combinations(early, count)):
+        for end in ends:
+            stages: list[Stage] = []
+            guesses, confidences = [], []
+            known = torch.zeros_like(said.dense)
+            for index in (*chosen, end):
+                own, earlier = fitted(said.stages[index], known if stages else None, said.dense)
+                stages.append(replace(possible[index], own=own, earlier=earlier))
                 known = joined(said.stages[index], known, stages[-1])
                 confidences.append(known.softmax(1).amax(1))
-                agrees.append(known.argmax(1) == answer)
-            found = thresholds(confidences, agrees, [stage.macs for stage in stages], wanted)
-            if found is not None and (best is None or found[2] < best[2]):
+                guesses.append(known.argmax(1))
+            found = thresholds(confidences, [score(guess) for guess in guesses], [each.macs for each in stages], wanted)
+            if found is not None and (best is None or found[1] < best[0]):
                 limits = (*found[0], 0.0)
-                best = [stage_at(*each) for each in zip(stages, limits, strict=True)], found[1], found[2]
-    assert best is not None  # the grid alone agrees as often as itself
-    return best
+                stages = [replace(stage, threshold=limit) for stage, limit in zip(stages, limits, strict=True)]
+                best = found[1], stages, stopped(confidences, guesses, limits)
+    assert best is not None  # the grid alone is as good as itself
+    cost, stages, guess = best
+    lost = (likely.amax(1) - likely.gather(1, guess[:, None])[:, 0]).mean().item()
+    return Chosen(tuple(stages), (guess == answer).double().mean().item(), lost, cost)
 
 
-def stage_at(stage: Stage, threshold: float) -> Stage:
-    return Stage(stage.tokens, stage.macs, threshold, stage.own, stage.earlier)
+def stopped(confidences: Sequence[Tensor], guesses: Sequence[Tensor], limits: Sequence[float]) -> Tensor:
+    """What is said of each image (M,) at the first stage whose threshold it reaches."""
+    said = guesses[-1]
+    for confidence, guess, limit in reversed(list(zip(confidences, guesses, limits, strict=True))):
+        said = torch.where(confidence >= limit, guess, said)
+    return said
 
 
 def thresholds(
-    confidences: Sequence[Tensor], agrees: Sequence[Tensor], costs: Sequence[int], wanted: float
-) -> tuple[tuple[float, ...], float, float] | None:
-    """The cheapest thresholds of all stages but the last with this share of agreements, the share, and the mean cost.
+    confidences: Sequence[Tensor], scores: Sequence[Tensor], costs: Sequence[int], wanted: float
+) -> tuple[tuple[float, ...], float] | None:
+    """The cheapest thresholds of all stages but the last whose mean score is as wanted, and their mean cost.
 
-    confidences and agrees: (M,) for every stage. None where no thresholds agree so often.
+    confidences and scores: (M,) for every stage. None where no thresholds are good enough.
     """
-    best = None
     levels = torch.linspace(0, 1, LEVELS + 1, dtype=torch.float64)
-    tried = [[*each.double().quantile(levels).tolist(), 2.0] for each in confidences[:-1]]  # above 1: nobody stops
-    for limits in product(*tried):
-        left = torch.ones_like(agrees[0])
-        agreed, cost = 0, 0
-        for confidence, right, price, limit in zip(confidences, agrees, costs, (*limits, -1.0), strict=True):
-            cost += price * int(left.sum())
-            stops = left & (confidence >= limit)
-            agreed += int((right & stops).sum())
-            left = left & ~stops
-        share, mean = agreed / len(left), cost / len(left)
-        if share >= wanted - 1e-9 and (best is None or mean < best[2]):
-            best = limits, share, mean
-    return best
+    tried = [torch.cat([each.double().quantile(levels), levels.new_tensor([2.0])]) for each in confidences[:-1]]
+    # Outcomes of all combinations at once, from the last stage to the first: (K, ..., M), one K for every stage but it.
+    worth, cost = scores[-1].double(), torch.full_like(scores[-1], costs[-1], dtype=torch.float64)
+    for confidence, score, price, limits in reversed(list(zip(confidences, scores, costs, tried, strict=False))):
+        stops = (confidence.double() >= limits[:, None]).view(len(limits), *[1] * (worth.dim() - 1), len(score))
+        worth, cost = torch.where(stops, score.double(), worth), price + torch.where(stops, 0.0, cost)
+    share, mean = worth.mean(-1), cost.mean(-1)
+    good = share >= wanted - 1e-9
+    if not good.any():
+        return None
+    place = torch.unravel_index(mean.where(good, math.inf).argmin(), mean.shape) if mean.dim() else ()
+    return tuple(each[index].item() for each, index in zip(tried, place, strict=True)), mean[place].item()
 
 
 def fitted(own: Tensor, earlier: Tensor | None, dense: Tensor) -> tuple[float, float]:

@@ -6,9 +6,10 @@
     for step in model.look(images, until=0.8):  # stop each image at this confidence instead
 
 A cascade is a list of stages, each a forward pass with more tokens than the one before, for the images that are
-still in the batch. A stage's log-probabilities are added to those of the stages before with weights that make the
-sum agree best with a dense ViT, so confidence (the largest probability) means how likely the dense ViT says the same.
-`spot calibrate` (spot/evaluation/anytime.py) chooses stages, weights and thresholds on unlabelled images.
+still in the batch; the last one has the whole grid, and may merge similar tokens on the way (ToMe). A stage's
+log-probabilities are added to those of the stages before with weights that make the sum agree best with a dense ViT, so
+confidence (the largest probability) means how likely the dense ViT says the same. `spot calibrate`
+(spot/evaluation/anytime.py) chooses stages, weights and thresholds on unlabelled images.
 """
 
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from spot.placement.policy import hash_of
 from spot.store import read_json, write_json
 
 if TYPE_CHECKING:
+    from spot.models.protocol import TokenModel
     from spot.models.spot_vit import SpotViT
 
 FORMAT = 1
@@ -35,9 +37,10 @@ class Stage:
 
     tokens: int
     macs: int  # multiply-adds of this forward pass with its placement
-    threshold: float  # an image with this confidence is done; 0 for the last stage
+    threshold: float = 0.0  # an image with this confidence is done; 0 for the last stage
     own: float = 1.0  # weight of this stage's log-probabilities
     earlier: float = 0.0  # and of what the stages before added up to
+    merged: int = 0  # on the grid: how many similar tokens become one, in every block
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,13 @@ def look(model: "SpotViT", images: Tensor, until: float | None = None) -> Iterat
     rows = torch.arange(len(images), device=images.device)
     for number, stage in enumerate(cascade.stages):
         left, last = images if len(rows) == len(images) else images[rows], number + 1 == len(cascade.stages)
-        reader = model.base_vit() if last and cascade.base else model
-        positions = model.grid(left) if last else model.place(left, tokens=stage.tokens, prior=cascade.prior)
-        said = reader(left, positions).float().log_softmax(1)
+        if last:
+            positions = model.grid(left)
+            logits = on_the_grid(model, cascade.base, stage.merged)(left, positions)
+        else:
+            positions = model.place(left, tokens=stage.tokens, prior=cascade.prior)
+            logits = model(left, positions)
+        said = logits.float().log_softmax(1)
         known = known.index_copy(0, rows, joined(said, known[rows], stage) if number else stage.own * said)
         tokens = tokens.index_add(0, rows, torch.full_like(rows, positions.shape[1]))
         macs = macs.index_add(0, rows, torch.full_like(rows, stage.macs))
@@ -117,6 +124,14 @@ def look(model: "SpotViT", images: Tensor, until: float | None = None) -> Iterat
         rows = rows[stays]
         if not len(rows):
             return
+
+
+def on_the_grid(model: "SpotViT", base: bool, merged: int) -> "TokenModel":
+    """What the last stage runs: the model or the ViT it was retrofitted from, merging so many tokens in every block."""
+    from spot.models.tome import ToMe  # here, because it is made of a SpotViT, which has a `look`
+
+    reader = model.base_vit() if base else model
+    return ToMe(reader.suited(len(model.grid())), r=merged) if merged else reader
 
 
 def joined(said: Tensor, known: Tensor, stage: Stage) -> Tensor:

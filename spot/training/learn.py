@@ -2,9 +2,9 @@
 
     policy = learn(model, "images", "vit-ti.policy.safetensors", look="tokens", target="attention")
 
-What the policy's map should be is computed once for every image, and kept beside the output in shards of 64
-images; so is what the look sees. Then the look alone is trained, which takes a minute. A kill costs at most one
-shard or one epoch: the same command goes on. Targets, densities (B, R, R) over the image that sum to 1:
+What the policy's map should be is computed once for every image and for random crops of it (`views`), and kept beside
+the output in shards of 64; so is what the look sees. Then the look alone is trained, which takes minutes. A kill costs
+at most one shard or one epoch: the same command goes on. Targets, densities (B, R, R) over the image that sum to 1:
 
     attention    how much the class token of a dense ViT attends to each cell, in its last blocks (the square root)
     occlusion    how much its answer changes where a part of the grid is left out (KL)
@@ -25,8 +25,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from timm.data import create_transform
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from spot import report
 from spot.data.canvas import Canvas
@@ -62,6 +65,27 @@ LEFT_OUT = 7  # occlusion leaves out each of 7 × 7 parts of the grid
 POINTS, WIDTH, TEMPERATURE = 4, 0.15, 1.0  # trials: a side of the grid of points, width of a bump, of the softmax
 PLACES = (torch.arange(28) + 0.5) / 28  # the cells of such maps, along a side
 LARGER = 1.5  # thumbnails are kept so much larger than they are seen, to be cropped
+CROP = 0.3  # of its image that a view shows at least
+JITTER = 0.3, 0.2  # how much contrast and colour of thumbnails vary, in training
+
+
+class Views(Images):
+    """Photographs as they are, and after them random crops of each, mirrored or not, which never change."""
+
+    def __init__(self, images: Images, views: int, seed: int, data_config: dict[str, Any]) -> None:
+        vars(self).update(vars(images))
+        self.photographs, self.seed = len(images), seed
+        self.keys, self.order = [*images.keys] * (1 + views), [*images.order] * (1 + views)
+        size = {"input_size": data_config["input_size"][-2:], "interpolation": "bicubic"}
+        normal = {name: data_config[name] for name in ("mean", "std")}
+        self.crop = create_transform(**size, **normal, is_training=True, scale=(CROP, 1.0), color_jitter=None)
+
+    def seen(self, image: Image.Image, index: int) -> Tensor:
+        view, number = divmod(index, self.photographs)
+        if not view:
+            return self.transform(image)
+        with seeded(self.seed, Draw.CROP, number, view):
+            return self.crop(image)
 
 
 # Targets
@@ -182,8 +206,8 @@ def saliency_target(path: str) -> Target:
     return maps
 
 
-def around_the_middle(targets: Tensor, width: float) -> Tensor:
-    """Targets (M, R, C) relative to their mean over all images, times a Gaussian around the middle of this width.
+def around_the_middle(targets: Tensor, width: float, whole: int) -> Tensor:
+    """Targets (M, R, C) relative to the mean of the first `whole`, times a Gaussian around the middle of this width.
 
     A ViT's class token attends to some cells, such as the corners, whatever the image: that is no reason to look there.
     Photographs have their object near the middle, more so than attention says.
@@ -191,7 +215,7 @@ def around_the_middle(targets: Tensor, width: float) -> Tensor:
     maps = targets.float()
     y, x = (((torch.arange(length) + 0.5) / length - 0.5) for length in maps.shape[1:])
     middle = torch.exp(-(y[:, None] ** 2 + x**2) / (2 * width**2))
-    return density(maps / maps.mean(0) * middle).to(targets.dtype)
+    return density(maps / maps[:whole].mean(0) * middle).to(targets.dtype)
 
 
 # What the look sees, kept so that every epoch costs little
@@ -216,6 +240,9 @@ def read(policy: Policy, kept: Tensor, targets: Tensor, rows: Tensor, draws: tor
         theta = torch.zeros(len(rows), 2, 3)
         theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = torch.where(mirrored, -zoom, zoom), zoom, shift
         x = F.grid_sample(x, F.affine_grid(theta, [*x.shape], align_corners=False), align_corners=False)
+        contrast, colour = JITTER
+        x = x * (1 + contrast * torch.randn(len(rows), 1, 1, 1, generator=draws))
+        x = x + colour * torch.randn(len(rows), x.shape[1], 1, 1, generator=draws)
         logits = policy.look(x)
         places = F.affine_grid(theta, [len(rows), 1, cells, cells], align_corners=False)
         target = F.grid_sample(target[:, None], places, align_corners=False, padding_mode="border")[:, 0]
@@ -254,10 +281,13 @@ def learn(
     if how.target not in TARGETS and not how.target.endswith(".onnx"):
         raise unknown("target", how.target, TARGETS, hint="or give an .onnx file of a saliency network")
     images = images_of(model, data, limit, leave_out, split)
+    whole = len(images)
     with seeded(how.seed, Draw.WEIGHTS):
         options: dict[str, Any] = {} if how.side is None else {"side": how.side}
         policy = Policy(model, how.look, strength=how.strength, sizes=how.sizes, **options)
-    settings = as_json({**asdict(how), "model": hash_of(model), "teacher": hash_of(teacher), "images": len(images)})
+    settings = as_json({**asdict(how), "model": hash_of(model), "teacher": hash_of(teacher), "images": whole})
+    if how.views and isinstance(images, Images) and not isinstance(images, Canvas):
+        images = Views(images, how.views, how.seed, model.data_config)
     folder = out.with_suffix(".learning")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, str(out)):
@@ -266,7 +296,7 @@ def learn(
             refuse_difference(str(folder), read_json(folder / "settings.json"), settings, advice)
         write_json(folder / "settings.json", settings)
         kept, targets = prepared(policy, model, teacher, images, how, folder)
-        targets = around_the_middle(targets, how.center) if how.center else targets
+        targets = around_the_middle(targets, how.center, whole) if how.center else targets
         loss = fitted(policy, kept, targets, how, folder)
     policy.about["made"] = {**settings, "loss": round(loss, 4)}
     policy.look.eval().requires_grad_(False)
@@ -304,7 +334,7 @@ def prepared(
         if not (folder / f"{number:05d}.safetensors").exists()
     ]
     rows = [row for number in missing for row in range(number * SHARD, min((number + 1) * SHARD, len(images)))]
-    batches = loader(torch.utils.data.Subset(images, rows), SHARD) if rows else ()  # type: ignore[arg-type]
+    batches = loader(Subset(images, rows), SHARD) if rows else ()  # type: ignore[arg-type]
     target = saliency_target(how.target) if how.target.endswith(".onnx") else TARGETS[how.target]
     for number, batch in report.track(zip(missing, batches, strict=True), "targets", len(missing)):
         given = batch.images.to(device)

@@ -81,8 +81,10 @@ class Learning:
     """the share of importance, against even coverage, with very few tokens"""
     sizes: float = 0.0
     """0 leaves the size of windows to the model; 1 makes each as large as its share of the image"""
-    epochs: int = 15
-    """how often each image is seen"""
+    views: int = 8
+    """random crops of each photograph that the target is computed for, beside the whole of it; scenes need none"""
+    epochs: int = 8
+    """how often each image and each of its crops is seen"""
     batch: int = 64
     """images a step"""
     lr: float = 5e-3

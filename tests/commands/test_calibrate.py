@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 def test_evaluate_shows_what_stopping_when_sure_costs(folder, tmp_path):
     made = json.loads((folder / "model" / "model.anytime.json").read_text())["made"]
-    assert made["images"] == 64 and made["reached"] >= 0.9
+    assert made["images"] == 64 and made["agreed"] >= 0.9
     words = ["--data", "scenes", "--limit", "32", "--workers", "0", "--anytime", "--json", str(tmp_path / "t.json")]
     main(["evaluate", str(folder / "model"), *words])
     dense, row = json.loads((tmp_path / "t.json").read_text())["rows"]

@@ -8,15 +8,28 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torchvision.transforms.functional import to_pil_image
 
 import spot
 from spot.data.images import data_for
 from spot.data.loader import loader
+from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.placement.oracle import PRESETS, search
+from spot.store import read_tensors
 from spot.training import learn as module
 from spot.training.fresh import fresh
-from spot.training.learn import TARGETS, around_the_middle, class_attention, learn, occlusion, oracle, seen_by
+from spot.training.learn import (
+    TARGETS,
+    Views,
+    around_the_middle,
+    class_attention,
+    images_of,
+    learn,
+    occlusion,
+    oracle,
+    seen_by,
+)
 from spot.training.options import Learning
 
 HOW = Learning(epochs=3, batch=16, side=32, tokens=9, center=0)
@@ -102,13 +115,39 @@ def test_what_all_targets_have_in_common_gives_way_to_the_middle():
     same = torch.rand(1, 5, 5) + 0.1
     bright = torch.ones(2, 5, 5)
     bright[0, 1, 3] = 3.0  # the mean there is 2, so the images have 1.5 and 0.5 of it
-    maps = around_the_middle(same * bright, 0.4)
+    maps = around_the_middle(torch.cat([same * bright, same]), 0.4, 2)[:2]
     middle = torch.tensor(
         [math.exp(-(((r - 2) / 5) ** 2 + ((c - 2) / 5) ** 2) / 0.32) for r in range(5) for c in range(5)]
     )
     expected = torch.stack([middle, middle]).view(2, 5, 5)
     expected[:, 1, 3] *= torch.tensor([1.5, 0.5])
     torch.testing.assert_close(maps, expected / expected.sum((1, 2), keepdim=True))
+
+
+def test_views_are_the_photographs_and_then_crops_of_them_that_never_change(model, tmp_path):
+    scenes = Scenes("test", 3)
+    for number in range(3):
+        to_pil_image(scenes[number][0]).save(tmp_path / f"{number}.png")
+    images = images_of(model, tmp_path, None, None, "train")
+    views, again = (Views(images, 2, HOW.seed, model.data_config) for _ in range(2))
+    assert len(views) == 9 and list(views.keys) == 3 * list(images.keys)
+    for number in range(3):
+        torch.testing.assert_close(views[number][0], images[number][0], rtol=0, atol=0)
+        crops = [views[number + 3 * view][0] for view in (0, 1, 2)]
+        assert all(not torch.equal(a, b) for a, b in itertools.combinations(crops, 2))
+        torch.testing.assert_close(again[number + 6][0], crops[2], rtol=0, atol=0)
+    policy = learn(model, tmp_path, tmp_path / "p.safetensors", replace(HOW, epochs=1, views=2))
+    assert policy.about["made"]["images"] == 3
+    targets = read_tensors(tmp_path / "p.learning" / "00000.safetensors")[0]["targets"]
+    expected = class_attention(model, views[7][0][None]).sqrt()
+    torch.testing.assert_close(targets[7].float(), (expected / expected.sum())[0], rtol=0.01, atol=1e-4)
+
+
+def test_an_image_that_cannot_be_read_is_named(model, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "broken.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"broken\.png"):
+        learn(model, tmp_path / "images", tmp_path / "p.safetensors", HOW)
 
 
 @pytest.mark.parametrize("look", ["thumbnail", "tokens"])
