@@ -115,9 +115,15 @@ def heard_of(lab: Lab, backbone: Backbone, budgets: Sequence[int], prior: str | 
     """The possible stages, what they say of the images that are measured, and of those that calibrate."""
     model = with_base(backbone)
     stages = possible(model, budgets, base=backbone.parent is not None, prior=prior)
-    every = said(lab, backbone, model, stages, bank=False, prior=prior)
+
+    def both(bank: bool) -> Said:
+        early = said(lab, backbone, model, stages[: len(budgets)], bank=bank, prior=prior)
+        grid = said(lab, backbone, model, stages[len(budgets) :], bank=bank)  # the same wherever early tokens are
+        return early._replace(stages=torch.cat([early.stages, grid.stages]))
+
     if (rest := resting(lab)) == slice(None):
-        return stages, every, said(lab, backbone, model, stages, bank=True, prior=prior)
+        return stages, both(bank=False), both(bank=True)
+    every = both(bank=False)
     return stages, part_of(every, rest), part_of(every, slice(0, None, 2))
 
 

@@ -338,7 +338,9 @@ def prepared(
     target = saliency_target(how.target) if how.target.endswith(".onnx") else TARGETS[how.target]
     for number, batch in report.track(zip(missing, batches, strict=True), "targets", len(missing)):
         given = batch.images.to(device)
-        made = {"seen": seen(policy, given).half(), "targets": target(model, teacher, given, how).half()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=how.precision == "bf16"):
+            wanted = target(model, teacher, given, how)
+        made = {"seen": seen(policy, given).half(), "targets": wanted.half()}
         write_tensors(folder / f"{number:05d}.safetensors", made, "spot_targets", {})
     shards = [read_tensors(path)[0] for path in sorted(folder.glob("[0-9]*.safetensors"))]
     return torch.cat([each["seen"] for each in shards]), torch.cat([each["targets"] for each in shards])

@@ -75,13 +75,13 @@ class Learning:
     """width, in sides of the image, of the pull to the middle that replaces what targets have in common; 0 for none"""
     tokens: int = 25
     """with how many tokens trials and searches are made"""
-    power: float = 1.0
-    """in the end the map is raised to this power; above 1 it is narrower, for small things"""
+    power: float = 1.5
+    """in the end the map is raised to this power; above 1 it is narrower, for a look is less sure than its target"""
     strength: float = 0.9
     """the share of importance, against even coverage, with very few tokens"""
     sizes: float = 0.0
     """0 leaves the size of windows to the model; 1 makes each as large as its share of the image"""
-    views: int = 8
+    views: int = 6
     """random crops of each photograph that the target is computed for, beside the whole of it; scenes need none"""
     epochs: int = 8
     """how often each image and each of its crops is seen"""
@@ -89,7 +89,9 @@ class Learning:
     """images a step"""
     lr: float = 5e-3
     """learning rate at its highest"""
-    weight_decay: float = 0.3
+    weight_decay: float = 0.1
     """of AdamW"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """in which targets are computed; bf16 is about twice as fast where the processor has it"""
     seed: int = 0
     """of first weights, order and crops"""

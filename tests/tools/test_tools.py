@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 import spot
 from spot.cli import main
 from spot.models.deltas import is_delta
-from tools import equal_training, fill_results, make_assets, make_retrofits
+from spot.placement.policy import Policy
+from tools import equal_training, fill_results, make_assets, make_retrofits, policies
 
 NANO = "vit_tiny_patch16_224 --fresh img_size=64 patch_size=16 embed_dim=32 depth=1 num_heads=2 num_classes=32"
 SHORT = "--limit 16 --val-limit 8 --set batch_size=8 epochs=1"
@@ -116,6 +117,23 @@ def test_ways_to_teach_are_trained_alike_and_compared_image_by_image(real, tmp_p
     for each in settings:
         each["recipe"].pop("sizes"), each["recipe"].pop("view")
     assert len(settings) == 2 and settings[0] == settings[1]
+
+
+def test_policies_stand_beside_their_controls(real, tmp_path):
+    model = spot.load(NAME, weights=real / f"{NAME}.safetensors").eval()
+    Policy(model).save(tmp_path / "flat.safetensors")  # its map is the same everywhere, so it is isotropic
+    with torch.no_grad():
+        rows = policies.main(model, str(real / "images"), [tmp_path / "flat.safetensors"], set_aside=real / "aside.txt")
+        images = torch.stack(
+            [model.transform()(Image.open(real / "images" / "n01440764" / f"{n}.png")) for n in (3, 5)]
+        )
+        full, few = (model(images, tokens=tokens).log_softmax(1) for tokens in (196, 25))
+    named = {row["placement"]: row for row in rows}
+    assert list(named) == ["isotropic", "flat", "flat, map of another image", "flat, mean of its maps",
+                           "class attention of the dense ViT"]  # fmt: skip
+    assert named["isotropic"]["KL"] == pytest.approx((full.exp() * (full - few)).sum(1).mean().item(), rel=1e-3)
+    assert named["flat"]["KL"] == pytest.approx(named["isotropic"]["KL"], rel=1e-3)
+    assert named["class attention of the dense ViT"]["KL"] != pytest.approx(named["isotropic"]["KL"], rel=1e-3)
 
 
 def test_a_verb_that_fails_stops_the_program(capfd):

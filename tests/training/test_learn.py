@@ -143,6 +143,15 @@ def test_views_are_the_photographs_and_then_crops_of_them_that_never_change(mode
     torch.testing.assert_close(targets[7].float(), (expected / expected.sum())[0], rtol=0.01, atol=1e-4)
 
 
+def test_targets_in_bfloat16_are_nearly_those_in_float32(model, tmp_path):
+    made = {}
+    for precision in ("fp32", "bf16"):
+        learn(model, "scenes", tmp_path / f"{precision}.safetensors", replace(HOW, precision=precision), limit=4)
+        made[precision] = read_tensors(tmp_path / f"{precision}.learning" / "00000.safetensors")[0]["targets"].float()
+    assert not torch.equal(*made.values())
+    torch.testing.assert_close(made["bf16"], made["fp32"], rtol=0.1, atol=2e-3)
+
+
 def test_an_image_that_cannot_be_read_is_named(model, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "broken.png").write_bytes(b"no picture")
