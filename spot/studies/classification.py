@@ -18,11 +18,8 @@ from spot.studies.statistics import NO_KNN, Predictions, difference, over_seeds
 from spot.studies.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 
 DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"
-SMALLER, SAME_DROPOUT, SAME_SMALLER = (
-    "ViT, smaller image",
-    "patch dropout, SPoT's weights",
-    "smaller image, SPoT's weights",
-)
+SMALLER = "ViT, smaller image"
+SAME_DROPOUT, SAME_SMALLER = "patch dropout, SPoT's weights", "smaller image, SPoT's weights"
 PLAIN = {DROPOUT: "patch-dropout", SMALLER: "resize"}  # with the plain ViT's weights
 FIXED = "isotropic, scale 1"  # of a model that has windows of another scale: patches of the grid have scale 1
 SAME = {SAME_DROPOUT: "patch-dropout", SAME_SMALLER: "resize"}  # with the retrofitted ones
@@ -186,11 +183,9 @@ def with_maps(row: Row) -> str:
     """The cost of the sparsest prediction with its map, by the dense ViT's; nothing where no map is read."""
     if "maps" not in row:
         return ""
-    return (
-        "cost not known"
-        if row["maps"] is None
-        else f"{row['maps'] / row['GMACs'] * row['cost'] / 100:.2g} × dense more"
-    )
+    if row["maps"] is None:
+        return "cost not known"
+    return f"{row['maps'] / row['GMACs'] * row['cost'] / 100:.2g} × dense more"
 
 
 def drawn(result: Result) -> list[Row]:

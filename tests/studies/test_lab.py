@@ -21,7 +21,8 @@ from spot.studies import lab as module
 from spot.studies import sources
 from spot.studies.backbone import Backbone, backbones, budgets
 from spot.studies.lab import Lab
-from spot.studies.sources import StudySettings, scene_masks
+from spot.studies.settings import StudySettings
+from spot.studies.sources import scene_masks
 from spot.studies.statistics import Predictions, predicted
 from tests.conftest import VIT_TINY, make_nano
 from tests.data.files import folders
