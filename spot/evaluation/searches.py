@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from spot import report
+from spot.data.files import photo_files
 from spot.data.images import Stream, data_for
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.options import Loading
-from spot.evaluation.photos import photo_files, picture_files, search_figure, search_photos
+from spot.evaluation.photos import picture_files, search_figure, search_photos
 from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import Searched, search_dataset
 from spot.placement.oracle import PRESETS, SearchSettings
