@@ -110,13 +110,13 @@ def export(
         require_compiler()
     if int8 is not None and (to != "onnx" or opset < ATTENTION_OPSET):
         raise InputError(f"int8 is for ONNX files of opset {ATTENTION_OPSET} or later")
-    # One set of weights: those for the budget that is built in, or for a quarter of the grid, which suits most.
-    budget = tokens or max(1, len(model.grid()) // 4)
-    ready = copy.deepcopy(model.suited(budget)).cpu().float().eval()
     asked = prior is not None or tokens is not None
+    # One set of weights: those for the budget that is built in, or for a quarter of the grid, which suits most.
+    budget = tokens or model.tokens if asked else max(1, len(model.grid()) // 4)
+    ready = copy.deepcopy(model.suited(budget)).cpu().float().eval()
     policy = learned_placement(model, prior) if asked else None
     if policy is not None:
-        ready.prior, ready.tokens = policy, tokens or model.tokens
+        ready.prior, ready.tokens = policy, budget
     graph = Graph(
         ready,
         image=image,
