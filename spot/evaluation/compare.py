@@ -15,7 +15,6 @@ from typing import Any
 from spot.data.difficulty import difficulty_of
 from spot.data.images import Data, data_for, open_data
 from spot.data.loader import loader
-from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
 from spot.evaluation.anytime import measure
@@ -143,7 +142,7 @@ def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: A
     except InputError:
         if need_classes:
             raise
-    return open_data(data, transform=evaluation_transform(model.data_config), **opening), False
+    return open_data(data, transform=model.transform(), **opening), False
 
 
 def banks_of(
@@ -157,8 +156,7 @@ def banks_of(
     if classified:
         labelled = data_for(model, source, limit=BANK_IMAGES if difficulty_of(source) else None, **opening)
     else:
-        transform = evaluation_transform(model.data_config)
-        labelled = open_data(source, transform=transform, classes=images.classes, **opening)
+        labelled = open_data(source, transform=model.transform(), classes=images.classes, **opening)
     folder = asked.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot" / "knn"
     made_by = "" if maps is None else hash_maps(asked.saliency or "spectral")
     loading: dict[str, Any] = {**asked.readers(), "saliency": maps, "maps": made_by}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import timm
 import torch
@@ -34,6 +34,7 @@ from spot.models.protocol import Placed, TokenModel
 from spot.models.spot_vit import SpotViT, adapt
 from spot.placement.sizes import Scale
 
+K = TypeVar("K")
 Precision = Literal["float32", "bfloat16"]
 Clock = Literal["wall", "processor"]
 CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
@@ -207,15 +208,15 @@ def measure(
 
 
 def interleaved(
-    models: Mapping[str, Callable[[Tensor], Any]],
+    models: Mapping[K, Callable[[Tensor], Any]],
     images: Tensor,
     rounds: int,
     clock: Clock = "wall",
     done: Callable[[], None] = lambda: None,
-) -> dict[str, list[float]]:
+) -> dict[K, list[float]]:
     """Seconds of every model in every round. Each round begins with another model, so that none is always first."""
     names, now = list(models), CLOCKS[clock]
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[K, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:

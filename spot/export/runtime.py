@@ -156,10 +156,8 @@ def predict_exported(
         rows = classify(exported, image, top)
         report.show([{name: row[name] for name in ("class", "probability")} for row in rows], str(file), digits=1)
         table += [{"image": str(file), **row} for row in rows]
-    if csv is not None:
-        report.save_csv(csv, table)
-    if json is not None:
-        report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})
+    report.save_csv(csv, table)
+    report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})
 
 
 def classify(exported: Exported, image: Image.Image, top: int = 5) -> list[dict[str, Any]]:
