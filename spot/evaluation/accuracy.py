@@ -124,7 +124,8 @@ class Candidate:
     def module(self) -> TokenModel:
         """A model that places so by itself, `module(images)`: for timing and for counting its cost."""
         if isinstance(self.model, SpotViT):
-            return Placed(self.model, self.budget, None if isinstance(self.placement, Placements) else self.placement)
+            prior = None if isinstance(self.placement, Placements) else self.placement
+            return Placed(self.model, self.budget, prior, self.scale)
         return self.model
 
     def place(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:

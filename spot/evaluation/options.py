@@ -13,7 +13,7 @@ Saliency = Annotated[
         "or a folder of maps"
     ),
 ]
-Baseline = Literal["plain", "resize", "patch-dropout", "tome", "tome-cost", "elastic"]
+Baseline = Literal["plain", "resize", "patch-dropout", "tome", "tome-cost", "tome-floor", "elastic"]
 
 
 @dataclass(frozen=True, kw_only=True)

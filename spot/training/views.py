@@ -112,4 +112,5 @@ def views_folder(cache: Path, teacher: str, images: Mapping[str, Any], recipe: D
     """Where the views of these images by this teacher (its hash) are, in a cache that others may share."""
     names = ("views", "img_size", "crop_scale", "flip", "mixup", "mix_share", "depths", "precision")
     settings = {name: getattr(recipe, name) for name in names}
+    settings |= {} if recipe.randaug is None else {"randaug": recipe.randaug}
     return cache / hash_json({"teacher": teacher, "images": dict(images), **settings})
