@@ -254,7 +254,8 @@ def field(session: Session, request: Request, job: Job) -> None:
     here = forward(view, positions).log_softmax(-1)[0, label].item()
 
     def told(**fields: Any) -> None:
-        job.send({"values": jsonable(values), "here": here, **fields})
+        known = [[None if math.isnan(value) else value for value in row] for row in values.tolist()]  # JSON has no NaN
+        job.send({"values": known, "here": here, **fields})
 
     for side in LEVELS:
         lines = torch.linspace(0, 1, side)
@@ -359,8 +360,3 @@ def samples(view: View, positions: Tensor) -> Tensor:
         taken = windows(view.images, positions, view.model.patch_size)
     colors = rgb(taken.reshape(1, 3, *taken.shape[-2:]), view.model.data_config)[0]
     return (colors * 255).round().to(torch.uint8).permute(1, 2, 0)
-
-
-def jsonable(values: Tensor) -> list[list[float | None]]:
-    """Numbers for JSON, which has no NaN."""
-    return [[None if math.isnan(value) else value for value in row] for row in values.tolist()]
