@@ -128,7 +128,9 @@ def candidates_of(model: SpotViT, asked: Comparing) -> list[Candidate]:
     for name in (*asked.baseline, *(asked.prior or own)):
         dense = name in BASELINES and BASELINES[name].dense
         chosen += [Setting(name, budget) for budget in ((None,) if dense else asked.tokens or (model.tokens,))]
-    chosen += [Setting(Placements.load(path), name=path.stem) for path in asked.placements]
+    stems = [path.stem for path in asked.placements]
+    names = [str(path) if stems.count(path.stem) > 1 else path.stem for path in asked.placements]
+    chosen += [Setting(Placements.load(path), name=name) for path, name in zip(asked.placements, names, strict=True)]
     candidates = [setting.of(model) for setting in chosen]
     return [replace(each, seed=seed) for each in candidates for seed in range(asked.seeds if each.random else 1)]
 

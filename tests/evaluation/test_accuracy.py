@@ -28,6 +28,7 @@ from spot.models.plain import PlainViT
 from spot.models.tome import ToMe
 from spot.placement.files import Placements
 from spot.placement.priors import PRIORS
+from tests.conftest import make_nano
 
 IMAGES = 23  # odd on purpose: the last batch and the processes' shares are uneven
 
@@ -392,3 +393,15 @@ def test_a_setting_s_scale_is_in_what_is_timed_and_counted(nano):
 
 def test_the_command_line_knows_every_baseline():
     assert set(get_args(Baseline)) == set(BASELINES)
+
+
+def test_only_seeds_are_pooled(nano, data):
+    """Not another scale, another model of the same name, or placements from another file."""
+    batches, keys = loader(data), list(data.keys)
+    files = [Placements(keys, torch.full((len(keys), 4, 2), place)) for place in (0.2, 0.8)]
+    settings = [Setting("uniform", 4, seed) for seed in range(2)] + [Setting("uniform", 4, scale=2)]
+    settings += [Candidate(make_nano(seed=1), "uniform", 4), *(Setting(file) for file in files)]
+    settings += [Setting("patch-dropout", 4, seed) for seed in range(2)]
+    made = evaluate(nano, batches, settings)
+    assert made.groups() == [[0, 1], [2], [3], [4], [5], [6, 7]]
+    assert [row["seeds"] for row in made.rows()] == [2, 1, 1, 1, 1, 2]
