@@ -46,9 +46,6 @@ class Loader:
             pin_memory=torch.cuda.is_available(),
         )
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
     def __iter__(self) -> Iterator[Batch]:
         self.waited, self.seconds = 0.0, 0.0
         start = asked = time.perf_counter()

@@ -251,7 +251,7 @@ def spread(seconds: Sequence[float]) -> float:
     return float(high - low) / median(seconds)
 
 
-def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall", rounds: int = 5) -> float:
+def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall") -> float:
     """Median share of a call that passes before the first block begins: placing, sampling and embedding tokens."""
     now = CLOCKS[clock]
     begun: list[float] = []
@@ -264,7 +264,7 @@ def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall", ro
     hooks = [part.register_forward_pre_hook(begin) for part in model.spot_vit.vit.blocks[0].modules()]
     shares = []
     try:
-        for _ in range(rounds):
+        for _ in range(5):
             begun.clear()
             wait_for(images.device)
             start = now()

@@ -246,8 +246,9 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
 # Writing
 
 
-def example(about: dict[str, Any], batch: int = 2, tokens: int = 5) -> tuple[Tensor, ...]:
+def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
     """Inputs to trace with; no dimension that is to stay free has the size of another, or is 0 or 1."""
+    batch, tokens = 2, 5
     sides = [side + 2 * number + 2 for number, side in enumerate(about["img_size"])]
     images = noise(about, batch, about["img_size"] if about["learned"] else sides)
     if about["built_in"]:

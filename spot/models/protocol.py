@@ -95,11 +95,7 @@ class Placed(Wrapper):
     """A SpotViT with another budget, prior or scale than its own, as a model of its own: for timing and counting."""
 
     def __init__(
-        self,
-        model: "SpotViT",
-        tokens: int | None = None,
-        prior: AnyPrior | None = None,
-        scale: Scale | None = None,
+        self, model: "SpotViT", tokens: int | None = None, prior: AnyPrior | None = None, scale: Scale | None = None
     ) -> None:
         tokens = model.tokens if tokens is None else tokens
         super().__init__(model.suited(tokens), tokens)
