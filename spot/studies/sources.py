@@ -49,7 +49,7 @@ class Sources:
     def bank(self, model: SpotViT) -> Any:
         """The labelled images of kNN banks, which cascades calibrate on too; with a limit, as many of each class."""
         bank, limit = str(self.settings.bank), self.settings.bank_limit
-        data = self._open(model, bank, "train", limit if bank == SCENES else None, None)
+        data = self._open(model, bank, "train", limit if difficulty_of(bank) else None, None)
         if isinstance(data, Images):
             if self.settings.bank_keep is not None:
                 data.only(listed(self.settings.bank_keep))
@@ -73,7 +73,7 @@ class Sources:
         """Maps (B, H, W) for images as the model sees them and their keys in the data."""
         source = self.settings.saliency
         if source == "masks":
-            known = self.settings.data
+            known = data or self.settings.data
             return KeyedSaliency(lambda images, keys: scene_masks(keys, known).to(images.device), "masks")
         return resolve_saliency(source, model.data_config, model.transform(), data or self.settings.data)
 
