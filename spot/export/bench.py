@@ -53,6 +53,8 @@ def bench_runtimes(
         counts: of threads.
         pictures: (H, W, 3) to calibrate int8 with; by default built-in scenes.
     """
+    if rounds < 1 or batch < 1:
+        raise InputError("timing needs at least one round and batches of at least one image")
     if any(name.startswith("onnx") for name in runtimes):
         require_onnx()
     budgets = [DENSE, *tokens]

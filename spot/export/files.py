@@ -299,6 +299,9 @@ def write_onnx(
             verbose=False,
         )
     file = program.model_proto
+    written = next(each.version for each in file.opset_import if not each.domain)
+    if written != opset:  # torch says so in its log only
+        raise InputError(f"this model cannot be written in opset {opset}; pass opset={written}, or a later one")
     file.producer_name, file.producer_version = "spot-vit", __version__
     del file.metadata_props[:]
     onnx.helper.set_model_props(file, {KEY: json.dumps(about)})
