@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import spot
 from spot import report
 from spot.data.canvas import Canvas
 from spot.data.images import Data, Stream
@@ -56,14 +55,14 @@ class Cache:
             report.warn(f"{error}; it is measured again")
             return None
         made = (header.get("format"), header.get("spot"))
-        if made != (FORMAT, spot.__version__):
+        if made != (FORMAT, spot_version()):
             report.warn(f"{path} was made by another version ({made[1]}, format {made[0]}), so it is measured again")
             return None
         return tensors
 
     def put(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Keep a measurement."""
-        header = {"format": FORMAT, "spot": spot.__version__, "about": dict(about)}
+        header = {"format": FORMAT, "spot": spot_version(), "about": dict(about)}
         write_tensors(self.path(about), tensors, KEY, header)
 
 
@@ -130,3 +129,9 @@ def hash_maps(source: str) -> str:
     elif path.is_dir():
         content = hash_listing(path, "*.png")
     return f"{path.name} {hash_json(content)[:12]}"
+
+
+def spot_version() -> str:
+    from spot import __version__
+
+    return __version__

@@ -22,13 +22,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-import spot
 from spot import report
 from spot.data.images import Data
 from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, as_candidates, evaluate
-from spot.evaluation.cache import Cache, determinants, hash_images
+from spot.evaluation.cache import Cache, determinants, hash_images, spot_version
 from spot.hashes import hash_model
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
@@ -189,7 +188,7 @@ def build_banks(
     images, classes = hash_images(data), list(data.classes)
     weights = {each: hash_model(each) for each in {candidate.model.spot_vit for candidate in candidates}}
     abouts = [determinants(each, weights[each.model.spot_vit], images, maps) for each in candidates]
-    abouts = [{**about, "kind": "banks", "classes": classes, "spot": spot.__version__} for about in abouts]
+    abouts = [{**about, "kind": "banks", "classes": classes, "spot": spot_version()} for about in abouts]
     paths = [Cache(cache).path(about) for about in abouts]
     banks = [_kept(path) for path in paths]
     state.wait_for_everyone()  # before the first process writes what another looks for

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-import spot
 from spot import report
 from spot.data.images import Images, Sample
 from spot.data.loader import collate
@@ -85,6 +84,8 @@ def search_dataset(
         remake: replace what is damaged or of another version of this program, instead of refusing it.
         settings, changes: of `search`.
     """
+    from spot import __version__
+
     if keep not in ("trajectories", "positions"):
         raise InputError(f"keep is 'trajectories' or 'positions', got {keep!r}")
     settings = (settings or SearchSettings()).changed(**changes)
@@ -94,7 +95,7 @@ def search_dataset(
     elif saliency is None:
         saliency = resolve_saliency(model.saliency, model.data_config, model.transform())
     about = {
-        "spot": spot.__version__,
+        "spot": __version__,
         "model": _name(model),
         "model_hash": hash_model(model),
         "tokens": tokens,

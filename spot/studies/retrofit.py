@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import spot
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
+from spot.evaluation.cache import spot_version
 from spot.hashes import hash_json
 from spot.store import read_json
 from spot.studies.backbone import Backbone
@@ -100,7 +100,7 @@ def small_run(lab: Lab) -> dict[str, list[Row]]:
     backbone = parents[0]
     parent: Any = backbone.parent
     recipe = override(find_recipe(RECIPE), CHANGES)
-    mark = hash_json([as_dict(recipe), SCENES, VALIDATED, backbone.parent_hash, spot.__version__])[:12]
+    mark = hash_json([as_dict(recipe), SCENES, VALIDATED, backbone.parent_hash, spot_version()])[:12]
     folder = lab.cache.folder / "retrofit" / f"{backbone.name}-{mark}"
     options = Options(
         data="scenes", out=folder, limit=SCENES, val="scenes", val_limit=VALIDATED, checkpoint_minutes=0.2
