@@ -12,7 +12,6 @@ import spot
 from spot import report
 from spot.data.images import data_for
 from spot.data.loader import loader
-from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES, SceneBatch, Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Setting, evaluate, wilson
@@ -134,7 +133,7 @@ def on_photo(
     name: str, model: SpotViT, photo: Image.Image, file: str, budgets: Sequence[int], out: Path, seed: int = 0
 ) -> None:
     """What a ViT says of one photograph with fewer tokens, before and after a search that knows no label."""
-    images = evaluation_transform(model.data_config)(photo)[None]
+    images = model.transform()(photo)[None]
     names = [short(each) for each in names_of(model)]
     with torch.no_grad():
         dense = model(images, model.grid(images))

@@ -140,9 +140,10 @@ def versions() -> dict[str, str]:
 
 def command() -> str:
     """What was typed, with absolute paths as seen from this folder: results are read on other machines."""
-    parts = (word.partition("=") for word in sys.argv[1:])
-    words = ["".join(os.path.relpath(part) if os.path.isabs(part) else part for part in word) for word in parts]
-    return shlex.join(["spot", *words])
+    split = (
+        [os.path.relpath(part) if os.path.isabs(part) else part for part in word.split("=")] for word in sys.argv[1:]
+    )
+    return shlex.join(["spot", *map("=".join, split)])
 
 
 def save_json(path: str | Path | None, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:

@@ -219,3 +219,5 @@ def test_a_kept_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
     ]
     monkeypatch.setattr("sys.argv", [*words, "--limit", "8"])
     assert report.command() == "spot study off-grid --model vit-ti=../w.safetensors --data . --limit 8"
+    monkeypatch.setattr("sys.argv", ["spot", "study", f"--model=vit-ti={tmp_path}/w.safetensors"])
+    assert report.command() == "spot study --model=vit-ti=../w.safetensors"

@@ -50,7 +50,8 @@ def predict(
         return
     import spot
     from spot import report
-    from spot.evaluation.photos import photo_files, picture_files, predict, prediction_figure
+    from spot.data.files import photo_files
+    from spot.evaluation.photos import picture_files, predict, prediction_figure
     from spot.plots import save
 
     paths = photo_files(images)

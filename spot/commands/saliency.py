@@ -35,9 +35,9 @@ def saliency(
     from torchvision.transforms import ToTensor
 
     from spot import report
+    from spot.data.files import photo_files
     from spot.data.images import Images, open_data
     from spot.errors import InputError
-    from spot.evaluation.photos import photo_files
     from spot.placement.map_files import write_maps
 
     if bool(images) == (data is not None):

@@ -20,7 +20,7 @@ def study(
     """Measure a table or figure of the paper, and show the paper's numbers beside it.
 
     Studies: off-grid, priors, saliency-gain, transfer, classification, robustness, tome, elastic, scale, needle,
-    throughput, overhead, retrofit, gallery; all of them with `all`. `findings` measures nothing: it
+    anytime, throughput, overhead, retrofit, gallery; all of them with `all`. `findings` measures nothing: it
     reads the results in --out and says which of the paper's findings hold. Each study writes
     OUT/NAME.json (everything), .md (the table), .png and .pdf (the figure). Measurements are kept, so
     that a study that was stopped goes on, and studies share them. Under `accelerate launch` or

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import Normalize
 
 from spot.data.classes import class_folders, class_indices
 from spot.data.difficulty import difficulty_of
+from spot.data.files import EXTENSIONS, image_files, is_image
 from spot.data.picture import evaluation_transform, open_image
 from spot.data.shards import Shards
 from spot.errors import InputError, unknown
@@ -41,7 +41,6 @@ Transform = Callable[[Image.Image], Tensor]
 Sample = tuple[Tensor, int, str]
 Unreadable = Literal["stop", "skip"]
 
-EXTENSIONS = (*IMG_EXTENSIONS, ".gif", ".avif", ".jfif")
 TIMM = re.compile(r"(torch|hfds|hfids|wds|tfds)/.+")
 SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
 EXTRA = {"wds": "webdataset", "hfds": "datasets", "hfids": "datasets"}  # the package that timm needs
@@ -262,24 +261,6 @@ def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **
 def subfolders(folder: Path) -> list[str]:
     """Names of the visible sub-folders, sorted as code points, as torchvision and timm sort them."""
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
-
-
-def image_files(folder: str | Path) -> list[str]:
-    """The images of a folder and its sub-folders, in torchvision's order. Links are followed, but no folder twice."""
-    files: list[tuple[str, str]] = []
-    known = {os.path.realpath(folder)}
-    for path, folders, names in os.walk(folder, followlinks=True):
-        real = {name: os.path.realpath(os.path.join(path, name)) for name in sorted(folders)}
-        new = {there: name for name, there in reversed(real.items()) if there not in known}
-        known |= new.keys()
-        folders[:] = new.values()
-        files += [(path, name) for name in names if is_image(name)]
-    return [os.path.join(*file) for file in sorted(files)]
-
-
-def is_image(path: str) -> bool:
-    """Whether the name is an image's; hidden files, such as the ._ files of macOS, are none."""
-    return path.lower().endswith(EXTENSIONS) and not os.path.basename(path).startswith(".")
 
 
 def split_folder(root: Path, split: str) -> Path:

@@ -47,9 +47,6 @@ class Loader:
             pin_memory=torch.cuda.is_available(),
         )
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
     def __iter__(self) -> Iterator[Batch]:
         self.waited, self.seconds = 0.0, 0.0
         start = asked = time.perf_counter()
@@ -63,12 +60,13 @@ class Loader:
             self.seconds = asked - start
 
 
-def collate(samples: Sequence[Sample | Unread]) -> tuple[Batch | None, list[Unread]]:
-    """The readable samples as one batch (None if there is none), and the others."""
+def collate(samples: Sequence[Sample | Unread | None]) -> tuple[Batch | None, list[Unread]]:
+    """The readable samples as one batch (None if there is none), and why others are not; None is left out."""
     unread = [sample for sample in samples if isinstance(sample, Unread)]
-    if len(unread) == len(samples):
+    readable = [sample for sample in samples if not isinstance(sample, (Unread, type(None)))]
+    if not readable:
         return None, unread
-    images, labels, keys = zip(*(sample for sample in samples if not isinstance(sample, Unread)), strict=True)
+    images, labels, keys = zip(*readable, strict=True)
     return Batch(torch.stack(images), torch.tensor(labels), list(keys)), unread
 
 

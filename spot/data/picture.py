@@ -106,19 +106,16 @@ def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose"
         raise unknown("fit", fit, get_args(Fit))
     if fit == "crop":
         return evaluation_transform(data_config)
-    side = tuple(data_config["input_size"][-2:])
+    height, width = data_config["input_size"][-2:]
 
     def scaled(image: Image.Image) -> Image.Image:
-        height, width = side if fit == "squash" else same_area(image, side)
-        return image.resize((width, height), Image.Resampling.BICUBIC)
+        size = (width, height)
+        if fit == "whole":
+            ratio = math.sqrt(height * width / (image.width * image.height))
+            size = (max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))
+        return image.resize(size, Image.Resampling.BICUBIC)
 
     return Compose([narrow, scaled, ToTensor(), Normalize(data_config["mean"], data_config["std"])])
-
-
-def same_area(image: Image.Image, side: tuple[int, int]) -> tuple[int, int]:
-    """Height and width in the image's own shape, with about as many pixels as height × width of `side`."""
-    ratio = math.sqrt(side[0] * side[1] / (image.width * image.height))
-    return max(1, round(image.height * ratio)), max(1, round(image.width * ratio))
 
 
 def narrow(image: Image.Image) -> Image.Image:

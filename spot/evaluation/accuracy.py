@@ -124,7 +124,8 @@ class Candidate:
     def module(self) -> TokenModel:
         """A model that places so by itself, `module(images)`: for timing and for counting its cost."""
         if isinstance(self.model, SpotViT):
-            return Placed(self.model, self.budget, None if isinstance(self.placement, Placements) else self.placement)
+            prior = None if isinstance(self.placement, Placements) else self.placement
+            return Placed(self.model, self.budget, prior, self.scale)
         return self.model
 
     def place(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
@@ -161,9 +162,10 @@ class Evaluation:
 
     def groups(self) -> list[list[int]]:
         """Candidates that differ only in their seed."""
-        groups: dict[tuple[str, int], list[int]] = {}
-        for index, candidate in enumerate(self.candidates):
-            groups.setdefault((candidate.label, candidate.budget), []).append(index)
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for index, each in enumerate(self.candidates):
+            given = id(each.placement) if isinstance(each.placement, Placements) else None
+            groups.setdefault((each.label, each.budget, each.scale, each.model.spot_vit, given), []).append(index)
         return list(groups.values())
 
     def row(self, members: list[int]) -> dict[str, Any]:

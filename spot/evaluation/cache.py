@@ -100,7 +100,7 @@ def hash_places(candidate: Candidate) -> str:
         return hash_tensors({"positions": given.positions, "keys": encode_names(given.keys)})
     height, width = candidate.model.spot_vit.img_size
     ramp = torch.linspace(0.1, 1, height)[:, None] * torch.linspace(1, 0.1, width)
-    image = ramp.expand(1, 3, height, width)
+    image = ramp.expand(1, 3, height, width).to(next(candidate.model.parameters()).device)
     return hash_tensors({"positions": candidate.place(image, ["probe"], lambda *_: ramp[None])})
 
 

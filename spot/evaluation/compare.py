@@ -15,7 +15,6 @@ from typing import Any
 from spot.data.difficulty import difficulty_of
 from spot.data.images import Data, data_for, open_data
 from spot.data.loader import loader
-from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
 from spot.evaluation.anytime import measure
@@ -129,7 +128,9 @@ def candidates_of(model: SpotViT, asked: Comparing) -> list[Candidate]:
     for name in (*asked.baseline, *(asked.prior or own)):
         dense = name in BASELINES and BASELINES[name].dense
         chosen += [Setting(name, budget) for budget in ((None,) if dense else asked.tokens or (model.tokens,))]
-    chosen += [Setting(Placements.load(path), name=path.stem) for path in asked.placements]
+    stems = [path.stem for path in asked.placements]
+    names = [str(path) if stems.count(path.stem) > 1 else path.stem for path in asked.placements]
+    chosen += [Setting(Placements.load(path), name=name) for path, name in zip(asked.placements, names, strict=True)]
     candidates = [setting.of(model) for setting in chosen]
     return [replace(each, seed=seed) for each in candidates for seed in range(asked.seeds if each.random else 1)]
 
@@ -143,7 +144,7 @@ def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: A
     except InputError:
         if need_classes:
             raise
-    return open_data(data, transform=evaluation_transform(model.data_config), **opening), False
+    return open_data(data, transform=model.transform(), **opening), False
 
 
 def banks_of(
@@ -157,8 +158,7 @@ def banks_of(
     if classified:
         labelled = data_for(model, source, limit=BANK_IMAGES if difficulty_of(source) else None, **opening)
     else:
-        transform = evaluation_transform(model.data_config)
-        labelled = open_data(source, transform=transform, classes=images.classes, **opening)
+        labelled = open_data(source, transform=model.transform(), classes=images.classes, **opening)
     folder = asked.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot" / "knn"
     made_by = "" if maps is None else hash_maps(asked.saliency or "spectral")
     loading: dict[str, Any] = {**asked.readers(), "saliency": maps, "maps": made_by}

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from spot.errors import InputError
+from spot.evaluation.accuracy import head_of
 from spot.hashes import hash_model
 from spot.models.protocol import TokenModel
 from spot.placement.dataset_search import KeyedImages, made_by_image
 from spot.placement.files import Placements
+from spot.placement.oracle import frozen
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.store import as_json
 
@@ -70,7 +72,8 @@ def embed(
     @torch.no_grad()
     def make(images: Tensor, labels: Tensor, keys: list[str]) -> Placements:
         positions = model.place(images, keys=keys, tokens=count, prior=prior, seed=seed)
-        pooled = model.forward_head(model.forward_features(images, positions), pre_logits=True).float().cpu()
+        pooled = head_of(model, images, positions)(pre_logits=True).float().cpu()
         return Placements(keys, positions, about, {"features": pooled, "labels": labels})
 
-    return _embedded(made_by_image(make, model, data, path, about, title="embedding", **how).placements, path)
+    with frozen(model):
+        return _embedded(made_by_image(make, model, data, path, about, title="embedding", **how).placements, path)

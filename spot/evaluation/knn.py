@@ -185,10 +185,10 @@ def build_banks(
         if isinstance(candidate.placement, Placements):
             raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
     state = this_process()
-    images, classes, version = hash_images(data), list(data.classes), spot_version()
+    images, classes = hash_images(data), list(data.classes)
     weights = {each: hash_model(each) for each in {candidate.model.spot_vit for candidate in candidates}}
     abouts = [determinants(each, weights[each.model.spot_vit], images, maps) for each in candidates]
-    abouts = [{**about, "kind": "banks", "classes": classes, "spot": version} for about in abouts]
+    abouts = [{**about, "kind": "banks", "classes": classes, "spot": spot_version()} for about in abouts]
     paths = [Cache(cache).path(about) for about in abouts]
     banks = [_kept(path) for path in paths]
     state.wait_for_everyone()  # before the first process writes what another looks for

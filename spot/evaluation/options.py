@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from spot.errors import InputError
+
 Saliency = Annotated[
     str | None,
     arg(
@@ -13,7 +15,7 @@ Saliency = Annotated[
         "or a folder of maps"
     ),
 ]
-Baseline = Literal["plain", "resize", "patch-dropout", "tome", "tome-cost", "elastic"]
+Baseline = Literal["plain", "resize", "patch-dropout", "tome", "tome-cost", "tome-floor", "elastic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class Loading(Choice):
         from spot.data.loader import available_workers
 
         workers = available_workers() if self.workers is None else self.workers
+        if workers < 0:
+            raise InputError(f"images are read by 0 or more processes besides this one, got workers={workers}")
         return {"batch_size": self.batch_size, "workers": workers}
 
 

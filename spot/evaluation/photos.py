@@ -6,10 +6,8 @@ what the model sees, see `spot.data.picture.photo_transform`; "whole" leaves it 
 positions are fractions and tokens need no grid.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from glob import glob
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from spot import report
 from spot.data.classes import class_folders, class_names
-from spot.data.images import Transform, image_files, is_image
+from spot.data.images import Transform
 from spot.data.picture import Fit, open_image, photo_transform
 from spot.errors import InputError, unknown
 from spot.models.spot_vit import SpotViT
@@ -64,27 +62,6 @@ class PhotoSearch:
         before, after = logits.softmax(-1)[:, goal].tolist()
         said = (short(names[start]), short(names[end]))
         return cls(path, image, trajectory, short(names[goal]), before, after, said, end == goal)
-
-
-def photo_files(sources: Sequence[str | Path]) -> list[Path]:
-    """The image files of files, folders (with their sub-folders) and patterns such as 'photos/*.jpg'."""
-    files: list[Path] = []
-    for source in map(str, sources):
-        if os.path.isdir(source):
-            inside, problem = list(image_files(source)), f"there is no image in {source}"
-        elif os.path.exists(source):
-            inside, problem = [source], ""
-        elif any(letter in source for letter in "*?["):
-            inside = [file for file in sorted(glob(source, recursive=True)) if is_image(file)]
-            problem = f"no image matches {source}"
-        else:
-            inside, problem = [], f"an image file was expected, but {source} is missing"
-        if not inside:
-            raise InputError(problem)
-        files += map(Path, inside)
-    if not files:
-        raise InputError("name at least one image file or folder")
-    return list(dict.fromkeys(files))
 
 
 def opened(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterator[tuple[Path, Tensor]]:

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from spot import report
+from spot.data.files import photo_files
 from spot.data.images import Stream, data_for
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.options import Loading
-from spot.evaluation.photos import photo_files, picture_files, search_figure, search_photos
+from spot.evaluation.photos import picture_files, search_figure, search_photos
 from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import Searched, search_dataset
 from spot.placement.oracle import PRESETS, SearchSettings
@@ -48,10 +49,9 @@ def on_photos(
     caption += f"Pictures: {', '.join(sorted({str(Path(row['picture']).parent) for row in rows}))}"
     shown = [{name: row[name] for name in row if name not in ("path", "picture")} for row in rows]
     report.show(shown, model.name, digits=3, caption=caption)
-    if json is not None:
-        kept = {name: options.get(name) for name in ("seed", "prior", "saliency", "fit")}
-        about = {"model": model.name, "tokens": model.tokens, "objective": settings.objective, **kept}
-        report.save_json(json, rows, {"command": report.command(), **about, **settings.as_json()})
+    kept = {name: options.get(name) for name in ("seed", "prior", "saliency", "fit")}
+    about = {"model": model.name, "tokens": model.tokens, "objective": settings.objective, **kept}
+    report.save_json(json, rows, {"command": report.command(), **about, **settings.as_json()})
     return rows
 
 
@@ -80,9 +80,8 @@ def on_data(
     if state.is_main_process:
         rows = accuracy_rows(done)
         report.show(rows, model.name, caption=summary(done, len(images), out))
-        if json is not None:
-            about = {**done.placements.metadata, "images": done.images, "seconds": done.seconds}
-            report.save_json(json, rows, {"command": report.command(), **about})
+        about = {**done.placements.metadata, "images": done.images, "seconds": done.seconds}
+        report.save_json(json, rows, {"command": report.command(), **about})
     return done
 
 

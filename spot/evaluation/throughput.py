@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import timm
 import torch
@@ -34,6 +34,7 @@ from spot.models.protocol import Placed, TokenModel
 from spot.models.spot_vit import SpotViT, adapt
 from spot.placement.sizes import Scale
 
+K = TypeVar("K")
 Precision = Literal["float32", "bfloat16"]
 Clock = Literal["wall", "processor"]
 CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
@@ -207,15 +208,15 @@ def measure(
 
 
 def interleaved(
-    models: Mapping[str, Callable[[Tensor], Any]],
+    models: Mapping[K, Callable[[Tensor], Any]],
     images: Tensor,
     rounds: int,
     clock: Clock = "wall",
     done: Callable[[], None] = lambda: None,
-) -> dict[str, list[float]]:
+) -> dict[K, list[float]]:
     """Seconds of every model in every round. Each round begins with another model, so that none is always first."""
     names, now = list(models), CLOCKS[clock]
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[K, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
@@ -250,7 +251,7 @@ def spread(seconds: Sequence[float]) -> float:
     return float(high - low) / median(seconds)
 
 
-def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall", rounds: int = 5) -> float:
+def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall") -> float:
     """Median share of a call that passes before the first block begins: placing, sampling and embedding tokens."""
     now = CLOCKS[clock]
     begun: list[float] = []
@@ -263,7 +264,7 @@ def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall", ro
     hooks = [part.register_forward_pre_hook(begin) for part in model.spot_vit.vit.blocks[0].modules()]
     shares = []
     try:
-        for _ in range(rounds):
+        for _ in range(5):
             begun.clear()
             wait_for(images.device)
             start = now()

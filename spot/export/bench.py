@@ -21,7 +21,7 @@ from torch import Tensor
 from spot import report
 from spot.errors import InputError
 from spot.evaluation.cost import macs
-from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
+from spot.evaluation.throughput import cpu_threads, interleaved, many_graphs
 from spot.export.files import describe, require_onnx, write_onnx
 from spot.export.graph import DenseGraph, Graph
 from spot.export.int8 import Range, plan, quantise
@@ -45,7 +45,6 @@ def bench_runtimes(
     batch: int = 1,
     counts: Sequence[int] = (1, 2),
     rounds: int = 21,
-    clock: Clock = "processor",
     pictures: Sequence[NDArray[np.uint8]] = (),
 ) -> list[dict[str, Any]]:
     """One row per runtime, number of threads and budget; the plain ViT is the row `plain`.
@@ -54,6 +53,8 @@ def bench_runtimes(
         counts: of threads.
         pictures: (H, W, 3) to calibrate int8 with; by default built-in scenes.
     """
+    if rounds < 1 or batch < 1:
+        raise InputError("timing needs at least one round and batches of at least one image")
     if any(name.startswith("onnx") for name in runtimes):
         require_onnx()
     budgets = [DENSE, *tokens]
@@ -64,13 +65,16 @@ def bench_runtimes(
     with TemporaryDirectory() as folder, many_graphs():
         files = written(model, runtimes, Path(folder), pictures or sample_pictures(model, count=16))
         for count in counts:
-            with cpu_threads(count):
+            with cpu_threads(count), torch.no_grad():
                 calls = {
-                    (runtime, budget): call
+                    (runtime, budget): call_of(model, runtime, budget, batch, files, count)
                     for runtime in runtimes
-                    for budget, call in calls_of(model, runtime, budgets, batch, files, count).items()
+                    for budget in budgets
                 }
-                seconds = timed(calls, images, rounds, clock)
+                for call in calls.values():
+                    for _ in range(2):  # to warm up
+                        call(images)
+                seconds = interleaved(calls, images, rounds, "processor")
             rows += table_rows(seconds, cost, count, batch)
     return rows
 
@@ -100,52 +104,22 @@ def written(
     return files
 
 
-def calls_of(
-    model: SpotViT,
-    runtime: Runtime,
-    budgets: Sequence[int],
-    batch: int,
-    files: Mapping[tuple[str, bool], Path],
-    count: int,
-) -> dict[int, Call]:
-    """A function of images for every budget, with its positions in place."""
+def call_of(
+    model: SpotViT, runtime: Runtime, budget: int, batch: int, files: Mapping[tuple[str, bool], Path], count: int
+) -> Call:
+    """A function of images with its positions in place; an ONNX file has images of its own."""
     blank = torch.zeros(batch, 3, *model.img_size)
-    calls: dict[int, Call] = {}
-    for budget in budgets:
-        positions = None if budget == DENSE else model.place(blank, tokens=budget, prior="isotropic")
-        if runtime.startswith("onnx"):
-            calls[budget] = onnx_call(files[runtime, budget == DENSE], positions, batch, model.img_size, count)
-        else:
-            calls[budget] = torch_call(model, positions, compiled=runtime == "compile")
-    return calls
-
-
-def torch_call(model: SpotViT, positions: Tensor | None, *, compiled: bool) -> Call:
+    positions = None if budget == DENSE else model.place(blank, tokens=budget, prior="isotropic")
+    if runtime in ("onnx", "onnx-int8"):
+        exported = Exported(files[runtime, budget == DENSE], threads=count)
+        inputs = {"images": np.random.default_rng(0).integers(0, 256, (batch, *model.img_size, 3), np.uint8)}
+        if positions is not None:
+            inputs["positions"] = exported.checked_positions(positions.numpy(), inputs["images"])
+        return lambda images: exported.session.run(None, inputs)
     module: Any = model.vit if positions is None else model
-    if compiled:
+    if runtime == "compile":
         module = torch.compile(module, dynamic=False)
-    return (lambda images: module(images)) if positions is None else (lambda images: module(images, positions))
-
-
-def onnx_call(path: Path, positions: Tensor | None, batch: int, size: Sequence[int], count: int) -> Call:
-    exported = Exported(path, threads=count)
-    inputs = {"images": np.random.default_rng(0).integers(0, 256, (batch, *size, 3), np.uint8)}
-    if positions is not None:
-        inputs["positions"] = exported.checked_positions(positions.numpy(), inputs["images"])
-    return lambda images: exported.session.run(None, inputs)
-
-
-@torch.no_grad()
-def timed(
-    calls: Mapping[tuple[Runtime, int], Call], images: Tensor, rounds: int, clock: Clock
-) -> dict[tuple[Runtime, int], list[float]]:
-    """Seconds of every call in every round, in turns."""
-    for call in calls.values():
-        for _ in range(2):
-            call(images)
-    named = {f"{runtime} {budget}": call for (runtime, budget), call in calls.items()}
-    seconds = interleaved(named, images, rounds, clock)
-    return {key: seconds[f"{key[0]} {key[1]}"] for key in calls}
+    return module if positions is None else (lambda images: module(images, positions))
 
 
 def table_rows(
@@ -208,5 +182,4 @@ def bench_command(
         "ms is processor time per image, summed over threads. speed-up is over the plain ViT in the same runtime, "
         "over fastest dense over the plain ViT in the runtime that is fastest for it; medians over rounds in turns."
     )
-    if json is not None:
-        report.save_json(json, rows, {"command": report.command(), "rounds": rounds})
+    report.save_json(json, rows, {"command": report.command(), "rounds": rounds})

@@ -110,13 +110,13 @@ def export(
         require_compiler()
     if int8 is not None and (to != "onnx" or opset < ATTENTION_OPSET):
         raise InputError(f"int8 is for ONNX files of opset {ATTENTION_OPSET} or later")
-    # One set of weights: those for the budget that is built in, or for a quarter of the grid, which suits most.
-    budget = tokens or max(1, len(model.grid()) // 4)
-    ready = copy.deepcopy(model.suited(budget)).cpu().float().eval()
     asked = prior is not None or tokens is not None
+    # One set of weights: those for the budget that is built in, or for a quarter of the grid, which suits most.
+    budget = tokens or model.tokens if asked else max(1, len(model.grid()) // 4)
+    ready = copy.deepcopy(model.suited(budget)).cpu().float().eval()
     policy = learned_placement(model, prior) if asked else None
     if policy is not None:
-        ready.prior, ready.tokens = policy, tokens or model.tokens
+        ready.prior, ready.tokens = policy, budget
     graph = Graph(
         ready,
         image=image,
@@ -246,8 +246,9 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
 # Writing
 
 
-def example(about: dict[str, Any], batch: int = 2, tokens: int = 5) -> tuple[Tensor, ...]:
+def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
     """Inputs to trace with; no dimension that is to stay free has the size of another, or is 0 or 1."""
+    batch, tokens = 2, 5
     sides = [side + 2 * number + 2 for number, side in enumerate(about["img_size"])]
     images = noise(about, batch, about["img_size"] if about["learned"] else sides)
     if about["built_in"]:
@@ -298,6 +299,9 @@ def write_onnx(
             verbose=False,
         )
     file = program.model_proto
+    written = next(each.version for each in file.opset_import if not each.domain)
+    if written != opset:  # torch says so in its log only
+        raise InputError(f"this model cannot be written in opset {opset}; pass opset={written}, or a later one")
     file.producer_name, file.producer_version = "spot-vit", __version__
     del file.metadata_props[:]
     onnx.helper.set_model_props(file, {KEY: json.dumps(about)})

@@ -102,30 +102,30 @@ def largest_inputs(model: SpotViT, batches: Sequence[Trial]) -> dict[str, Tensor
 
 
 @torch.no_grad()
-def equalise(model: SpotViT, batches: Sequence[Trial], strength: float = STRENGTH) -> None:
+def equalise(model: SpotViT, batches: Sequence[Trial]) -> None:
     """Make the channels of the layers' inputs alike, in place, without changing what the model computes."""
     sizes = largest_inputs(model, batches)
     for number, block in enumerate(model.vit.blocks):
         name = f"vit.blocks.{number}"
         for norm, layer, which in ((block.norm1, block.attn.qkv, "attn.qkv"), (block.norm2, block.mlp.fc1, "mlp.fc1")):
             if isinstance(norm, nn.LayerNorm) and norm.elementwise_affine:
-                scale = balance(sizes[f"{name}.{which}"], layer.weight, strength)
+                scale = balance(sizes[f"{name}.{which}"], layer.weight)
                 norm.weight.div_(scale)
                 if norm.bias is not None:
                     norm.bias.div_(scale)
                 layer.weight *= scale
         attention = block.attn
         if isinstance(attention.norm, nn.Identity):  # then the projection's input is a mean of values
-            scale = balance(sizes[f"{name}.attn.proj"], attention.proj.weight, strength)
+            scale = balance(sizes[f"{name}.attn.proj"], attention.proj.weight)
             attention.qkv.weight[-len(scale) :] /= scale[:, None]
             if attention.qkv.bias is not None:
                 attention.qkv.bias[-len(scale) :] /= scale
             attention.proj.weight *= scale
 
 
-def balance(inputs: Tensor, weight: Tensor, strength: float) -> Tensor:
+def balance(inputs: Tensor, weight: Tensor) -> Tensor:
     """Factors (D,) that share the size of inputs (D,) between them and the columns of weight (·, D)."""
-    scale = inputs.clamp(min=1e-5) ** strength / weight.abs().amax(0).clamp(min=1e-5) ** (1 - strength)
+    scale = inputs.clamp(min=1e-5) ** STRENGTH / weight.abs().amax(0).clamp(min=1e-5) ** (1 - STRENGTH)
     return scale / scale.log().mean().exp()
 
 
@@ -216,7 +216,7 @@ def plan(model: SpotViT, images: Tensor) -> tuple[dict[str, Range], dict[str, fl
 # The file
 
 
-def quantise(path: Path, ranges: Mapping[str, Range], prefix: str = "model.") -> None:
+def quantise(path: Path, ranges: Mapping[str, Range]) -> None:
     """Rewrite an ONNX file in which each layer of `ranges` is a Gemm whose weight is named after it."""
     import onnx
     from onnx import helper, numpy_helper
@@ -232,15 +232,13 @@ def quantise(path: Path, ranges: Mapping[str, Range], prefix: str = "model.") ->
 
     nodes = []
     for node in graph.node:
-        name = node.input[1].removeprefix(prefix).removesuffix(".weight") if node.op_type == "Gemm" else ""
+        name = node.input[1].removeprefix("model.").removesuffix(".weight") if node.op_type == "Gemm" else ""
         if name not in ranges:
             nodes.append(node)
             continue
         step, zero = input_scale(*ranges[name])
-        scale, point = (
-            constant(f"{name}.scale", np.array(step, np.float32)),
-            constant(f"{name}.zero", np.array(zero, np.uint8)),
-        )
+        scale = constant(f"{name}.scale", np.array(step, np.float32))
+        point = constant(f"{name}.zero", np.array(zero, np.uint8))
         if node.input[0] not in shared:
             quantised, restored = f"{name}.quantised", f"{name}.restored"
             nodes.append(helper.make_node("QuantizeLinear", [node.input[0], scale, point], [quantised]))

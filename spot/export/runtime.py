@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from spot.data.files import photo_files
 from spot.data.picture import CROP_RATIO, narrow, open_image
 from spot.errors import InputError
 from spot.store import refuse_no_file
@@ -144,7 +145,7 @@ def predict_exported(
     if sources and sources[0].endswith(".onnx"):
         model, sources = sources[0], sources[1:]
     exported, table = Exported(model), []
-    for file in image_paths(sources):
+    for file in photo_files(sources):
         try:
             image = open_image(file)
         except InputError as error:
@@ -155,22 +156,8 @@ def predict_exported(
         rows = classify(exported, image, top)
         report.show([{name: row[name] for name in ("class", "probability")} for row in rows], str(file), digits=1)
         table += [{"image": str(file), **row} for row in rows]
-    if csv is not None:
-        report.save_csv(csv, table)
-    if json is not None:
-        report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})
-
-
-def image_paths(sources: Sequence[str]) -> list[Path]:
-    """Files as they are named, and the images in folders."""
-    known = Image.registered_extensions()
-    files: list[Path] = []
-    for source in map(Path, sources):
-        inside = sorted(path for path in source.rglob("*") if path.suffix.lower() in known and path.name[0] != ".")
-        files += inside if source.is_dir() else [source]
-    if not files:
-        raise InputError("name at least one image file, or a folder with images")
-    return files
+    report.save_csv(csv, table)
+    report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})
 
 
 def classify(exported: Exported, image: Image.Image, top: int = 5) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from spot.data.images import is_image
+from spot.data.files import image_files
 from spot.data.picture import open_image
 from spot.data.scenes import draw
 from spot.errors import InputError
@@ -75,15 +75,10 @@ def agree(
     which, same = about["outputs"].index("logits"), 0
     for picture in pictures:
         images = from_picture(about, picture)[None]
-        positions = None if about["built_in"] else grid_of(model)
+        positions = None if about["built_in"] else model.grid()[None]
         expected = reference(model, about, images, positions)["logits"]
         same += int(run(images, positions)[which].argmax() == expected.argmax())
     return same, len(pictures)
-
-
-def grid_of(model: SpotViT) -> Tensor:
-    """The model's own grid for one image, (1, N, 2)."""
-    return model.grid().reshape(1, -1, 2)
 
 
 def trials(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> list[tuple[Tensor, Tensor | None]]:
@@ -111,7 +106,7 @@ def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) 
         scenes = draw(range(count)).images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
         images = [Image.fromarray(scene) for scene in scenes]
     else:
-        files = sorted(path for path in folder.rglob("*") if is_image(path.name))
+        files = image_files(folder)
         if not files:
             raise InputError(f"pictures were expected in {folder}, and there are none")
         images = [open_image(path) for path in files[:: max(1, len(files) // count)][:count]]

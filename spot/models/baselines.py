@@ -26,7 +26,6 @@ class Baseline:
     make: Callable[[SpotViT, int], TokenModel]
     about: str  # what it does
     budget: str  # what N tokens mean for it
-    needs: str = "a timm ViT"
     random: bool = False  # another seed gives another result
     dense: bool = False  # always has all tokens of the grid
 
@@ -49,7 +48,6 @@ def best_tome(model: SpotViT, tokens: int) -> ToMe:
     return ToMe.matching(model, tokens, floor=TOME_FLOOR if 3 * tokens < len(model.grid()) else None)
 
 
-KEYS = "a timm ViT whose attention shows its keys"
 MERGING = "all patches, similar ones merged in every block"
 BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
@@ -61,11 +59,11 @@ BASELINES: dict[str, Baseline] = {
         Baseline("patch-dropout", PatchDropout, "a random part of the ViT's own patches", "N patches are kept",
                  random=True),
         Baseline("tome", lambda model, tokens: ToMe(model, tokens=tokens), MERGING,
-                 "N tokens are left after the last block", needs=KEYS),
+                 "N tokens are left after the last block"),
         Baseline("tome-cost", ToMe.matching, MERGING,
-                 "its blocks cost what N tokens cost throughout, where merging can reach that", needs=KEYS),
+                 "its blocks cost what N tokens cost throughout, where merging can reach that"),
         Baseline("tome-floor", best_tome, MERGING,
-                 "the same cost, with the schedule that was best on images set aside", needs=KEYS),
+                 "the same cost, with the schedule that was best on images set aside"),
         Baseline("elastic", ElasticViT, "patches shifted, rescaled and dropped at random, on whole pixels",
                  "N patches are kept", random=True),
     )

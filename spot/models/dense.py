@@ -27,6 +27,7 @@ def features_at(model: "SpotViT", images: Tensor, points: Tensor, positions: Ten
     and at the position of one of the image's tokens it is that token's feature.
     """
     context = model.grid(images) if positions is None else positions
+    model = model.suited(context.shape[1], images)
     if points.ndim != 3 or points.shape[-1] != context.shape[-1] or len(points) != len(images):
         wanted = (len(images), "M", context.shape[-1])
         raise InputError(f"points must have shape {wanted} like positions, got {tuple(points.shape)}")

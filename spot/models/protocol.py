@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from spot.errors import InputError
 from spot.placement.priors import AnyPrior, check_tokens, drawn, resolve_prior
+from spot.placement.sizes import Scale
 
 if TYPE_CHECKING:
     from spot.models.spot_vit import SpotViT
@@ -91,12 +92,14 @@ TokenModel = Union["SpotViT", Wrapper]  # called (images, positions=None, **plac
 
 
 class Placed(Wrapper):
-    """A SpotViT with another budget or prior than its own, as a model of its own: for timing and counting."""
+    """A SpotViT with another budget, prior or scale than its own, as a model of its own: for timing and counting."""
 
-    def __init__(self, model: "SpotViT", tokens: int | None = None, prior: AnyPrior | None = None) -> None:
+    def __init__(
+        self, model: "SpotViT", tokens: int | None = None, prior: AnyPrior | None = None, scale: Scale | None = None
+    ) -> None:
         tokens = model.tokens if tokens is None else tokens
         super().__init__(model.suited(tokens), tokens)
-        self.prior = model.prior if prior is None else prior
+        self.prior, self.scale = model.prior if prior is None else prior, scale
 
     def check_tokens(self, tokens: int, cells: int) -> None:
         check_tokens(tokens)
@@ -107,5 +110,5 @@ class Placed(Wrapper):
 
     def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
         given: Any = {name: value for name, value in how.items() if value is not None}
-        own: Any = {"tokens": self.tokens, "prior": self.prior}
+        own: Any = {"tokens": self.tokens, "prior": self.prior, "scale": self.scale}
         return self.model.place(images, **{**own, **given})

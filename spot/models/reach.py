@@ -56,17 +56,17 @@ def refuse_unreachable(what: str, address: str, advice: str = "", *, offline: bo
         raise InputError(f"cannot {what}: {host} cannot be reached{advice}")
 
 
-def reachable(host: str, port: int, seconds: float = SECONDS) -> bool:
+def reachable(host: str, port: int) -> bool:
     """Whether a host answers in time; behind a proxy that is the proxy's business."""
     if getproxies().get("https"):
         return True
     answers: list[bool] = []
 
     def ask() -> None:
-        with suppress(OSError), socket.create_connection((host, port), timeout=seconds):
+        with suppress(OSError), socket.create_connection((host, port), timeout=SECONDS):
             answers.append(True)
 
     asking = threading.Thread(target=ask, daemon=True)  # looking up a name has no timeout of its own
     asking.start()
-    asking.join(seconds)
+    asking.join(SECONDS)
     return bool(answers)

@@ -12,11 +12,13 @@ from torch import Generator, Tensor
 TRIES = 8  # directions, before one that leaves the image is held at its edge
 
 
-def moved_as_far(start: Tensor, end: Tensor, size: tuple[int, int], generator: Generator | None = None) -> Tensor:
+def moved_as_far(
+    start: Tensor, end: Tensor, size: tuple[int, int], generator: Generator | None = None, tries: int = TRIES
+) -> Tensor:
     """Each token of start moved by as many pixels as it is away from end, in a random direction."""
     distance = ((end - start)[..., :2] * start.new_tensor(size)).norm(dim=-1, keepdim=True)
     there, outside = start, torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
-    for _ in range(TRIES):
+    for _ in range(tries):
         angle = 2 * math.pi * torch.rand(start.shape[:-1], generator=generator).to(start.device)
         way = distance * torch.stack([angle.sin(), angle.cos()], -1)
         there = torch.where(outside[..., None], shifted(start, way, size), there)

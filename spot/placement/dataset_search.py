@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from spot import report
+from spot.data.images import Images, Sample
+from spot.data.loader import collate
 from spot.draws import generator_for
 from spot.errors import InputError
 from spot.hashes import hash_json, hash_model
@@ -26,7 +28,6 @@ from spot.placement.saliency import resolve_saliency
 from spot.placement.sizes import Scale
 from spot.store import as_json, locked
 
-Sample = tuple[Tensor, int, str]
 Maps = Callable[[Tensor, Sequence[str]], Tensor]
 
 
@@ -139,17 +140,17 @@ def made_by_image(
         chunks = [range(len(keys))[first : first + batch_size] for first in range(0, len(keys), batch_size)]
         todo = [[index for index in chunk if keys[index] not in writer.done] for chunk in chunks]
         todo = [chunk for chunk in todo[process::processes] if chunk]
-        loader: Any = DataLoader(Batches(data, todo), batch_size=None, num_workers=workers)
+        loader: Any = DataLoader(cast(Any, data), batch_sampler=todo, num_workers=workers, collate_fn=collate)
         device = next(model.parameters()).device
         before, start = set(writer.done), time.perf_counter()
         with report.progress(shown=shown and process == 0) as bar:
             task = bar.add_task(title, total=sum(map(len, todo)))
-            for chunk, batch in zip(todo, loader, strict=True):
-                if isinstance(batch, InputError):
-                    raise batch
+            for chunk, (batch, unread) in zip(todo, loader, strict=True):
+                for image in unread:
+                    cast(Images, data).leave_out(image)  # no other data yields an Unread
                 if batch is not None:
-                    images, labels, names = batch
-                    writer.append(f"{chunk[0]:08d}-{hash_json(names)[:8]}", make(images.to(device), labels, names))
+                    made = make(batch.images.to(device), batch.labels, batch.keys)
+                    writer.append(f"{chunk[0]:08d}-{hash_json(batch.keys)[:8]}", made)
                 bar.advance(task, len(chunk))
         seconds = time.perf_counter() - start
         if state:
@@ -206,26 +207,3 @@ def _name(thing: Any) -> str:
     if isinstance(thing, str):
         return thing
     return str(getattr(thing, "name", None) or getattr(thing, "__qualname__", type(thing).__name__))
-
-
-class Batches(Dataset[Any]):
-    """The batches of some indices, read in this process or another: images, labels and keys, or None."""
-
-    def __init__(self, data: KeyedImages, chunks: list[list[int]]) -> None:
-        self.data, self.chunks = data, chunks
-
-    def __len__(self) -> int:
-        return len(self.chunks)
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor, list[str]] | InputError | None:
-        chunk = self.chunks[number]
-        at_once = getattr(self.data, "__getitems__", None)
-        try:
-            samples = at_once(chunk) if at_once else [self.data[index] for index in chunk]
-        except InputError as error:  # handed over, because a reader process would wrap it in its traceback
-            return error
-        readable = [sample for sample in samples if sample is not None]
-        if not readable:
-            return None
-        images, labels, keys = zip(*readable, strict=True)
-        return torch.stack(images), torch.tensor(labels, dtype=torch.int64), list(keys)

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from spot.errors import InputError
 from spot.placement.controls import inside, shifted
-from spot.placement.oracle import OBJECTIVES, Model, SearchResult, frozen, snapped
+from spot.placement.oracle import Model, SearchResult, descent, frozen, snapped
 from spot.placement.priors import drawn
 
 REACH = 1.5  # cells: on the grid a move is to this cell or one of its eight neighbours, all equally likely
@@ -30,13 +30,9 @@ def trial_search(
     *,
     passes: int,
     on_grid: bool,
-    share: float = SHARE,
-    objective: str = "descent",
-    generator: Generator | None = None,
     keys: Sequence[str] | None = None,
-    seed: int = 0,
 ) -> SearchResult:
-    """Lower an objective by trying moves: the start (step 0) and what was kept (step 1).
+    """Make the label more probable by trying moves: the start (step 0) and what was kept (step 1).
 
     Args:
         model: any callable of images (B, C, H, W) and positions (B, N, 2); returns logits (B, classes).
@@ -45,7 +41,7 @@ def trial_search(
         grid: (rows, columns); they set the size of moves off the grid too.
         passes: how often the model is called; a step of the gradient search costs 2.2 forward passes.
         on_grid: only centres of cells, and no two tokens move into one.
-        generator, keys, seed: of the moves; with keys each image's are drawn from (seed, key) alone.
+        keys: names of the images; each one's moves are then drawn from its name alone.
     """
     if passes < 1:
         raise InputError(f"a search by trials takes at least 1 forward pass, got {passes}")
@@ -56,18 +52,18 @@ def trial_search(
         count = len(positions[rows])
         return torch.rand(count, passes - 1, positions.shape[1], 3, generator=generator)
 
-    numbers = drawn(draw, len(images), generator, keys, seed).to(positions.device)
-    moves = (2 * numbers[..., :2] - 1) * reach * (numbers[..., 2:] < share)
+    numbers = drawn(draw, len(images), None, keys, 0).to(positions.device)
+    moves = (2 * numbers[..., :2] - 1) * reach * (numbers[..., 2:] < SHARE)
     here = snapped(positions, grid) if on_grid else inside(positions, size)
     with frozen(model):
         logits = model(images, here)
-        loss = OBJECTIVES[objective](logits, labels)
+        loss = descent(logits, labels)
         kept = [(here, loss, logits)]
         for number in range(passes - 1):
             there = inside(shifted(here, moves[:, number], size), size)
             there = _apart(snapped(there, grid), here) if on_grid else there
             tried = model(images, there)
-            new = OBJECTIVES[objective](tried, labels)
+            new = descent(tried, labels)
             better = new < loss
             here = torch.where(better[:, None, None], there, here)
             loss, logits = torch.where(better, new, loss), torch.where(better[:, None], tried, logits)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from spot.errors import InputError, unknown
 from spot.evaluation.cost import macs
 from spot.evaluation.photos import PhotoSearch, names_of, search_figure, short
 from spot.models.spot_vit import SpotViT
+from spot.placement.controls import moved_as_far
 from spot.placement.files import Placements
 from spot.placement.oracle import LABELLED, PRESETS, search, wrong_labels
 from spot.placement.priors import LEARNED, PRIORS, omega
@@ -32,7 +34,6 @@ from spot.placement.saliency import rgb
 from spot.play.pictures import Picture, Pictures
 from spot.play.request import MAX_TOKENS, Request
 from spot.play.worker import Job
-from spot.plots import save
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.windows import windows
 
@@ -233,30 +234,14 @@ def control(session: Session, request: Request, job: Job) -> None:
     view, trajectory = session.asked(request), request.trajectory()
     label = request.number("label", 0, view.model.num_classes - 1)
     chance = generator_for(request.number("seed"), view.picture.name)
-    moved = randomly_moved(view.images, trajectory[0], trajectory[-1], chance)
+    start, end = trajectory[0], trajectory[-1]
+    sized = torch.cat([start[:, :2], end[:, 2:]], -1)  # windows keep the sizes of the end
+    moved = moved_as_far(sized.expand(CONTROLS, -1, -1), end, view.model.img_size, chance, TRIES)
     probabilities = []
     for places in moved:
         probabilities.append(forward(view, places[None])[0].softmax(-1)[label].item())
         job.rest()
     job.send({"positions": moved[0].tolist(), "probabilities": probabilities})
-
-
-def randomly_moved(images: Tensor, start: Tensor, end: Tensor, generator: torch.Generator) -> Tensor:
-    """CONTROLS placements (CONTROLS, N, 2 or 3): each token as far from its start, in pixels, as its end is.
-
-    Windows keep the sizes of the end. Directions are drawn anew where a token would leave the image; after
-    TRIES of them it stops at the edge.
-    """
-    size = torch.tensor(images.shape[-2:], dtype=torch.float32)
-    scales, start, end = end[:, 2:], start[:, :2], end[:, :2]
-    distance = ((end - start) * size).norm(dim=-1)
-    angles = torch.rand(CONTROLS, len(start), TRIES, generator=generator) * (2 * math.pi)
-    there = start[:, None] + distance[:, None, None] * torch.stack([angles.sin(), angles.cos()], -1) / size
-    low, high = omega(images)
-    inside = ((there >= low) & (there <= high)).all(-1)
-    first = inside.long().argmax(-1)  # the first that stays inside
-    chosen = there.gather(2, first[..., None, None].expand(-1, -1, 1, 2))[:, :, 0]
-    return torch.cat([chosen.clamp(low, high), scales.expand(CONTROLS, -1, -1)], -1)
 
 
 def field(session: Session, request: Request, job: Job) -> None:
@@ -269,7 +254,8 @@ def field(session: Session, request: Request, job: Job) -> None:
     here = forward(view, positions).log_softmax(-1)[0, label].item()
 
     def told(**fields: Any) -> None:
-        job.send({"values": jsonable(values), "here": here, **fields})
+        known = [[None if math.isnan(value) else value for value in row] for row in values.tolist()]  # JSON has no NaN
+        job.send({"values": known, "here": here, **fields})
 
     for side in LEVELS:
         lines = torch.linspace(0, 1, side)
@@ -329,10 +315,9 @@ def picture_png(session: Session, request: Request) -> bytes:
     label, image = request.optional("label", 0, view.model.num_classes - 1), rgb(view.images, view.model.data_config)[0]
     made = PhotoSearch.of(Path(view.picture.name), image, trajectory, logits, label, names)
     adversarial = request.text("objective", "descent") == "ascent"
-    figure = search_figure(made, view.model.patch_size, adversarial=adversarial)
-    with tempfile.TemporaryDirectory() as folder:
-        save(figure, Path(folder) / "picture.png")
-        return (Path(folder) / "picture.png").read_bytes()
+    drawn = BytesIO()
+    search_figure(made, view.model.patch_size, adversarial=adversarial).savefig(drawn, format="png")
+    return drawn.getvalue()
 
 
 def placements_file(session: Session, request: Request) -> bytes:
@@ -375,8 +360,3 @@ def samples(view: View, positions: Tensor) -> Tensor:
         taken = windows(view.images, positions, view.model.patch_size)
     colors = rgb(taken.reshape(1, 3, *taken.shape[-2:]), view.model.data_config)[0]
     return (colors * 255).round().to(torch.uint8).permute(1, 2, 0)
-
-
-def jsonable(values: Tensor) -> list[list[float | None]]:
-    """Numbers for JSON, which has no NaN."""
-    return [[None if math.isnan(value) else value for value in row] for row in values.tolist()]

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import spot
+from spot.data.files import photo_files
 from spot.errors import InputError
-from spot.evaluation.photos import photo_files
 from spot.models.checkpoints import built_in
 from spot.models.spot_vit import SpotViT
 from spot.placement.saliency import open_saliency

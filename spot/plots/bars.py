@@ -18,9 +18,9 @@ def grouped_bars(
     *,
     group: str,
     bar: str,
-    value: str,
-    low: str | None = None,
-    high: str | None = None,
+    value: str = "value",
+    low: str = "low",
+    high: str = "high",
     panel: str | None = None,
     label: str = "",
     title: str = "",
@@ -55,7 +55,7 @@ def grouped_bars(
                 axes.bar(place, height, width=0.92 * each, color=colours[str(row[bar])], alpha=0.85)
                 interval(axes, place, row, value, low, high, "0.25")
                 if len(part) <= NUMBERED:
-                    ends = [0.0, height, *(float(row[end]) for end in (low, high) if end and row.get(end) is not None)]
+                    ends = [0.0, height, *(float(row[end]) for end in (low, high) if row.get(end) is not None)]
                     end, off, side = (min(ends), -3, "top") if height < 0 else (max(ends), 3, "bottom")
                     about = {"textcoords": "offset points", "ha": "center", "va": side, "size": 7}
                     axes.annotate(f"{height:.{digits}f}", (place, end), (0, off), **about)

@@ -4,8 +4,6 @@ The paper compares retrofitted models with a plain ViT on random patches of its 
 the placement at once. So random patches, and a smaller image, are also measured with the retrofitted weights.
 """
 
-from functools import cache
-
 import torch
 
 from spot.evaluation.accuracy import Setting
@@ -18,11 +16,8 @@ from spot.studies.statistics import NO_KNN, Predictions, difference, over_seeds
 from spot.studies.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 
 DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"
-SMALLER, SAME_DROPOUT, SAME_SMALLER = (
-    "ViT, smaller image",
-    "patch dropout, SPoT's weights",
-    "smaller image, SPoT's weights",
-)
+SMALLER = "ViT, smaller image"
+SAME_DROPOUT, SAME_SMALLER = "patch dropout, SPoT's weights", "smaller image, SPoT's weights"
 PLAIN = {DROPOUT: "patch-dropout", SMALLER: "resize"}  # with the plain ViT's weights
 FIXED = "isotropic, scale 1"  # of a model that has windows of another scale: patches of the grid have scale 1
 SAME = {SAME_DROPOUT: "patch-dropout", SAME_SMALLER: "resize"}  # with the retrofitted ones
@@ -152,16 +147,11 @@ def map_note(lab: Lab) -> str:
     )
 
 
-@cache
-def paper_cost() -> dict[int, float]:
-    """Multiply-adds of ViT-B/16 by budget, in percent of all tokens'."""
+def paper_rows() -> list[Row]:
+    """The paper's table, with the multiply-adds of ViT-B/16 in percent of all tokens'."""
     model = vit_b16()
     counted = {tokens: macs(model, tokens=tokens) for tokens in PAPER_TOKENS}
-    return {tokens: 100 * count / counted[PAPER_TOKENS[-1]] for tokens, count in counted.items()}
-
-
-def paper_rows() -> list[Row]:
-    cost = paper_cost()
+    cost = {tokens: 100 * count / counted[PAPER_TOKENS[-1]] for tokens, count in counted.items()}
     return [
         paper_row(backbone, tokens=tokens, placement=line, top1=top1, knn=knn, cost=cost[tokens])
         for backbone, lines in PAPER.items()
@@ -186,11 +176,9 @@ def with_maps(row: Row) -> str:
     """The cost of the sparsest prediction with its map, by the dense ViT's; nothing where no map is read."""
     if "maps" not in row:
         return ""
-    return (
-        "cost not known"
-        if row["maps"] is None
-        else f"{row['maps'] / row['GMACs'] * row['cost'] / 100:.2g} × dense more"
-    )
+    if row["maps"] is None:
+        return "cost not known"
+    return f"{row['maps'] / row['GMACs'] * row['cost'] / 100:.2g} × dense more"
 
 
 def drawn(result: Result) -> list[Row]:

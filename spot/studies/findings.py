@@ -206,8 +206,10 @@ def markdown(result: Result) -> str:
 def lines(result: Result) -> list[Row]:
     """The checks as a person reads them."""
     return [
-        {"claim": row["claim"], "difference": row["what"], "value": f"{row['value']:+.1f}"}
-        | {
+        {
+            "claim": row["claim"],
+            "difference": row["what"],
+            "value": f"{row['value']:+.1f}",
             "95 %": f"{row['low']:+.1f} to {row['high']:+.1f}",
             "says": row["result"] if row["decides"] else f"{row['result']} (the paper's design)",
         }

@@ -33,11 +33,13 @@ from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
 from spot.placement.oracle import PRESETS, SearchSettings
 from spot.placement.priors import LEARNED, PRIORS, resolve_prior
+from spot.placement.saliency import map_path
 from spot.placement.sizes import Scale
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
 from spot.studies.backbone import Backbone, budgets
-from spot.studies.sources import Sources, StudySettings
+from spot.studies.settings import StudySettings
+from spot.studies.sources import Sources
 from spot.studies.statistics import Predictions
 from spot.studies.study import PAPER_IMAGES
 
@@ -311,9 +313,11 @@ class Lab:
         return determinants(candidate, backbone.hash if own else backbone.parent_hash, images, maps)
 
     def _can_vote(self, backbone: Backbone, bank: Candidate) -> bool:
-        """Whether there is a bank for this placement."""
-        known = self.settings.bank is not None
-        return known and (not needs_map(bank) or self.sources.has_maps_of_bank(backbone.model))
+        """Whether there is a bank, and where this placement reads maps, whether there are maps of its images too."""
+        if self.settings.bank is None or not needs_map(bank):
+            return self.settings.bank is not None
+        maps = Path(self.settings.saliency)
+        return not maps.is_dir() or map_path(maps, self.sources.bank(backbone.model).keys[0]).is_file()
 
     def _keep(self, about: Mapping[str, Any] | None, tensors: Tensors | None) -> None:
         if self.main and about is not None and tensors is not None:

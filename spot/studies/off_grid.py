@@ -122,8 +122,7 @@ TABLE: Table = {
     "backbone": "backbone", "tokens": "tokens", "placement": "placement",
     "steps × lr": lambda row: f"{row['steps']} × {row['lr']:g}" if "lr" in row else "",
     "moved, px": lambda row: f"{row['moved']:.1f}" if "moved" in row else "",
-    "top-1 %": cell, "gain over grid": lambda row: signed(row) if "delta" in row else "", "p": p_value,
-    "images": "images",
+    "top-1 %": cell, "gain over grid": signed, "p": p_value, "images": "images",
 }  # fmt: skip
 
 
@@ -138,7 +137,7 @@ STUDY = Study(
     "Are grids a limitation: how much do searched positions lose on the patch grid, and how much by any other move?",
     run,
     figure(
-        "bars.grouped_bars", bars, group="backbone", bar="where", value="top1", low="low", high="high",
+        "bars.grouped_bars", bars, group="backbone", bar="where", value="top1",
         label="top-1 accuracy, %", title="Searched positions (5 steps at 0.003), moved to the grid and in other ways",
     ),
     TABLE,

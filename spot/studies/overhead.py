@@ -121,8 +121,8 @@ STUDY = Study(
     "What does reading windows add: FLOPs by formula and counted, and its share of the time?",
     run,
     figure(
-        "bars.grouped_bars", bars, group="tokens", bar="what", value="value", low="low", high="high", panel="backbone",
-        digits=2, label="% of a prediction", title="What reading windows costs",
+        "bars.grouped_bars", bars, group="tokens", bar="what", panel="backbone", digits=2, label="% of a prediction",
+        title="What reading windows costs",
     ),
     TABLE,
 )  # fmt: skip

@@ -99,13 +99,9 @@ def paper_rows() -> list[Row]:
     ]
 
 
-def quantity(name: str, row: Row) -> str:
-    return signed(row, name, 2) if name in row else ""
-
-
 TABLE: Table = {
     "backbone": "backbone", "tokens": "tokens",
-    **{f"{what} %": partial(quantity, name) for name, what in QUANTITIES.items()},
+    **{f"{what} %": partial(signed, value=name, digits=2) for name, what in QUANTITIES.items()},
     "p": lambda row: p_value(row, "excess_p"), "images": "rsg_images",
 }  # fmt: skip
 
@@ -121,8 +117,8 @@ STUDY = Study(
     "Does the search prefer salient regions: how much more salient are the places it moves tokens to?",
     run,
     figure(
-        "bars.grouped_bars", bars, group="budget", bar="backbone", value="value", low="low", high="high", panel="what",
-        label="gain, %", title="Saliency that tokens gain by the search, by number of tokens",
+        "bars.grouped_bars", bars, group="budget", bar="backbone", panel="what", label="gain, %",
+        title="Saliency that tokens gain by the search, by number of tokens",
     ),
     TABLE,
 )  # fmt: skip

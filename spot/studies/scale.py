@@ -94,6 +94,10 @@ def tiling(backbone: Backbone, tokens: int) -> float:
 def table(result: Result) -> list[Row]:
     """A line per backbone, budget and number of images; then a line per backbone about its searched sizes."""
     rows = [row for row in result.rows if "top1" in row]
+
+    def with_change(row: Row) -> str:
+        return cell(row) + (f" Δ {signed(row)}" if "delta" in row else "")
+
     lines = pivot(rows, ("backbone", "tokens", "images"), "size", with_change)
     for row in result.rows:
         if "ratio" in row:
@@ -110,11 +114,6 @@ def measured(result: Result) -> list[Row]:
     return [row for row in with_counts(result, "size") if "top1" in row]
 
 
-def with_change(row: Row) -> str:
-    """An accuracy and, where there is one, its difference."""
-    return cell(row) + (f" Δ {signed(row)}" if "delta" in row else "")
-
-
 def bars(result: Result) -> list[Row]:
     return [{**row, "group": f"{row['backbone']}, {row['tokens']} tokens"} for row in measured(result)]
 
@@ -124,7 +123,7 @@ STUDY = Study(
     "Which size of windows suits which budget, and do searches want larger or smaller ones?",
     run,
     figure(
-        "bars.grouped_bars", bars, group="group", bar="size", value="top1", low="low", high="high",
+        "bars.grouped_bars", bars, group="group", bar="size", value="top1",
         label="top-1 accuracy, %", title="Isotropic windows of several sizes, and searches with and without scale",
     ),
     table,

@@ -57,7 +57,7 @@ class StudySettings:
             if number is not None and number < 1:
                 raise InputError(f"the {name.replace('_', ' ')} must be at least one image, got {number}")
         limit = self.limit or (1024 if self.scenes else None)
-        bank = self.bank or (SCENES if self.scenes else None)
+        bank = self.bank or (self.data if self.scenes else None)
         chosen = {
             "split": self.split or ("test" if self.scenes else "val"),
             "tokens": tuple(sorted(set(self.tokens))),
@@ -65,7 +65,7 @@ class StudySettings:
             "oracle_limit": self.oracle_limit or (min(512, limit or 512) if self.scenes else limit),
             "saliency": self.saliency or ("masks" if self.scenes else "spectral"),
             "bank": bank,
-            "bank_limit": self.bank_limit or (1024 if bank == SCENES else None),
+            "bank_limit": self.bank_limit or (1024 if bank is not None and difficulty_of(bank) else None),
             "workers": (0 if self.scenes else available_workers()) if self.workers < 0 else self.workers,
         }
         for name, value in chosen.items():

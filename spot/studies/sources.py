@@ -10,7 +10,6 @@ from torch import Tensor
 from spot.data.classes import class_folders
 from spot.data.difficulty import Difficulty, difficulty_of
 from spot.data.images import Data, Images, Stream, data_for, listed
-from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Maps
@@ -18,9 +17,8 @@ from spot.evaluation.cache import hash_images, hash_maps
 from spot.hashes import hash_json
 from spot.models.spot_vit import SpotViT
 from spot.placement.map_cost import map_macs
-from spot.placement.saliency import KeyedSaliency, map_path, resolve_saliency
-from spot.studies.settings import SCENES as SCENES
-from spot.studies.settings import StudySettings as StudySettings
+from spot.placement.saliency import KeyedSaliency, resolve_saliency
+from spot.studies.settings import SCENES, StudySettings
 
 
 class Sources:
@@ -51,7 +49,7 @@ class Sources:
     def bank(self, model: SpotViT) -> Any:
         """The labelled images of kNN banks, which cascades calibrate on too; with a limit, as many of each class."""
         bank, limit = str(self.settings.bank), self.settings.bank_limit
-        data = self._open(model, bank, "train", limit if bank == SCENES else None, None)
+        data = self._open(model, bank, "train", limit if difficulty_of(bank) else None, None)
         if isinstance(data, Images):
             if self.settings.bank_keep is not None:
                 data.only(listed(self.settings.bank_keep))
@@ -68,21 +66,16 @@ class Sources:
         if not isinstance(data, Images):
             return data_for(model, name, split=split, limit=limit, root=root)
         data = copy.copy(data)
-        data.transform, data.skipped = evaluation_transform(model.data_config), []
+        data.transform, data.skipped = model.transform(), []
         return data
 
     def saliency(self, model: SpotViT, data: str = "") -> Maps:
         """Maps (B, H, W) for images as the model sees them and their keys in the data."""
-        source, config = self.settings.saliency, model.data_config
+        source = self.settings.saliency
         if source == "masks":
-            known = self.settings.data
+            known = data or self.settings.data
             return KeyedSaliency(lambda images, keys: scene_masks(keys, known).to(images.device), "masks")
-        return resolve_saliency(source, config, evaluation_transform(config), data or self.settings.data)
-
-    def has_maps_of_bank(self, model: SpotViT) -> bool:
-        """Whether there are saliency maps of the bank's images too."""
-        source = Path(self.settings.saliency)
-        return not source.is_dir() or map_path(source, self.bank(model).keys[0]).is_file()
+        return resolve_saliency(source, model.data_config, model.transform(), data or self.settings.data)
 
     def images_hash(self, model: SpotViT, *, oracle: bool = False, bank: bool = False) -> str:
         """A hash of the images' files and of how the model wants them."""

@@ -69,8 +69,8 @@ def over_seeds(predictions: Sequence[Predictions]) -> dict[str, float | int | No
     return row
 
 
-def difference(first: Tensor, second: Tensor) -> dict[str, float]:
-    """How much more often second is right than first on the same images, in points, and the test for it.
+def difference(first: Tensor, second: Tensor, name: str = "delta") -> dict[str, float]:
+    """How much more often second is right than first on the same images, in points under a name, and the test for it.
 
     Of one outcome per image each, the interval is Agresti and Min's (2005) and p McNemar's exact; of
     several seeds, the interval is that of the mean difference and p Wilcoxon's signed-rank test.
@@ -90,17 +90,18 @@ def difference(first: Tensor, second: Tensor) -> dict[str, float]:
         half = CONFIDENCE * (change.std() / math.sqrt(count)).item()
         low, high = delta - half, delta + half
         p = wilcoxon(change)
-    return {"delta": 100 * delta, "delta_low": 100 * low, "delta_high": 100 * high, "p": p}
+    ends = {name: 100 * delta, f"{name}_low": 100 * low, f"{name}_high": 100 * high}
+    return {**ends, "p" if name == "delta" else f"{name}_p": p}
 
 
-def mean(values: Tensor, *, seed: int = 0) -> dict[str, float | int]:
+def mean(values: Tensor) -> dict[str, float | int]:
     """The mean of one number per image with its bootstrap interval, the median, and Wilcoxon's test against 0.
 
     NaN are left out, and counted.
     """
     known = values[~values.isnan()].double()
     refuse_few(len(known))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     count = len(known)
     draws = [known[torch.randint(count, (count,), generator=generator)].mean() for _ in range(RESAMPLES)]
     low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()

@@ -173,7 +173,9 @@ def cell(row: Row, value: str = "top1", low: str = "low", high: str = "high") ->
 
 
 def signed(row: Row, value: str = "delta", digits: int = 1) -> str:
-    """A difference with its sign and interval: +3.2 (+1.0 to +5.4)."""
+    """A difference with its sign and interval: +3.2 (+1.0 to +5.4); nothing where the row has none."""
+    if value not in row:
+        return ""
     return _shown(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
 
 

@@ -115,9 +115,7 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
         row: Row = {"backbone": backbone.name, "method": method, "setting": what, "tokens": setting.tokens}
         row |= speeds[f"{method.removesuffix(whose)} {what}"] | share(here) | difference(dense, here)
         if what.startswith("as "):
-            against = difference(here, right[SPOT, what.removeprefix("as ")])
-            row |= {f"versus{end}": against[f"delta{end}"] for end in ("", "_low", "_high")}
-            row["versus_p"] = against["p"]
+            row |= difference(here, right[SPOT, what.removeprefix("as ")], "versus")
         rows.append(row)
     return rows
 

@@ -23,8 +23,6 @@ PAPER = (
     ("CLS-IN21k", "MAE-IN1k", 61.72, 68.50),
     ("CLS-IN1k", "MAE-IN1k", 61.72, 67.81),
 )
-
-
 CONTROLS = ("jittered", "another")
 
 
@@ -44,8 +42,7 @@ def run(lab: Lab) -> Result:
             row |= {"original": share(original.right)["top1"], "own": share(predicted(own).right)["top1"]}
             row |= {name: share(right[name])["top1"] for name in CONTROLS}
             row |= share(right["transfer"], "transfer") | difference(original.right, right["transfer"])
-            excess = difference(right["another"], right["transfer"])
-            rows.append(row | {f"excess{end}": excess[f"delta{end}"] for end in ("", "_low", "_high")})
+            rows.append(row | difference(right["another"], right["transfer"], "excess"))
     notes = [
         lab.differs(),
         "Δ = the target's accuracy with the source's positions − with isotropic tokens, on the same images; p is "
@@ -81,7 +78,7 @@ TABLE: Table = {
     "source → target": lambda row: f"{row['source']} → {row['target'].removeprefix('paper: ')}",
     "tokens": "tokens", "original %": "original", "transfer %": lambda row: cell(row, "transfer"), "Δ": signed,
     "p": p_value, "jittered %": "jittered", "another image's %": "another",
-    "excess": lambda row: signed(row, "excess") if "excess" in row else "", "own %": "own", "images": "images",
+    "excess": lambda row: signed(row, "excess"), "own %": "own", "images": "images",
 }  # fmt: skip
 
 

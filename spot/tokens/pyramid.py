@@ -81,11 +81,9 @@ def scaled_windows(source: Pyramid, positions: Tensor, scale: Tensor, size: int)
     points = (positions * lengths)[..., None] + (offsets * scale[..., None])[:, :, None]
     if traced() or scale.device.type != "cpu" or not points.numel():
         lower = _gathered(source, points, below)
-        return (
-            lower
-            if len(source.levels) == 1
-            else torch.lerp(lower, _gathered(source, points, below + 1), share[..., None, None, None])
-        )
+        if len(source.levels) == 1:
+            return lower
+        return torch.lerp(lower, _gathered(source, points, below + 1), share[..., None, None, None])
     first, last = int(below.min()), int(below.max())
     numbers = range(first, min(last + 2, len(source.levels)))
     read = _sampler(source, points)
@@ -109,9 +107,7 @@ def _sampler(source: Pyramid, points: Tensor) -> Callable[[int], Tensor]:
 
     def read(number: int) -> Tensor:
         level = source.levels[number].to(points.dtype)  # bfloat16 images are interpolated in float32
-        where = places(
-            level.shape[-2] * 2**number, level.shape[-1] * 2**number
-        )  # the same for all unless sides are odd
+        where = places(*(side * 2**number for side in level.shape[-2:]))  # the same for all unless sides are odd
         sampled = F.grid_sample(level, where, padding_mode="border", align_corners=False)
         return sampled.unflatten(2, (-1, size)).transpose(1, 2)
 

@@ -69,8 +69,11 @@ class Plan(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, place: int) -> tuple[Tensor, int]:
         epoch, index = divmod(place, len(self))
-        number = self.order(epoch)[index]
-        with seeded(self.seed, Draw.CROP, place):
+        return self.augmented(self.order(epoch)[index], self.seed, place)
+
+    def augmented(self, number: int, seed: int, *place: int) -> tuple[Tensor, int]:
+        """The image of a number and its label; its augmentation is drawn for a place of the stream."""
+        with seeded(seed, Draw.CROP, *place):
             sample = self.images[number]
         if sample is None:
             raise InputError(f"{self.images.keys[number]} cannot be read; take it out of the training images")

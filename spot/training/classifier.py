@@ -4,7 +4,6 @@ from timm.models.vision_transformer import VisionTransformer
 
 from spot.data.classes import class_folders
 from spot.data.images import Images, open_data
-from spot.data.picture import evaluation_transform
 from spot.data.scenes import CLASSES
 from spot.draws import Draw, seeded
 from spot.errors import InputError
@@ -46,8 +45,7 @@ def for_data(model: SpotViT, recipe: Recipe, options: Options, classes: int | No
     """
     names = list(CLASSES) if options.scenes else None
     if names is None and classes is None:
-        transform = evaluation_transform(model.data_config)
-        data = open_data(options.data, transform=transform, split=options.split)
+        data = open_data(options.data, transform=model.transform(), split=options.split)
         if not isinstance(data, Images) or not data.classes:
             raise InputError(f"{options.data} has no classes to fine-tune for; one folder per class is needed")
         names = data.classes

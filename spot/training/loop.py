@@ -220,7 +220,7 @@ class Trainer:
             self.objective.train()
         progress.rows.append(row)
         if self.main:
-            self.folder.log(progress.rows)
+            report.save_csv(self.folder.path / "log.csv", progress.rows)
             save_figure(training_logs({self.recipe.name: progress.rows}), self.folder.path / "log.png")
             shown = {name: f"{value:.2e}" if name == "lr" else report.text(value, 3) for name, value in row.items()}
             report.errors.print("  ".join(f"{name} {value}" for name, value in shown.items()), soft_wrap=True)

@@ -27,11 +27,9 @@ from spot.models.spot_vit import Features, SpotViT
 from spot.models.tome import ToMe
 from spot.placement.priors import isotropic, omega, resolve_prior
 from spot.placement.sizes import auto_scale, sized, tiling_scale
+from spot.training import recipes
 from spot.training.batches import Part
-from spot.training.recipes import Distil as DistilRecipe
-from spot.training.recipes import Masked as MaskedRecipe
 from spot.training.recipes import Recipe
-from spot.training.recipes import Supervised as SupervisedRecipe
 from spot.training.views import Targets
 
 T = TypeVar("T")
@@ -61,7 +59,7 @@ class Objective(nn.Module):
 class Supervised(Objective):
     """Cross-entropy on labels with smoothing, mixup and cutmix, at the recipe's prior and budget or drawn ones."""
 
-    def __init__(self, model: SpotViT, recipe: SupervisedRecipe) -> None:
+    def __init__(self, model: SpotViT, recipe: recipes.Supervised) -> None:
         super().__init__()
         self.model, self.recipe = model, recipe
         self.budgets = recipe.budgets or (recipe.tokens or len(model.grid()),)
@@ -92,7 +90,7 @@ class Distil(Objective):
     teacher says what a mixture is, so no labels are needed.
     """
 
-    def __init__(self, model: SpotViT, recipe: DistilRecipe, teacher: SpotViT | None = None) -> None:
+    def __init__(self, model: SpotViT, recipe: recipes.Distil, teacher: SpotViT | None = None) -> None:
         """teacher: another model of the same shape, to go on with an earlier retrofit; else the model as it is now."""
         super().__init__()
         self.model, self.recipe = model, recipe
@@ -247,7 +245,7 @@ class Distil(Objective):
 class Masked(Objective):
     """Reconstruct hidden windows from a visible share of them: mean squared error."""
 
-    def __init__(self, model: SpotViT, recipe: MaskedRecipe) -> None:
+    def __init__(self, model: SpotViT, recipe: recipes.Masked) -> None:
         super().__init__()
         self.recipe = recipe
         trainable([recipe.prior], model)
@@ -339,8 +337,9 @@ def sample_map(tokens: Tensor, grid_size: tuple[int, int], positions: Tensor) ->
     return sampled[..., 0].transpose(1, 2)
 
 
-def mean_weights(positions: Tensor, scale: Tensor, cells: int, points: int = 5) -> Tensor:
+def mean_weights(positions: Tensor, scale: Tensor, cells: int) -> Tensor:
     """What each of an axis's cells weighs in the mean over windows: positions and scales (b, N) → (b, N, cells)."""
+    points = 5  # of a window, along the axis
     steps = (torch.arange(points, device=positions.device) - (points - 1) / 2) / points
     at = positions[..., None] * cells - 0.5 + steps * (scale - 1).clamp(min=0)[..., None]
     distance = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=positions.device)

@@ -23,7 +23,6 @@ from spot.data.classes import class_folders
 from spot.data.difficulty import difficulty_of
 from spot.data.images import Images, data_for, listed, open_data
 from spot.data.loader import loader
-from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.errors import InputError, unknown
 from spot.evaluation.accuracy import Setting, evaluate
@@ -156,7 +155,7 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
     else:
         images = open_data(
             options.data,
-            transform=evaluation_transform(model.data_config),
+            transform=model.transform(),
             split=options.split,
             classes=class_folders(model) if supervised else None,
             limit=None if options.leave_out else options.limit,

@@ -9,7 +9,7 @@ The same command in the same folder goes on where it stopped. A folder that hold
 is left alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,3 @@ class RunFolder:
             except InputError as error:
                 report.warn(f"{error}; going on from the one before")
         return None
-
-    def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the log so far as CSV."""
-        report.save_csv(self.path / "log.csv", rows)

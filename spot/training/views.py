@@ -15,8 +15,7 @@ from torch import Tensor
 from torchvision.transforms import Normalize
 
 from spot.data.images import Images
-from spot.draws import Draw, seeded
-from spot.errors import InputError
+from spot.draws import Draw
 from spot.hashes import hash_json
 from spot.store import disk, read_json, write_json
 from spot.training.batches import Plan, training_transform
@@ -74,11 +73,7 @@ class ViewPlan(Plan):
         return torch.lerp(self.crop(partner, view), crop, share)
 
     def crop(self, number: int, view: int) -> Tensor:
-        with seeded(SEED, Draw.CROP, number, view):
-            sample = self.images[number]
-        if sample is None:
-            raise InputError(f"{self.images.keys[number]} cannot be read; take it out of the training images")
-        return sample[0]
+        return self.augmented(number, SEED, number, view)[0]
 
 
 class Targets:
@@ -117,4 +112,5 @@ def views_folder(cache: Path, teacher: str, images: Mapping[str, Any], recipe: D
     """Where the views of these images by this teacher (its hash) are, in a cache that others may share."""
     names = ("views", "img_size", "crop_scale", "flip", "mixup", "mix_share", "depths", "precision")
     settings = {name: getattr(recipe, name) for name in names}
+    settings |= {} if recipe.randaug is None else {"randaug": recipe.randaug}
     return cache / hash_json({"teacher": teacher, "images": dict(images), **settings})

@@ -120,6 +120,11 @@ def test_placements_from_a_file_are_measured_under_its_name(model, images, tmp_p
     wanted = ["--placements", str(tmp_path / "found.safetensors"), "--json", str(tmp_path / "out.json")]
     main(["evaluate", model, "--data", str(images), "--workers", "0", *wanted])
     assert [(row["placement"], row["tokens"]) for row in rows_of(tmp_path / "out.json")] == [("found", 3)]
+    Placements(keys, torch.rand(20, 3, 2)).save(tmp_path / "other" / "found.safetensors")
+    files = [str(tmp_path / "found.safetensors"), str(tmp_path / "other" / "found.safetensors")]
+    main(["evaluate", model, "--data", str(images), "--workers", "0", "--placements", *files, *wanted[2:]])
+    rows = rows_of(tmp_path / "out.json")  # of one name, but not two seeds of one placement
+    assert [(row["placement"], row["seeds"]) for row in rows] == [(file, 1) for file in files]
 
 
 @pytest.mark.parametrize("named", [(), ("--saliency", "spectral")])
@@ -205,6 +210,7 @@ def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_window
         (["--seeds", "0"], "at least one seed"),
         (["--limit", "0"], "limit of 0"),
         (["--batch-size", "0"], "batch size of 0"),
+        (["--workers", "-1"], "0 or more processes besides this one, got --workers -1"),
         (["--split", "tset"], "'test'"),
         (["--plot", "out.xyz"], "a picture can be"),
         (["--placements", "nowhere.safetensors"], "nowhere.safetensors is missing"),

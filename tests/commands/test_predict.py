@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from spot.cli import main
+from spot.data.files import photo_files
 from spot.data.picture import photo_transform
 from spot.errors import InputError
-from spot.evaluation.photos import photo_files, predict
+from spot.evaluation.photos import predict
 from spot.models.checkpoints import save_folder
 
 

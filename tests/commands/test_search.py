@@ -76,7 +76,7 @@ def test_a_data_set_becomes_a_placements_file_that_evaluate_reads(model, folder,
     out = tmp_path / "p.safetensors"
     search = ["search", "--data", str(folder), "--model", model, "--tokens", "4", "--out", str(out), "--workers", "0"]
     main([*search, "--limit", "10"])
-    assert "10 searched now" in capsys.readouterr().out.replace("\n", " ")
+    assert "10 searched now" in " ".join(capsys.readouterr().out.split())
     main(search)
     assert "10 were there before" in " ".join(capsys.readouterr().out.split())
     kept = Placements.load(out)

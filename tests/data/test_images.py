@@ -269,7 +269,7 @@ def test_the_shared_validation_images_carry_imagenets_labels(shared_data):
 
 def test_a_class_folder_that_links_to_itself_is_read_once(tmp_path):
     """Each of two self-links doubled the number of paths at every depth: listing never ended."""
-    from spot.data.images import image_files
+    from spot.data.files import image_files
 
     folder = tmp_path / "a"
     folder.mkdir()

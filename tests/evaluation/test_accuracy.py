@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from spot.data.picture import evaluation_transform
 from spot.draws import generator_for
 from spot.errors import InputError
 from spot.evaluation.accuracy import Candidate, Setting, evaluate, judge, wilson
+from spot.evaluation.cost import macs
+from spot.evaluation.options import Baseline
 from spot.models.baselines import BASELINES
 from spot.models.elastic import ElasticViT
 from spot.models.patch_dropout import PatchDropout
@@ -25,6 +28,7 @@ from spot.models.plain import PlainViT
 from spot.models.tome import ToMe
 from spot.placement.files import Placements
 from spot.placement.priors import PRIORS
+from tests.conftest import make_nano
 
 IMAGES = 23  # odd on purpose: the last batch and the processes' shares are uneven
 
@@ -376,3 +380,28 @@ def test_a_real_model_is_right_where_timm_is_right(name, shared_data, request):
         expected = {key: int(model.vit(image[None]).argmax()) for image, _, key in data}
     assert found.predictions[0].tolist() == [expected[key] for key in found.keys]
     assert found.rows()[0]["top1"] > 50
+
+
+def test_a_setting_s_scale_is_in_what_is_timed_and_counted(nano):
+    nano.scale = "auto"
+    images = torch.zeros(1, 3, 32, 32)
+    own, fixed = (Setting("isotropic", 4, scale=scale).of(nano).module for scale in (None, 1))
+    assert own.place(images).shape[-1] == 3  # with sizes
+    assert fixed.place(images).shape[-1] == 2
+    assert macs(fixed) < macs(own)  # which need the image's pyramid
+
+
+def test_the_command_line_knows_every_baseline():
+    assert set(get_args(Baseline)) == set(BASELINES)
+
+
+def test_only_seeds_are_pooled(nano, data):
+    """Not another scale, another model of the same name, or placements from another file."""
+    batches, keys = loader(data), list(data.keys)
+    files = [Placements(keys, torch.full((len(keys), 4, 2), place)) for place in (0.2, 0.8)]
+    settings = [Setting("uniform", 4, seed) for seed in range(2)] + [Setting("uniform", 4, scale=2)]
+    settings += [Candidate(make_nano(seed=1), "uniform", 4), *(Setting(file) for file in files)]
+    settings += [Setting("patch-dropout", 4, seed) for seed in range(2)]
+    made = evaluate(nano, batches, settings)
+    assert made.groups() == [[0, 1], [2], [3], [4], [5], [6, 7]]
+    assert [row["seeds"] for row in made.rows()] == [2, 1, 1, 1, 1, 2]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import spot
 from spot.evaluation import cache as module
 from spot.evaluation.cache import Cache
 
@@ -26,11 +27,11 @@ def test_a_damaged_measurement_is_named_and_made_again(tmp_path, capsys):
     assert path.name in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", [("FORMAT", 0), ("spot_version", lambda: "0.0.1")])
+@pytest.mark.parametrize("change", [(module, "FORMAT", 0), (spot, "__version__", "0.0.1")])
 def test_a_measurement_of_another_version_is_named_and_made_again(tmp_path, capsys, monkeypatch, change):
     cache = Cache(tmp_path)
     with monkeypatch.context() as before:
-        before.setattr(module, *change)
+        before.setattr(*change)
         cache.put(ABOUT, {"ranks": torch.arange(3)})
     assert cache.get(ABOUT) is None
     assert "another version" in capsys.readouterr().err.replace("\n", " ")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from PIL import Image
+from timm.layers import DropPath
 
 from spot.cli import main
 from spot.data.images import data_for
@@ -31,6 +32,21 @@ def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
     torch.testing.assert_close(read.features, pooled, atol=1e-5, rtol=1e-4)
     assert read.about["tokens"] == 5 and read.about["prior"] == "uniform"
     assert [path.name for path in tmp_path.iterdir()] == ["f.safetensors"]
+
+
+@torch.no_grad()
+def test_they_are_those_of_evaluation_with_the_weights_of_the_budget(tmp_path):
+    model, base = (make_nano(img_size=64, global_pool="avg", seed=seed) for seed in (0, 1))
+    model.vit.fc_norm.weight.add_(1)  # the norm after the mean follows the budget too
+    model.vit.blocks[0].drop_path1 = DropPath(0.9)
+    model.base, model.fewest = lambda: base, 2
+    data = data_for(model, "scenes", limit=4)
+    images = torch.stack([data[index][0] for index in range(4)])
+    suited = model.eval().suited(16)
+    pooled = suited.forward_head(suited.forward_features(images, model.place(images, tokens=16)), pre_logits=True)
+    made = embed(model.train(), data, tmp_path / "f.safetensors", tokens=16)
+    torch.testing.assert_close(made.features, pooled, atol=1e-5, rtol=1e-4)
+    assert model.training
 
 
 def test_a_run_that_was_killed_goes_on_and_writes_the_same_bytes(tmp_path, monkeypatch):

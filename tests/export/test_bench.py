@@ -41,6 +41,14 @@ def test_every_runtime_runs_the_plain_vit_and_every_budget(tmp_path):
     assert small > large > 1
 
 
+@pytest.mark.parametrize("wrong", [("--rounds", "0"), ("--batch-size", "0")])
+def test_no_rounds_and_no_images_are_refused(tmp_path, capsys, wrong):
+    save_folder(make_nano(), tmp_path / "model")
+    with pytest.raises(SystemExit):
+        main(["bench", str(tmp_path / "model"), "--runtime", "eager", "--tokens", "4", *wrong])
+    assert "at least one round and batches of at least one image" in capsys.readouterr().err
+
+
 def test_a_model_whose_windows_have_a_scale_is_timed_with_its_own_placement(tmp_path):
     """As shipped retrofits have: fewer tokens come with a third column, the whole grid without."""
     model = make_nano()

@@ -263,6 +263,16 @@ def test_a_model_whose_weights_follow_the_budget_is_written_with_one_budget_s_an
     pixels, positions = bytes_and_positions(tokens=4)
     result = Exported(tmp_path / "m.onnx")(pixels.numpy(), positions.numpy())["logits"]
     np.testing.assert_allclose(result, model(normalised(model, pixels), positions), atol=2e-5)
+    written = export(model, tmp_path / "own.onnx", prior="isotropic")  # the model's own budget, all of its grid
+    assert written.about["weights_for"] == 16
+    result = Exported(tmp_path / "own.onnx")(pixels.numpy())["logits"]
+    np.testing.assert_allclose(result, model(normalised(model, pixels)), atol=2e-5)
+
+
+def test_an_opset_that_cannot_be_had_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"cannot be written in opset 9; pass opset=18, or a later one"):
+        export(make_nano(), tmp_path / "m.onnx", opset=9)
+    assert not (tmp_path / "m.onnx").exists()
 
 
 def test_a_missing_extra_is_named_with_its_command(tmp_path, monkeypatch):

@@ -67,6 +67,16 @@ def test_prediction_needs_no_torch_and_starts_within_a_second(exported, tmp_path
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
 
 
+def test_folders_and_patterns_are_read_as_without_onnx(exported, tmp_path):
+    (tmp_path / "photos").mkdir()
+    photo(tmp_path / "photos" / "a.jpg")
+    (tmp_path / "photos" / "notes.pdf").write_text("Pillow writes PDF, and does not read it")
+    for source in (tmp_path / "photos", tmp_path / "pho*" / "*.jpg"):
+        main(["predict", "--runtime", "onnx", str(exported.path), str(source), "--json", str(tmp_path / "out.json")])
+        rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+        assert {row["image"] for row in rows} == {str(tmp_path / "photos" / "a.jpg")}
+
+
 def refused(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
         main(["predict", "--runtime", "onnx", *map(str, arguments)])

@@ -29,6 +29,16 @@ def test_tokens_move_as_far_as_they_are_apart_in_directions_that_average_out():
     assert (moved - end).abs().max() > 0.01  # and it is not the grid again
 
 
+def test_near_the_edges_too_every_token_moves_as_far_and_stays_in_the_image():
+    size, start = torch.tensor([32.0, 64.0]), torch.rand(16, 40, 2, generator=seeded()) * 0.9 + 0.05
+    end = start + torch.tensor([0.0, 3 / 64])
+    moved = moved_as_far(start, end, (32, 64), seeded(1), tries=32)
+    torch.testing.assert_close(((moved - start) * size).norm(dim=-1), torch.full((16, 40), 3.0), atol=1e-3, rtol=0)
+    assert ((moved * size - size / 2).abs() <= size / 2 - 0.5 + 1e-4).all()
+    angles = torch.atan2(*(moved - start).unbind(-1))
+    assert angles.std() > 1.5  # everywhere: uniform on a circle has 1.8
+
+
 @settings(max_examples=20, deadline=None)
 @given(height=st.integers(8, 300), width=st.integers(8, 300), pixels=st.floats(0, 50), columns=st.sampled_from([2, 3]))
 def test_whatever_moves_stays_in_the_image_and_keeps_its_scale(height, width, pixels, columns):

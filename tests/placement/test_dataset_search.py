@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from spot.data.images import open_data
 from spot.errors import InputError
 from spot.placement.dataset_search import obfuscated, search_dataset
 from spot.placement.files import Placements
@@ -176,18 +178,32 @@ def test_salient_starts_are_drawn_from_the_maps_of_each_image(tmp_path):
     assert own.metadata["saliency"] == "spectral"  # the model's own
 
 
-def test_reader_processes_change_nothing_and_their_errors_stay_one_sentence(tmp_path):
+def test_reader_processes_change_nothing(tmp_path):
     here = search_dataset(nano(), Pictures(5), tmp_path / "a.safetensors", batch_size=2, steps=1)
     there = search_dataset(nano(), Pictures(5), tmp_path / "b.safetensors", batch_size=2, steps=1, workers=1)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     assert here.images == there.images
 
-    class Broken(Pictures):
-        def __getitem__(self, index):
-            raise InputError("001.jpg cannot be read")
 
-    with pytest.raises(InputError, match=r"^001.jpg cannot be read$"):
-        search_dataset(nano(), Broken(2), tmp_path / "c.safetensors", steps=1, workers=1)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_is_no_image_stops_in_one_sentence_or_is_skipped(tmp_path, workers):
+    (tmp_path / "data").mkdir()
+    for name in ("0.png", "2.png"):
+        Image.new("RGB", (40, 40), "red").save(tmp_path / "data" / name)
+    (tmp_path / "data" / "1.png").write_text("not an image")
+    options = {"steps": 1, "objective": "agree", "workers": workers}
+
+    def folder(unreadable):
+        return open_data(tmp_path / "data", transform=nano().transform(), unreadable=unreadable)
+
+    with pytest.raises(
+        InputError, match=r"1\.png is not an image \(1\.png\); pass unreadable='skip' to go on without it$"
+    ):
+        search_dataset(nano(), folder("stop"), tmp_path / "a.safetensors", **options)
+    data = folder("skip")
+    done = search_dataset(nano(), data, tmp_path / "b.safetensors", **options)
+    assert list(done.placements.keys) == ["0.png", "2.png"]
+    assert data.skipped == ["1.png"]
 
 
 def test_two_processes_write_the_file_that_one_writes(tmp_path):

@@ -2,10 +2,12 @@
 
 import io
 import json
+import math
 import subprocess
 import sys
 import time
 from http.client import HTTPConnection
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from spot.play import pictures
 from spot.play.pictures import Pictures
 from spot.play.request import Request
 from spot.play.server import listen
-from spot.play.session import CONTROLS, randomly_moved
+from spot.play.session import CONTROLS, control
 from spot.play.setup import open_session
 
 
@@ -203,17 +205,16 @@ def test_closing_the_page_stops_its_search(served):
         time.sleep(0.01)
 
 
-def test_the_control_moves_every_token_as_far_and_keeps_it_in_the_image():
-    images = torch.zeros(1, 3, 32, 64)
-    start = torch.rand(40, 2, generator=torch.Generator().manual_seed(0)) * 0.9 + 0.05
-    end = start + torch.tensor([0.0, 3 / 64])
-    moved = randomly_moved(images, start, end, torch.Generator().manual_seed(1))
-    far = ((moved - start) * torch.tensor([32.0, 64.0])).norm(dim=-1)
-    torch.testing.assert_close(far, torch.full((CONTROLS, 40), 3.0), atol=1e-3, rtol=0)
-    inside = (moved * torch.tensor([32.0, 64.0]) - torch.tensor([16.0, 32.0])).abs()
-    assert (inside <= torch.tensor([15.5, 31.5]) + 1e-4).all()
-    angles = torch.atan2(*(moved - start).unbind(-1))
-    assert angles.std() > 1.5  # everywhere: uniform on a circle has 1.8
+def test_the_control_moves_as_far_as_the_search_and_keeps_its_last_sizes(served):
+    told = []
+    asked = {"picture": "scene-0", "model": "scenes-a", "label": 0, "seed": 0}
+    asked["trajectory"] = [[[0.5, 0.5, 1.0]], [[0.5, 0.6, 2.0]]]
+    control(served.session, Request(asked), SimpleNamespace(send=told.append, rest=lambda: None))
+    (answer,) = told
+    ((y, x, scale),) = answer["positions"]
+    assert math.hypot(y - 0.5, x - 0.5) == pytest.approx(0.1, abs=1e-4)
+    assert scale == 2
+    assert len(answer["probabilities"]) == CONTROLS
 
 
 def test_the_picture_is_the_one_that_spot_search_draws(served, tmp_path):

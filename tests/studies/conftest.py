@@ -7,7 +7,7 @@ from PIL import Image
 from spot.models.checkpoints import save_folder
 from spot.studies.backbone import backbones
 from spot.studies.lab import Lab
-from spot.studies.sources import StudySettings
+from spot.studies.settings import StudySettings
 from tests.conftest import make_nano
 
 

@@ -21,7 +21,8 @@ from spot.studies import lab as module
 from spot.studies import sources
 from spot.studies.backbone import Backbone, backbones, budgets
 from spot.studies.lab import Lab
-from spot.studies.sources import StudySettings, scene_masks
+from spot.studies.settings import StudySettings
+from spot.studies.sources import Sources, scene_masks
 from spot.studies.statistics import Predictions, predicted
 from tests.conftest import VIT_TINY, make_nano
 from tests.data.files import folders
@@ -355,3 +356,16 @@ def test_a_bank_may_be_of_some_images_that_a_file_names(make_lab, tmp_path):
         make_lab(bank_keep=listed).sources.bank(lab.backbones[0].model)
     with pytest.raises(InputError, match="there is no file"):
         make_lab(bank_keep=tmp_path / "none").sources.bank(lab.backbones[0].model)
+
+
+def test_the_bank_of_needles_is_of_needles_and_so_are_its_masks():
+    settings = StudySettings(data="needle:96", bank_limit=4)
+    assert StudySettings().bank == "scenes" and settings.bank == "needle:96"
+    model, needles = spot.load("scenes-a"), Sources(settings)
+    images, _, keys = zip(*needles.bank(model).__getitems__(range(4)), strict=True)
+    assert len(needles.bank(model)) == 4
+    maps = needles.saliency(model, settings.bank)(torch.stack(images), keys)
+    assert maps.shape == (4, 96, 96)
+    small = Sources(StudySettings(data="needle:96", bank="scenes", bank_limit=4))
+    images, _, keys = zip(*small.bank(model).__getitems__(range(4)), strict=True)
+    assert small.saliency(model, "scenes")(torch.stack(images), keys).shape == (4, 64, 64)

@@ -21,7 +21,7 @@ from spot.models.tome import ToMe
 from spot.studies import elastic, gallery, overhead, retrofit, throughput, timing, tome
 from spot.studies.backbone import backbones
 from spot.studies.lab import Lab
-from spot.studies.sources import StudySettings
+from spot.studies.settings import StudySettings
 from spot.studies.study import STUDIES, Result, find_study
 
 

@@ -10,7 +10,7 @@ from spot.training.batches import Part
 from spot.training.objectives import Distil
 from spot.training.options import Options
 from spot.training.run import training_images
-from spot.training.views import Targets, ViewPlan
+from spot.training.views import Targets, ViewPlan, views_folder
 from tests.conftest import make_nano
 from tests.training.small_run import interrupted_after, make_images, small_recipe, small_run
 from tests.training.test_loop import weights
@@ -96,6 +96,11 @@ def test_runs_share_a_cache_and_another_teacher_has_its_own(data, tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 1
     small_run("distil", data, tmp_path / "third", cache | {"teacher": str(tmp_path / "first" / "model")}, **DISTIL)
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_views_that_look_otherwise_have_another_folder(tmp_path):
+    recipes = [small_recipe("distil", views=2, **change) for change in ({}, {"randaug": (9, 0.5)}, {"flip": 0.0})]
+    assert len({views_folder(tmp_path, "teacher", {"count": 8}, recipe) for recipe in recipes}) == 3
 
 
 def test_scenes_have_no_fixed_views(tmp_path):
