@@ -154,11 +154,45 @@ def calibrate(
     return Cascade(chosen.stages, hash_of(model), base, prior, made)
 
 
-def cheapest(said: Said, possible: Sequence[Stage], *, lose: float = 0.01, agree: float | None = None) -> Chosen:
-    """Of all cascades of at most EARLY budgets and the grid, the cheapest that is good enough; see the module."""
+class Way(NamedTuple):
+    """A cascade without thresholds: its stages, and of each what it says (M,) and how sure it is (M,)."""
+
+    stages: list[Stage]
+    guesses: list[Tensor]
+    confidences: list[Tensor]
+
+
+def ways(said: Said, possible: Sequence[Stage]) -> list[Way]:
+    """All cascades of at most EARLY budgets and the grid, with the weights that add up what their stages say."""
     cells = max(stage.tokens for stage in possible)
-    early = [index for index, stage in enumerate(possible) if stage.tokens < cells]
     ends = [index for index, stage in enumerate(possible) if stage.tokens == cells]
+    early = [index for index in range(len(possible)) if index not in ends]
+    nothing = Way([], [], []), torch.zeros_like(said.dense)
+    begun: dict[tuple[int, ...], tuple[Way, Tensor]] = {(): nothing}  # by the stages before the grid; what they know
+
+    def longer(before: tuple[int, ...], index: int) -> tuple[Way, Tensor]:
+        way, known = begun[before]
+        own, earlier = fitted(said.stages[index], known if before else None, said.dense)
+        stage = replace(possible[index], own=own, earlier=earlier)
+        known = joined(said.stages[index], known, stage)
+        confidence, guess = known.softmax(1).max(1)
+        return Way([*way.stages, stage], [*way.guesses, guess], [*way.confidences, confidence]), known
+
+    for count in range(1, EARLY + 1):
+        for chosen in combinations(early, count):
+            begun[chosen] = longer(chosen[:-1], chosen[-1])
+    return [longer(chosen, end)[0] for chosen in begun for end in ends]
+
+
+def cheapest(
+    said: Said,
+    possible: Sequence[Stage],
+    *,
+    lose: float = 0.01,
+    agree: float | None = None,
+    tried: Sequence[Way] | None = None,
+) -> Chosen:
+    """Of all cascades the cheapest that is good enough; see the module. tried: `ways`, where they are known already."""
     answer, likely = said.dense.argmax(1), said.dense.exp()
 
     def score(guess: Tensor) -> Tensor:
@@ -168,28 +202,20 @@ def cheapest(said: Said, possible: Sequence[Stage], *, lose: float = 0.01, agree
     if agree is None:
         wanted = score(answer).mean().item() - lose
     else:
-        wanted = score(said.stages[ends[0]].argmax(1)).mean().item() - (1 - agree)
-    best: tuple[float, list[Stage], Tensor] | None = None
-    for chosen in (pick for count in range(EARLY + 1) for pick in combinations(early, count)):
-        for end in ends:
-            stages: list[Stage] = []
-            guesses, confidences = [], []
-            known = torch.zeros_like(said.dense)
-            for index in (*chosen, end):
-                own, earlier = fitted(said.stages[index], known if stages else None, said.dense)
-                stages.append(replace(possible[index], own=own, earlier=earlier))
-                known = joined(said.stages[index], known, stages[-1])
-                confidences.append(known.softmax(1).amax(1))
-                guesses.append(known.argmax(1))
-            found = thresholds(confidences, [score(guess) for guess in guesses], [each.macs for each in stages], wanted)
-            if found is not None and (best is None or found[1] < best[0]):
-                limits = (*found[0], 0.0)
-                stages = [replace(stage, threshold=limit) for stage, limit in zip(stages, limits, strict=True)]
-                best = found[1], stages, stopped(confidences, guesses, limits)
+        cells = [stage.tokens for stage in possible]
+        wanted = score(said.stages[cells.index(max(cells))].argmax(1)).mean().item() - (1 - agree)
+    best: tuple[float, tuple[Stage, ...], Tensor] | None = None
+    for way in ways(said, possible) if tried is None else tried:
+        scores = [score(guess) for guess in way.guesses]
+        found = thresholds(way.confidences, scores, [stage.macs for stage in way.stages], wanted)
+        if found is not None and (best is None or found[1] < best[0]):
+            limits = (*found[0], 0.0)
+            stages = tuple(replace(stage, threshold=limit) for stage, limit in zip(way.stages, limits, strict=True))
+            best = found[1], stages, stopped(way.confidences, way.guesses, limits)
     assert best is not None  # the grid alone is as good as itself
-    cost, stages, guess = best
+    cost, chosen, guess = best
     lost = (likely.amax(1) - likely.gather(1, guess[:, None])[:, 0]).mean().item()
-    return Chosen(tuple(stages), (guess == answer).double().mean().item(), lost, cost)
+    return Chosen(chosen, (guess == answer).double().mean().item(), lost, cost)
 
 
 def stopped(confidences: Sequence[Tensor], guesses: Sequence[Tensor], limits: Sequence[float]) -> Tensor:

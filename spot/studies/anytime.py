@@ -17,7 +17,7 @@ from torch import Tensor
 from spot.data.loader import Batch, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
-from spot.evaluation.anytime import Said, cheapest, listen, possible
+from spot.evaluation.anytime import Said, cheapest, listen, possible, ways
 from spot.evaluation.cost import macs
 from spot.evaluation.throughput import cpu_threads
 from spot.hashes import hash_tensors
@@ -64,10 +64,10 @@ def run(lab: Lab) -> Result:
                 continue
             every, seen, calibrating = heard[prior]
             used = [index for index, stage in enumerate(every) if merge or not stage.merged]
+            calibrating = calibrating._replace(stages=calibrating.stages[used])
+            tried = ways(calibrating, [every[index] for index in used])
             for lose in LOSE:
-                chosen = cheapest(
-                    calibrating._replace(stages=calibrating.stages[used]), [every[i] for i in used], lose=lose
-                ).stages
+                chosen = cheapest(calibrating, every, lose=lose, tried=tried).stages
                 right, spent, agreed = outcome(seen, chosen, every)
                 row = judged(right, base, spent.double().mean().item() / dense)
                 shown = " → ".join(map(named, chosen))
