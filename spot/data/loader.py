@@ -47,6 +47,9 @@ class Loader:
             pin_memory=torch.cuda.is_available(),
         )
 
+    def __len__(self) -> int:
+        return len(self.batches)  # a progress bar asks for it, to say how much time is left
+
     def __iter__(self) -> Iterator[Batch]:
         self.waited, self.seconds = 0.0, 0.0
         start = asked = time.perf_counter()

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from spot.data.difficulty import difficulty_of
+from spot.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,10 @@ class Options:
     """show recipe, parameter groups, steps, time and memory; train nothing"""
     json: Path | None = None
     """write what the dry run says to this file"""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise InputError(f"images are read by 0 or more processes besides this one, got workers={self.workers}")
 
     @property
     def scenes(self) -> bool:

@@ -117,6 +117,11 @@ def test_a_folder_without_images_is_refused(nano, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_number_of_processes_below_zero_is_refused(nano, data, tmp_path, capsys):
+    said = sentence(capsys, "retrofit", nano, "--data", data, "--out", tmp_path / "run", "--workers", "-1")
+    assert "got --workers -1" in said
+
+
 def test_labels_are_asked_for_where_the_recipe_needs_them(nano, flat, tmp_path, capsys):
     given = ("--data", flat, "--out", tmp_path / "run", "--recipe", "cls-in1k", "--set", *SMALL)
     assert "--recipe distil" in sentence(capsys, "retrofit", nano, *given)

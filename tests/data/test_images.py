@@ -178,6 +178,11 @@ def test_processes_share_the_images_without_repeating_any(tmp_path, processes):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+def test_a_loader_knows_how_many_batches_there_are_so_that_progress_has_an_end(tmp_path):
+    data = open_data(folders(tmp_path, "a", images=5), transform=plain)
+    assert len(loader(data, 2)) == len(list(loader(data, 2))) == 3
+
+
 def test_waiting_is_the_readers_time_and_not_the_consumers(tmp_path):
     def slow(image):
         time.sleep(0.02)
