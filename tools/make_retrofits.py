@@ -122,7 +122,7 @@ def delta_of(run: Path, name: str, base: Path) -> Path:
 def policy_of(delta: Path, where: Sequence[object], teacher: Sequence[object]) -> Path:
     """The delta, with a policy beside it."""
     if not (policy := delta.with_suffix(".policy.safetensors")).is_file():
-        call("learn", delta, *where, *teacher, "--out", policy)
+        call("learn", delta, *where, *teacher, "--precision", "bf16", "--out", policy)
     return delta
 
 
