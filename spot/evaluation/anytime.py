@@ -56,7 +56,7 @@ class Chosen(NamedTuple):
     macs: float  # mean multiply-adds
 
 
-def possible(
+def possible_stages(
     model: SpotViT, budgets: Sequence[int], *, merge: bool = True, base: bool = False, prior: str | None = None
 ) -> list[Stage]:
     """The stages that a cascade can have, with their costs: every budget, then the grid with more and more merging."""
@@ -142,7 +142,7 @@ def calibrate(
         raise InputError(f"budgets are from 1 to below the grid's {cells} tokens, got {tuple(budgets)}")
     if base:
         model.base_vit()  # refuses a model without
-    stages = possible(model, budgets, merge=merge, base=base, prior=prior)
+    stages = possible_stages(model, budgets, merge=merge, base=base, prior=prior)
     said = listen(model, batches, stages, base=base, prior=prior)
     chosen = cheapest(said, stages, lose=lose, agree=agree)
     low, high = wilson(chosen.agreed, len(said.dense))

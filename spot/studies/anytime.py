@@ -17,7 +17,7 @@ from torch import Tensor
 from spot.data.loader import Batch, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
-from spot.evaluation.anytime import Said, cheapest, listen, possible, ways
+from spot.evaluation.anytime import Said, cheapest, listen, possible_stages, ways
 from spot.evaluation.cost import macs
 from spot.evaluation.throughput import cpu_threads
 from spot.hashes import hash_tensors
@@ -115,7 +115,7 @@ def resting(lab: Lab) -> slice:
 def heard_of(lab: Lab, backbone: Backbone, budgets: Sequence[int], prior: str | None) -> tuple[list[Stage], Said, Said]:
     """The possible stages, what they say of the images that are measured, and of those that calibrate."""
     model = with_base(backbone)
-    stages = possible(model, budgets, base=backbone.parent is not None, prior=prior)
+    stages = possible_stages(model, budgets, base=backbone.parent is not None, prior=prior)
 
     def both(bank: bool) -> Said:
         early = said(lab, backbone, model, stages[: len(budgets)], bank=bank, prior=prior)

@@ -10,7 +10,7 @@ import spot
 from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.errors import InputError
-from spot.evaluation.anytime import Said, calibrate, cheapest, fitted, listen, measure, possible, thresholds
+from spot.evaluation.anytime import Said, calibrate, cheapest, fitted, listen, measure, possible_stages, thresholds
 from spot.evaluation.cost import macs
 from spot.models.anytime import Cascade, Stage, load_cascade
 from spot.models.protocol import Placed
@@ -137,7 +137,7 @@ def test_what_is_lost_is_what_the_dense_vit_expects():
 
 def test_the_last_stage_may_merge(model, images, batches):
     own = copy.copy(model)
-    stages = possible(model, (9,))
+    stages = possible_stages(model, (9,))
     assert [(each.tokens, each.merged) for each in stages] == [(9, 0), (64, 0), (64, 1), (64, 2), (64, 3), (64, 4)]
     for stage in stages[2:]:
         assert stage.macs == macs(ToMe(model, r=stage.merged)) < stages[1].macs
