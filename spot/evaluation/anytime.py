@@ -92,6 +92,8 @@ def listen(
     ends = {each.merged: on_the_grid(model, base, each.merged) for each in possible if each.tokens == cells}
     if dense is None:
         dense = model if model.base is None else model.base_vit()
+    # Where the dense ViT is one of the stages it runs once.
+    same = next((i for i, each in enumerate(possible) if each.tokens == cells and ends[each.merged] is dense), None)
     for batch in report.track(batches, "calibrating"):
         images = batch.images.to(device)
         grid = model.grid(images)
@@ -102,7 +104,8 @@ def listen(
             for stage in possible
         ]
         stages.append(torch.stack(logits).float().log_softmax(2).cpu())
-        answers.append(dense(images, grid).float().log_softmax(1).cpu())
+        full = dense(images, grid) if same is None else logits[same]
+        answers.append(full.float().log_softmax(1).cpu())
         labels.append(batch.labels)
         keys += batch.keys
     if not keys:
