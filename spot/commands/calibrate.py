@@ -23,6 +23,7 @@ def calibrate(
     tokens: tuple[int, ...] = (),
     lose: float = 0.01,
     agree: float | None = None,
+    cost: float | None = None,
     merge: bool = True,
     base: bool = False,
     keep: Path | None = None,
@@ -37,7 +38,8 @@ def calibrate(
         tokens: budgets, of which at most two come before the whole grid; by default an eighth, a quarter, a half of it.
         lose: how much accuracy the cascade may lose, as the dense ViT's own probabilities expect it; 0.01 is a point.
         agree: instead, the share of images on which it must say what the dense ViT says, where the whole grid does.
-        merge: the last stage may merge similar tokens on the way (ToMe), which costs less.
+        cost: instead, the share of the dense ViT's multiply-adds it may have; it then loses as little as that allows.
+        merge: stages may merge similar tokens on the way (ToMe), which costs less.
         base: the last stage is the ViT that the model was retrofitted from, as a delta knows it.
         keep: a file that names images to calibrate on, one a line; by default all.
 
@@ -63,11 +65,11 @@ def calibrate(
             raise InputError(f"{data} is not a folder, so {keep} cannot name its images")
         images.only(names)
     batches = loader(images, **loading.readers())
-    asked = {"budgets": tokens, "lose": lose, "agree": agree, "merge": merge, "base": base, "prior": prior}
-    cascade = calibrate(loaded, batches, **asked)  # type: ignore[arg-type]
+    asked = {"budgets": tokens, "lose": lose, "agree": agree, "cost": cost}
+    cascade = calibrate(loaded, batches, **asked, merge=merge, base=base, prior=prior)  # type: ignore[arg-type]
     cascade.save(out)
     rows = [
-        {"tokens": stage.tokens, "merged in a block": stage.merged, "stops at": stage.threshold,
+        {"tokens": stage.tokens, "left in the end": stage.left(), "stops at": stage.threshold,
          "GMACs": stage.macs / 1e9}
         for stage in cascade.stages
     ]  # fmt: skip

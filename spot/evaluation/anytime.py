@@ -4,13 +4,14 @@
     model.cascade = cascade                     # or cascade.save("NAME.anytime.json"), beside the model
     row = measure(model, batches)               # accuracy, mean multiply-adds, where images stopped
 
-Every budget is run once on every image, and so is the grid, with more or less merging. Then, for all choices of at most
-two budgets before the grid, the weights that add up log-probabilities are fitted (least KL from the dense ViT), and
+Every budget is run once on every image, and so is the grid, each with more or less merging. Then, for all choices of at
+most two stages before the grid, the weights that add up log-probabilities are fitted (least KL from the dense ViT), and
 those thresholds are taken that cost the fewest multiply-adds while the cascade still answers as well as was asked for:
 
     lose     so much accuracy at most, as the dense ViT's own probabilities expect it: where the cascade says something
              else, what the dense ViT gives that is less than what it gives its own answer
     agree    it says what the dense ViT says on so many of the images where the grid alone does
+    cost     or the other way round: the least expected loss at no more than this share of the dense ViT's multiply-adds
 """
 
 import math
@@ -27,13 +28,16 @@ from spot.data.loader import Batch
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.cost import macs
-from spot.models.anytime import Cascade, Stage, joined, on_the_grid
+from spot.models.anytime import Cascade, Stage, joined, reader_of
 from spot.models.protocol import Placed
 from spot.models.spot_vit import SpotViT
+from spot.models.tome_schedule import late
 from spot.placement.policy import hash_of
 
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: budgets of the stages before it, unless told otherwise
-MERGED = (0, 0.02, 0.03, 0.04, 0.05, 0.06)  # of the grid: how many tokens its blocks may merge
+# How stages may merge: this share of their tokens, from this share of the blocks on.
+GRID_MERGES = ((0.72, 5 / 12), (0.65, 1 / 3), (0.82, 1 / 3), (0.74, 1 / 4), (0.83, 1 / 4), (0.8, 1 / 6))
+EARLY_MERGES = ((0.65, 1 / 4), (0.8, 1 / 4))
 EARLY = 2  # at most so many stages before the grid
 LEVELS = 100  # thresholds that are tried for a stage: quantiles of its confidence
 
@@ -59,15 +63,21 @@ class Chosen(NamedTuple):
 def possible_stages(
     model: SpotViT, budgets: Sequence[int], *, merge: bool = True, base: bool = False, prior: str | None = None
 ) -> list[Stage]:
-    """The stages that a cascade can have, with their costs: every budget, then the grid with more and more merging."""
-    cells = len(model.grid())
-    stages = [Stage(budget, macs(Placed(model, budget, prior))) for budget in budgets]
-    for merged in sorted({round(share * cells) for share in MERGED}) if merge else [0]:
-        try:
-            reader = on_the_grid(model, base, merged)
-        except InputError:  # a ViT whose tokens cannot be merged
-            continue
-        stages.append(Stage(cells, macs(reader if merged else Placed(model, cells, "isotropic")), merged=merged))
+    """The stages that a cascade can have, with their costs: every budget, then the grid, without merging and with."""
+    cells, depth = len(model.grid()), len(model.vit.blocks)
+    stages = []
+    for tokens in (*budgets, cells):
+        grid = tokens == cells
+        stages.append(Stage(tokens, macs(Placed(model, tokens, "isotropic" if grid else prior))))
+        for share, begin in (GRID_MERGES if grid else EARLY_MERGES) if merge else ():
+            stage = replace(stages[-1], merged=tuple(late(share, begin, tokens, depth)))
+            if not any(stage.merged) or stage.merged in [each.merged for each in stages if each.tokens == tokens]:
+                continue
+            try:
+                reader = reader_of(model, stage, grid=grid, base=base, prior=prior)
+            except InputError:  # a ViT whose tokens cannot be merged
+                break
+            stages.append(replace(stage, macs=macs(reader)))
     return stages
 
 
@@ -89,19 +99,16 @@ def listen(
     keys: list[str] = []
     device = next(model.parameters()).device
     cells = len(model.grid())
-    ends = {each.merged: on_the_grid(model, base, each.merged) for each in possible if each.tokens == cells}
+    readers = [reader_of(model, each, grid=each.tokens == cells, base=base, prior=prior) for each in possible]
     if dense is None:
         dense = model if model.base is None else model.base_vit()
-    # Where the dense ViT is one of the stages it runs once.
-    same = next((i for i, each in enumerate(possible) if each.tokens == cells and ends[each.merged] is dense), None)
+    same = next((i for i, each in enumerate(readers) if each is dense), None)  # then it runs once
     for batch in report.track(batches, "calibrating"):
         images = batch.images.to(device)
         grid = model.grid(images)
         logits = [
-            ends[stage.merged](images, grid)
-            if stage.tokens == cells
-            else model(images, tokens=stage.tokens, prior=prior)
-            for stage in possible
+            reader(images, grid if stage.tokens == cells else None)
+            for stage, reader in zip(possible, readers, strict=True)
         ]
         stages.append(torch.stack(logits).float().log_softmax(2).cpu())
         full = dense(images, grid) if same is None else logits[same]
@@ -120,6 +127,7 @@ def calibrate(
     budgets: Sequence[int] = (),
     lose: float = 0.01,
     agree: float | None = None,
+    cost: float | None = None,
     merge: bool = True,
     base: bool = False,
     prior: str | None = None,
@@ -131,14 +139,19 @@ def calibrate(
         budgets: of the stages before the grid, from which at most two are chosen; by default SHARES of the grid.
         lose: how much accuracy it may lose, as the dense ViT's probabilities expect it: 0.01 is a point.
         agree: instead, the share of images on which it must say what the dense ViT says, where the grid alone does.
-        merge: the last stage may merge similar tokens (ToMe).
+        cost: instead, the share of the dense ViT's multiply-adds that it may have, for as little loss as that allows.
+        merge: stages may merge similar tokens on the way (ToMe).
         base: the last stage is the ViT that the model was retrofitted from, so that nothing is lost there.
         prior: where tokens go; by default as the model says.
     """
+    if cost is not None and not 0 < cost <= 1:
+        raise InputError(f"cost is a share of the dense ViT's multiply-adds, above 0 and at most 1, got {cost}")
     if agree is not None and not 0 < agree <= 1:
         raise InputError(f"agree is a share of the images, above 0 and at most 1, got {agree}")
     if not 0 <= lose < 1:
         raise InputError(f"lose is a share of the images, from 0 to below 1 (0.01 is one point), got {lose}")
+    if cost is not None and agree is not None:
+        raise InputError("give either the agreement or the cost that a cascade is to have, not both")
     cells = len(model.grid())
     budgets = sorted(set(budgets or (math.ceil(cells * share) for share in SHARES)))
     if not budgets or budgets[0] < 1 or budgets[-1] >= cells:
@@ -147,12 +160,13 @@ def calibrate(
         model.base_vit()  # refuses a model without
     stages = possible_stages(model, budgets, merge=merge, base=base, prior=prior)
     said = listen(model, batches, stages, base=base, prior=prior)
-    chosen = cheapest(said, stages, lose=lose, agree=agree)
+    chosen = cheapest(said, stages, lose=lose, agree=agree, cost=cost)
+    dense = next(stage.macs for stage in stages if stage.tokens == cells)
+    asked = {"cost": cost} if cost is not None else {"lose": lose} if agree is None else {"agree": agree}
     low, high = wilson(chosen.agreed, len(said.dense))
     made = {
-        "images": len(said.dense), **({"lose": lose} if agree is None else {"agree": agree}),
-        "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
-        "macs": chosen.macs / stages[len(budgets)].macs, "budgets": list(budgets), "merge": merge,
+        "images": len(said.dense), **asked, "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
+        "macs": chosen.macs / dense, "budgets": list(budgets), "merge": merge,
     }  # fmt: skip
     return Cascade(chosen.stages, hash_of(model), base, prior, made)
 
@@ -193,32 +207,44 @@ def cheapest(
     *,
     lose: float = 0.01,
     agree: float | None = None,
+    cost: float | None = None,
     tried: Sequence[Way] | None = None,
 ) -> Chosen:
-    """Of all cascades the cheapest that is good enough; see the module. tried: `ways`, where they are known already."""
+    """Of all cascades the cheapest that is good enough, or the best that is cheap enough; see the module.
+
+    tried: `ways`, where they are known already.
+    """
     answer, likely = said.dense.argmax(1), said.dense.exp()
 
     def score(guess: Tensor) -> Tensor:
         """What answers (M,) are worth, one by one."""
         return likely.gather(1, guess[:, None])[:, 0] if agree is None else (guess == answer).float()
 
-    if agree is None:
+    cells = [stage.tokens for stage in possible]
+    grid = cells.index(max(cells))  # without merging, which comes first
+    wanted, most = -math.inf, math.inf
+    if cost is not None:
+        most = cost * possible[grid].macs
+    elif agree is None:
         wanted = score(answer).mean().item() - lose
     else:
-        cells = [stage.tokens for stage in possible]
-        wanted = score(said.stages[cells.index(max(cells))].argmax(1)).mean().item() - (1 - agree)
-    best: tuple[float, tuple[Stage, ...], Tensor] | None = None
+        wanted = score(said.stages[grid].argmax(1)).mean().item() - (1 - agree)
+    best: tuple[float, tuple[Stage, ...], Tensor, float] | None = None
     for way in ways(said, possible) if tried is None else tried:
         scores = [score(guess) for guess in way.guesses]
-        found = thresholds(way.confidences, scores, [stage.macs for stage in way.stages], wanted)
-        if found is not None and (best is None or found[1] < best[0]):
-            limits = (*found[0], 0.0)
+        found = thresholds(way.confidences, scores, [stage.macs for stage in way.stages], wanted, most)
+        if found is None:
+            continue
+        spent = found.macs if cost is None else -found.score  # what is to be small
+        if best is None or spent < best[0]:
+            limits = (*found.limits, 0.0)
             stages = tuple(replace(stage, threshold=limit) for stage, limit in zip(way.stages, limits, strict=True))
-            best = found[1], stages, stopped(way.confidences, way.guesses, limits)
-    assert best is not None  # the grid alone is as good as itself
-    cost, chosen, guess = best
+            best = spent, stages, stopped(way.confidences, way.guesses, limits), found.macs
+    if best is None:  # only for want of multiply-adds: the grid alone is as good as itself
+        raise InputError(f"no cascade of these stages costs at most {cost} of the dense ViT; begin with fewer tokens")
+    _, chosen, guess, mean = best
     lost = (likely.amax(1) - likely.gather(1, guess[:, None])[:, 0]).mean().item()
-    return Chosen(chosen, (guess == answer).double().mean().item(), lost, cost)
+    return Chosen(chosen, (guess == answer).double().mean().item(), lost, mean)
 
 
 def stopped(confidences: Sequence[Tensor], guesses: Sequence[Tensor], limits: Sequence[float]) -> Tensor:
@@ -229,10 +255,22 @@ def stopped(confidences: Sequence[Tensor], guesses: Sequence[Tensor], limits: Se
     return said
 
 
+class Limits(NamedTuple):
+    """Thresholds of all stages but the last, with the mean score and the mean cost that they give."""
+
+    limits: tuple[float, ...]
+    score: float
+    macs: float
+
+
 def thresholds(
-    confidences: Sequence[Tensor], scores: Sequence[Tensor], costs: Sequence[int], wanted: float
-) -> tuple[tuple[float, ...], float] | None:
-    """The cheapest thresholds of all stages but the last whose mean score is as wanted, and their mean cost.
+    confidences: Sequence[Tensor],
+    scores: Sequence[Tensor],
+    costs: Sequence[int],
+    wanted: float,
+    most: float = math.inf,
+) -> Limits | None:
+    """The cheapest thresholds whose mean score is as wanted; with a limit `most` of the mean cost the best below it.
 
     confidences and scores: (M,) for every stage. None where no thresholds are good enough.
     """
@@ -244,11 +282,13 @@ def thresholds(
         stops = (confidence.double() >= limits[:, None]).view(len(limits), *[1] * (worth.dim() - 1), len(score))
         worth, cost = torch.where(stops, score.double(), worth), price + torch.where(stops, 0.0, cost)
     share, mean = worth.mean(-1), cost.mean(-1)
-    good = share >= wanted - 1e-9
+    good = (share >= wanted - 1e-9) & (mean <= most)
     if not good.any():
         return None
-    place = torch.unravel_index(mean.where(good, math.inf).argmin(), mean.shape) if mean.dim() else ()
-    return tuple(each[index].item() for each, index in zip(tried, place, strict=True)), mean[place].item()
+    small = mean if most == math.inf else -share
+    place = torch.unravel_index(small.where(good, math.inf).argmin(), mean.shape) if mean.dim() else ()
+    chosen = tuple(each[index].item() for each, index in zip(tried, place, strict=True))
+    return Limits(chosen, share[place].item(), mean[place].item())
 
 
 def fitted(own: Tensor, earlier: Tensor | None, dense: Tensor) -> tuple[float, float]:

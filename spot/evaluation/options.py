@@ -15,7 +15,9 @@ Saliency = Annotated[
         "or a folder of maps"
     ),
 ]
-Baseline = Literal["plain", "resize", "patch-dropout", "tome", "tome-cost", "tome-floor", "elastic"]
+Baseline = Literal[
+    "plain", "resize", "patch-dropout", "tome", "tome-cost", "tome-floor", "merged", "merged-learned", "elastic"
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,13 @@
     for step in model.look(images, until=0.8):  # stop each image at this confidence instead
 
 A cascade is a list of stages, each a forward pass with more tokens than the one before, for the images that are
-still in the batch; the last one has the whole grid, and may merge similar tokens on the way (ToMe). A stage's
+still in the batch; the last one has the whole grid. Each may merge similar tokens on the way (ToMe). A stage's
 log-probabilities are added to those of the stages before with weights that make the sum agree best with a dense ViT, so
 confidence (the largest probability) means how likely the dense ViT says the same. `spot calibrate`
 (spot/evaluation/anytime.py) chooses stages, weights and thresholds on unlabelled images.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,7 +41,11 @@ class Stage:
     threshold: float = 0.0  # an image with this confidence is done; 0 for the last stage
     own: float = 1.0  # weight of this stage's log-probabilities
     earlier: float = 0.0  # and of what the stages before added up to
-    merged: int = 0  # on the grid: how many similar tokens become one, in every block
+    merged: tuple[int, ...] = ()  # how many similar tokens each block merges away; none do where it is empty
+
+    def left(self) -> int:
+        """How many tokens leave the last block."""
+        return self.tokens - sum(self.merged)
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,22 @@ def load_cascade(path: str | Path, model: "SpotViT") -> Cascade:
     try:
         if about.pop("format") != FORMAT:
             raise InputError(f"{path} is a calibration in another format than {FORMAT}")
-        cascade = Cascade(**{**about, "stages": tuple(Stage(**stage) for stage in about["stages"])})
+        cascade = Cascade(
+            **{**about, "stages": tuple(read_stage(each, len(model.vit.blocks)) for each in about["stages"])}
+        )
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged, or no calibration that spot calibrate wrote: {error}") from error
     if cascade.hash != (own := hash_of(model)):
         raise InputError(f"{path} was calibrated for another model ({cascade.hash}, not {own}); use spot calibrate")
     return cascade
+
+
+def read_stage(about: dict[str, Any], depth: int) -> Stage:
+    """A stage as JSON has it; version 0.2 had one number, of tokens merged in each of the blocks."""
+    merged = about.get("merged", ())
+    return Stage(
+        **{**about, "merged": (merged,) * depth if merged and isinstance(merged, int) else tuple(merged or ())}
+    )
 
 
 def calibrated(model: "SpotViT") -> Cascade:
@@ -106,13 +121,9 @@ def look(model: "SpotViT", images: Tensor, until: float | None = None) -> Iterat
     rows = torch.arange(len(images), device=images.device)
     for number, stage in enumerate(cascade.stages):
         left, last = images if len(rows) == len(images) else images[rows], number + 1 == len(cascade.stages)
-        if last:
-            positions = model.grid(left)
-            logits = on_the_grid(model, cascade.base, stage.merged)(left, positions)
-        else:
-            positions = model.place(left, tokens=stage.tokens, prior=cascade.prior)
-            logits = model(left, positions)
-        said = logits.float().log_softmax(1)
+        reader = reader_of(model, stage, grid=last, base=cascade.base, prior=cascade.prior, images=left)
+        positions = model.grid(left) if last else reader.place(left)
+        said = reader(left, positions).float().log_softmax(1)
         known = known.index_copy(0, rows, joined(said, known[rows], stage) if number else stage.own * said)
         tokens = tokens.index_add(0, rows, torch.full_like(rows, positions.shape[1]))
         macs = macs.index_add(0, rows, torch.full_like(rows, stage.macs))
@@ -126,12 +137,27 @@ def look(model: "SpotViT", images: Tensor, until: float | None = None) -> Iterat
             return
 
 
-def on_the_grid(model: "SpotViT", base: bool, merged: int) -> "TokenModel":
-    """What the last stage runs: the model or the ViT it was retrofitted from, merging so many tokens in every block."""
+def reader_of(
+    model: "SpotViT",
+    stage: Stage,
+    *,
+    grid: bool,
+    base: bool = False,
+    prior: str | None = None,
+    images: Tensor | None = None,
+) -> "TokenModel":
+    """What a stage runs: the model with so many tokens of these images, or on its grid, merging as the stage says.
+
+    base: on the grid, the ViT that the model was retrofitted from. prior: off it, where tokens go.
+    """
     from spot.models.tome import ToMe  # here, because it is made of a SpotViT, which has a `look`
 
-    reader = model.base_vit() if base else model
-    return ToMe(reader.suited(len(model.grid())), r=merged) if merged else reader
+    if grid:
+        full = model.base_vit() if base else model
+        return ToMe(full.suited(len(model.grid())), r=stage.merged) if stage.merged else full
+    few = copy.copy(model.suited(stage.tokens, images))  # with this budget and prior as its own
+    few.tokens, few.prior = stage.tokens, model.prior if prior is None else prior
+    return ToMe(few, r=stage.merged, own_placement=True) if stage.merged else few
 
 
 def joined(said: Tensor, known: Tensor, stage: Stage) -> Tensor:

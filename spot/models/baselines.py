@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from spot.errors import InputError
 from spot.models.elastic import ElasticViT
+from spot.models.merging import Merging
 from spot.models.patch_dropout import PatchDropout
 from spot.models.plain import PlainViT
 from spot.models.protocol import TokenModel
 from spot.models.resize import Resize
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.placement.priors import LEARNED
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Baseline:
     budget: str  # what N tokens mean for it
     random: bool = False  # another seed gives another result
     dense: bool = False  # always has all tokens of the grid
+    suits: bool = False  # chooses itself which of a retrofit's weights suit its tokens
 
     def build(self, model: SpotViT, tokens: int | None = None) -> TokenModel:
         """The model for a budget, by default all of the grid; it refuses a budget that it cannot have."""
@@ -35,7 +38,7 @@ class Baseline:
         if self.dense and tokens not in (None, cells):
             raise InputError(f"{self.name} has all {cells} tokens of its grid, not {tokens}")
         tokens = cells if tokens is None else tokens
-        return self.make(model.suited(tokens), tokens)
+        return self.make(model if self.suits else model.suited(tokens), tokens)
 
 
 # Chosen among seven shapes with the retrofitted ViT-Ti on 250 images set aside (tools/choose.py): at the cost of 49
@@ -64,6 +67,10 @@ BASELINES: dict[str, Baseline] = {
                  "its blocks cost what N tokens cost throughout, where merging can reach that"),
         Baseline("tome-floor", best_tome, MERGING,
                  "the same cost, with the schedule that was best on images set aside"),
+        Baseline("merged", Merging, "more windows, placed as the model does, similar ones merged in later blocks",
+                 "it costs what N tokens cost throughout", suits=True),
+        Baseline("merged-learned", lambda model, tokens: Merging(model, tokens, LEARNED),
+                 "the same, placed where the model's policy looks", "the same cost, and that of looking", suits=True),
         Baseline("elastic", ElasticViT, "patches shifted, rescaled and dropped at random, on whole pixels",
                  "N patches are kept", random=True),
     )

@@ -1,9 +1,9 @@
 """How many tokens ToMe merges in which block, and what that costs.
 
 A schedule has one number for each block: how many of the tokens that reach it are merged away, at
-most half of them. An even schedule merges as many in every block, as the paper does; a geometric one keeps
-the same share in every block, down to a floor. Multiply-adds (MACs) are counted as torch's flop counter does,
-by a formula, so that a schedule can be chosen by its cost.
+most half of them. An even schedule merges as many in every block, as the paper does; a late one does so from
+some block on; a geometric one keeps the same share in every block, down to a floor. Multiply-adds (MACs) are
+counted as torch's flop counter does, by a formula, so that a schedule can be chosen by its cost.
 """
 
 from collections.abc import Sequence
@@ -41,6 +41,17 @@ def at_most_half(amounts: Sequence[int], tokens: int) -> list[int]:
 def evenly(amount: int, tokens: int, depth: int) -> list[int]:
     """amount merges in equal shares, what is left over going to the first blocks, at most half each."""
     return at_most_half([amount // depth + (number < amount % depth) for number in range(depth)], tokens)
+
+
+def late(share: float, begin: float, tokens: int, depth: int) -> list[int]:
+    """Merge this share of the tokens away, as many in every block, from this share of the blocks on.
+
+    The first blocks find out which tokens are alike. At the same multiply-adds a late schedule changes a ViT's
+    answers less than an even one (docs/anytime.md).
+    """
+    first = round(begin * depth)
+    r = int(share * tokens / (depth - first) + 1e-9)
+    return at_most_half([0] * first + [r] * (depth - first), tokens)
 
 
 def to_reach(target: int, tokens: int, depth: int) -> list[int]:

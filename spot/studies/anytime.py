@@ -52,7 +52,7 @@ def run(lab: Lab) -> Result:
         priors = (None,) if model.policy is None else (None, LEARNED)
         heard = {prior: heard_of(lab, backbone, budgets, prior) for prior in priors}
         stages, here, there = heard[None]
-        dense = stages[len(budgets)].macs
+        dense = next(stage.macs for stage in stages if stage.tokens == cells)
         calibrated = len(there.labels)
         base = here.dense.argmax(1) == here.labels
         about: Row = {"backbone": backbone.name}
@@ -84,7 +84,7 @@ def run(lab: Lab) -> Result:
         lab.differs(searched=False),
         f"Cascades are calibrated on {calibrated} other images without their labels, to lose at most so many points as "
         "the dense ViT's probabilities expect it; agreed is how often they say what it says on the study's images. "
-        "m: so many tokens are merged in every block (ToMe). All stages and placing are counted.",
+        "196–30: similar tokens are merged on the way (ToMe), so that 30 are left. All stages and placing are counted.",
         "The change is against the dense ViT on the same images. Time is processor time of one thread as a share of "
         f"the dense ViT's, median of {ROUNDS} rounds on {TIMED} images, batches of 1 and of 32 that shrink.",
         "The dense ViT, tome-cost and resize have the plain ViT's weights; budgets and cascades the retrofit's. "
@@ -93,7 +93,7 @@ def run(lab: Lab) -> Result:
     return Result(rows, published(), notes)
 
 
-# Names of cascades, where their early stages place tokens, and whether the last one may merge.
+# Names of cascades, where their early stages place tokens, and whether stages may merge.
 WAYS: tuple[tuple[str, str | None, bool], ...] = (
     ("cascade", None, False),
     ("cascade that merges", None, True),
@@ -104,7 +104,7 @@ WAYS: tuple[tuple[str, str | None, bool], ...] = (
 
 def named(stage: Stage) -> str:
     """How a table names a stage."""
-    return f"{stage.tokens}m{stage.merged}" if stage.merged else str(stage.tokens)
+    return f"{stage.tokens}–{stage.left()}" if stage.merged else str(stage.tokens)
 
 
 def resting(lab: Lab) -> slice:
@@ -117,9 +117,11 @@ def heard_of(lab: Lab, backbone: Backbone, budgets: Sequence[int], prior: str | 
     model = with_base(backbone)
     stages = possible_stages(model, budgets, base=backbone.parent is not None, prior=prior)
 
+    few = sum(stage.tokens < len(model.grid()) for stage in stages)
+
     def both(bank: bool) -> Said:
-        early = said(lab, backbone, model, stages[: len(budgets)], bank=bank, prior=prior)
-        grid = said(lab, backbone, model, stages[len(budgets) :], bank=bank)  # the same wherever early tokens are
+        early = said(lab, backbone, model, stages[:few], bank=bank, prior=prior)
+        grid = said(lab, backbone, model, stages[few:], bank=bank)  # the same wherever early tokens are
         return early._replace(stages=torch.cat([early.stages, grid.stages]))
 
     if (rest := resting(lab)) == slice(None):
@@ -144,7 +146,12 @@ def said(
     images = lab.sources.bank(model) if bank else lab.sources.images(model)
     hashed = lab.sources.images_hash(model, bank=bank)
     about: Row = {"kind": "said", "name": backbone.name.replace("/", "-"), "model": backbone.hash, "images": hashed}
-    about |= {"base": backbone.parent_hash, "stages": list(map(named, stages)), "bank": bank, "limit": CALIBRATING}
+    about |= {
+        "base": backbone.parent_hash,
+        "stages": [[each.tokens, *each.merged] for each in stages],
+        "bank": bank,
+        "limit": CALIBRATING,
+    }
     if prior is not None:
         about["prior"] = hash_tensors(model.named_policy(prior).look.state_dict())
 
@@ -176,8 +183,9 @@ def outcome(made: Said, stages: Sequence[Stage], every: Sequence[Stage]) -> tupl
     """Which images a cascade has right (M,), what each cost (M,), and the percentage that agrees with the dense ViT."""
     known, answer = torch.zeros_like(made.dense), torch.zeros_like(made.labels)
     left, spent = torch.ones_like(answer, dtype=torch.bool), torch.zeros_like(answer)
+    places = {(stage.tokens, stage.merged): index for index, stage in enumerate(every)}
     for stage in stages:
-        known = joined(made.stages[list(map(named, every)).index(named(stage))], known, stage)
+        known = joined(made.stages[places[stage.tokens, stage.merged]], known, stage)
         spent = spent + left * stage.macs
         answer = torch.where(left, known.argmax(1), answer)
         left = left & (known.softmax(1).amax(1) < stage.threshold)

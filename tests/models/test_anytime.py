@@ -76,7 +76,8 @@ def test_thresholds_are_the_cheapest_of_all(batches):
     agrees = [
         torch.rand(60, generator=draw) < share for share in (confidences[0], confidences[1] ** 0.5, torch.ones(60))
     ]
-    limits, cost = thresholds(confidences, [each.float() for each in agrees], [1, 2, 5], 0.9)
+    found = thresholds(confidences, [each.float() for each in agrees], [1, 2, 5], 0.9)
+    limits, cost = found.limits, found.macs
     images = list(zip(*(each.tolist() for each in (*confidences[:2], *agrees)), strict=True))
 
     def outcome(first, second):
@@ -87,7 +88,7 @@ def test_thresholds_are_the_cheapest_of_all(batches):
         return agreed / 60, spent / 60
 
     share, spent = outcome(*limits)
-    assert share >= 0.9 and spent == pytest.approx(cost)
+    assert share >= 0.9 and spent == pytest.approx(cost) and share == pytest.approx(found.score)
     levels = torch.linspace(0, 1, 101).double()
     every = product(*([*each.double().quantile(levels).tolist(), 2.0] for each in confidences[:2]))
     outcomes = [outcome(*pair) for pair in every]
@@ -135,20 +136,59 @@ def test_what_is_lost_is_what_the_dense_vit_expects():
     assert careful.lost == pytest.approx(0, abs=1e-6) and careful.macs > 1
 
 
-def test_the_last_stage_may_merge(model, images, batches):
+def test_stages_may_merge(model, images, batches):
+    stages = possible_stages(model, (16,))
+    # Six blocks: early stages merge from the third on, 2 or 3 in each of four; the grid's 64 from the second to fourth.
+    by_hand = [
+        (16, ()), (16, (0, 0, 2, 2, 2, 2)), (16, (0, 0, 3, 3, 3, 3)),
+        (64, ()), (64, (0, 0, 11, 11, 11, 11)), (64, (0, 0, 10, 10, 10, 10)), (64, (0, 0, 13, 13, 13, 12)),
+        (64, (0, 10, 10, 10, 10, 10)),
+    ]  # fmt: skip
+    assert sorted((each.tokens, each.merged) for each in stages) == sorted(by_hand)
+    few = model.place(images[:4], tokens=16)
+    for stage in stages:
+        if stage.merged and stage.tokens == 64:
+            assert stage.macs == macs(ToMe(model, r=stage.merged)) < macs(Placed(model, 64))
+        elif stage.merged:
+            saved = sum(ToMe(model, r=0).macs(16)) - sum(ToMe(model, r=stage.merged).macs(16))
+            assert stage.macs == macs(Placed(model, 16)) - saved < macs(Placed(model, 16))
     own = copy.copy(model)
-    stages = possible_stages(model, (9,))
-    assert [(each.tokens, each.merged) for each in stages] == [(9, 0), (64, 0), (64, 1), (64, 2), (64, 3), (64, 4)]
-    for stage in stages[2:]:
-        assert stage.macs == macs(ToMe(model, r=stage.merged)) < stages[1].macs
-    own.cascade = Cascade((Stage(9, 1, 2.0), Stage(64, 2, merged=3)), hash_of(own))
+    own.cascade = Cascade((Stage(16, 1, 2.0, merged=(0, 0, 3, 3, 3, 3)), Stage(64, 2, merged=(3,) * 6)), hash_of(own))
     with torch.no_grad():
-        *_, step = own.look(images[:4])
-        expected = ToMe(model, r=3)(images[:4]).log_softmax(1)
-    torch.testing.assert_close(step.logits, expected)
+        first, last = own.look(images[:4])
+        torch.testing.assert_close(first.logits, ToMe(model, r=[0, 0, 3, 3, 3, 3])(images[:4], few).log_softmax(1))
+        torch.testing.assert_close(last.logits, ToMe(model, r=3)(images[:4]).log_softmax(1))
+    torch.testing.assert_close(first.positions, few)
     merging = calibrate(model, batches, budgets=(9, 16, 25), lose=0.02)
     plain = calibrate(model, batches, budgets=(9, 16, 25), lose=0.02, merge=False)
     assert merging.made["macs"] <= plain.made["macs"] and max(merging.made["lost"], plain.made["lost"]) <= 0.02
+
+
+def test_a_stage_that_merges_has_the_weights_and_the_prior_of_its_tokens(images):
+    model = spot.load("scenes-a")
+    model.base, model.fewest = (lambda: spot.load("scenes-a-grid")), 4
+    model.cascade = Cascade((Stage(16, 1, 0.0, merged=(0, 0, 3, 3, 3, 3)),) * 2, hash_of(model), prior="center")
+    first = next(model.look(images[:4]))
+    places = model.place(images[:4], tokens=16, prior="center")
+    expected = ToMe(model.suited(16), r=[0, 0, 3, 3, 3, 3])(images[:4], places).log_softmax(1)
+    torch.testing.assert_close(first.logits, expected)
+    torch.testing.assert_close(first.positions, places)
+    assert model.tokens == 64 and model.prior == "isotropic"  # left as they were
+
+
+def test_with_a_limit_of_cost_as_little_is_lost_as_that_allows():
+    # Two images of three stop early at no loss, the third loses 0.2 where it does: 1 costs 10 more than stopping.
+    dense = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.52, 0.48]]).log()
+    few = torch.tensor([[0.9, 0.1], [0.45, 0.55], [0.52, 0.48]]).log()
+    said = Said(torch.stack([few, dense]), dense, torch.zeros(3))
+    stages = [Stage(9, 1), Stage(64, 10)]
+    assert cheapest(said, stages, cost=1.0).lost == pytest.approx(0, abs=1e-6)
+    tight = cheapest(said, stages, cost=0.2)
+    assert tight.macs == 1 and tight.lost == pytest.approx(0.2 / 3)
+    some = cheapest(said, stages, cost=0.8)  # one image may go on, which is not the one that would gain
+    assert some.macs <= 8 and some.lost <= tight.lost
+    with pytest.raises(InputError, match="begin with fewer tokens"):
+        cheapest(said, stages, cost=0.05)
 
 
 def test_measure_is_the_mean_over_images(model, batches):
@@ -180,6 +220,10 @@ def test_bad_input_is_one_sentence(model, images, batches, tmp_path):
         next(model.look(images, until=80))
     with pytest.raises(InputError, match="agree is a share"):
         calibrate(model, batches, agree=99)
+    with pytest.raises(InputError, match="above 0 and at most 1, got 65"):
+        calibrate(model, batches, cost=65)
+    with pytest.raises(InputError, match="not both"):
+        calibrate(model, batches, cost=0.5, agree=0.9)
     with pytest.raises(InputError, match="is one point"):
         calibrate(model, batches, lose=1)
     with pytest.raises(InputError, match="below the grid's 64 tokens"):
@@ -189,6 +233,13 @@ def test_bad_input_is_one_sentence(model, images, batches, tmp_path):
     (tmp_path / "bad.json").write_text('{"format": 1, "stages": [{}]}')
     with pytest.raises(InputError, match="damaged, or no calibration"):
         load_cascade(tmp_path / "bad.json", model)
+
+
+def test_calibrations_of_version_0_2_are_still_read(model, tmp_path):
+    Cascade((Stage(9, 1, 0.5), Stage(64, 2)), hash_of(model)).save(tmp_path / "new.json")
+    text = (tmp_path / "new.json").read_text().replace('"merged": []', '"merged": 0', 1).replace("[]", "3")
+    (tmp_path / "old.json").write_text(text)
+    assert [stage.merged for stage in load_cascade(tmp_path / "old.json", model).stages] == [(), (3,) * 6]
 
 
 def test_the_last_stage_may_be_the_base(model, images):

@@ -4,7 +4,7 @@ import pytest
 
 from spot.evaluation.cost import macs
 from spot.models.tome import ToMe
-from spot.models.tome_schedule import as_given, evenly, geometric, to_reach
+from spot.models.tome_schedule import as_given, evenly, geometric, late, to_reach
 from spot.studies.backbone import vit_b16
 from tests.conftest import make_nano
 
@@ -13,6 +13,12 @@ def test_a_geometric_schedule_keeps_its_share_until_its_floor():
     assert geometric(0.75, 30, 100, 6) == [25, 19, 14, 10, 2, 0]  # 75, 56, 42, 32, 30, 30
     assert geometric(0.3, 1, 20, 3) == [10, 5, 2]  # never more than half
     assert geometric(1.0, 1, 20, 3) == [0, 0, 0]
+
+
+def test_a_late_schedule_merges_nothing_at_first_and_then_as_much_in_every_block():
+    assert late(0.83, 1 / 4, 196, 12) == [0, 0, 0] + [18] * 9  # 162.7 of 196, in nine blocks
+    assert late(1.0, 0.5, 10, 4) == [0, 0, 5, 2]  # never more than half
+    assert late(0.0, 0.5, 10, 4) == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("floor", [0.25, 0.8, 1.0])

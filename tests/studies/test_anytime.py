@@ -24,7 +24,7 @@ def test_every_row_has_its_cost_and_cascades_are_timed(make_lab):
     result = anytime.run(lab)
     methods = [row["method"] for row in result.rows]
     assert methods.count("dense ViT") == 1 and methods.count("one budget") == 3
-    assert methods.count("cascade") == methods.count("cascade that merges") == 2 and methods.count("merging") == 1
+    assert methods.count("cascade") == methods.count("cascade that merges") == 2 and methods.count("merging") >= 2
     assert all(0 < row["share"] <= 2 for row in result.rows)
     assert {"time 1", "time 32"} <= next(row for row in result.rows if row.get("lose") == 1).keys()
     text = find_study("anytime").markdown(result)
