@@ -17,7 +17,7 @@ those thresholds are taken that cost the fewest multiply-adds while the cascade 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ from spot.placement.policy import hash_of
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: budgets of the stages before it, unless told otherwise
 # How stages may merge: this share of their tokens, from this share of the blocks on.
 GRID_MERGES = ((0.72, 5 / 12), (0.65, 1 / 3), (0.82, 1 / 3), (0.74, 1 / 4), (0.83, 1 / 4), (0.8, 1 / 6))
-EARLY_MERGES = ((0.65, 1 / 4), (0.8, 1 / 4))
+EARLY_MERGES = ((0.7, 1 / 4), (0.8, 1 / 4))
 EARLY = 2  # at most so many stages before the grid
 LEVELS = 100  # thresholds that are tried for a stage: quantiles of its confidence
 
@@ -90,10 +90,12 @@ def listen(
     dense: SpotViT | None = None,
     base: bool = False,
     prior: str | None = None,
+    mirror: bool = False,
 ) -> Said:
     """Run every possible stage on every image.
 
     dense: the ViT to agree with; by default the one that the model was retrofitted from, or the model itself.
+    mirror: and on its mirror image, as images of their own.
     """
     stages, answers, labels = [], [], []
     keys: list[str] = []
@@ -104,17 +106,18 @@ def listen(
         dense = model if model.base is None else model.base_vit()
     same = next((i for i, each in enumerate(readers) if each is dense), None)  # then it runs once
     for batch in report.track(batches, "calibrating"):
-        images = batch.images.to(device)
-        grid = model.grid(images)
-        logits = [
-            reader(images, grid if stage.tokens == cells else None)
-            for stage, reader in zip(possible, readers, strict=True)
-        ]
-        stages.append(torch.stack(logits).float().log_softmax(2).cpu())
-        full = dense(images, grid) if same is None else logits[same]
-        answers.append(full.float().log_softmax(1).cpu())
-        labels.append(batch.labels)
-        keys += batch.keys
+        given = batch.images.to(device)
+        for images in (given, given.flip(-1)) if mirror else (given,):
+            grid = model.grid(images)
+            logits = [
+                reader(images, grid if stage.tokens == cells else None)
+                for stage, reader in zip(possible, readers, strict=True)
+            ]
+            stages.append(torch.stack(logits).float().log_softmax(2).cpu())
+            full = dense(images, grid) if same is None else logits[same]
+            answers.append(full.float().log_softmax(1).cpu())
+            labels.append(batch.labels)
+            keys += batch.keys
     if not keys:
         raise InputError("no image could be read, so there is nothing to calibrate on")
     return Said(torch.cat(stages, 1), torch.cat(answers), torch.cat(labels), keys)
@@ -159,13 +162,15 @@ def calibrate(
     if base:
         model.base_vit()  # refuses a model without
     stages = possible_stages(model, budgets, merge=merge, base=base, prior=prior)
-    said = listen(model, batches, stages, base=base, prior=prior)
+    # Of many cascades the best looks better than it is; twice as many pictures make that less.
+    said = listen(model, batches, stages, base=base, prior=prior, mirror=True)
     chosen = cheapest(said, stages, lose=lose, agree=agree, cost=cost)
     dense = next(stage.macs for stage in stages if stage.tokens == cells)
     asked = {"cost": cost} if cost is not None else {"lose": lose} if agree is None else {"agree": agree}
-    low, high = wilson(chosen.agreed, len(said.dense))
+    images = len(said.dense) // 2
+    low, high = wilson(chosen.agreed, images)
     made = {
-        "images": len(said.dense), **asked, "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
+        "images": images, **asked, "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
         "macs": chosen.macs / dense, "budgets": list(budgets), "merge": merge,
     }  # fmt: skip
     return Cascade(chosen.stages, hash_of(model), base, prior, made)
@@ -197,7 +202,8 @@ def ways(said: Said, possible: Sequence[Stage]) -> list[Way]:
 
     for count in range(1, EARLY + 1):
         for chosen in combinations(early, count):
-            begun[chosen] = longer(chosen[:-1], chosen[-1])
+            if all(possible[one].tokens < possible[next_].tokens for one, next_ in pairwise(chosen)):
+                begun[chosen] = longer(chosen[:-1], chosen[-1])
     return [longer(chosen, end)[0] for chosen in begun for end in ends]
 
 
@@ -278,10 +284,18 @@ def thresholds(
     tried = [torch.cat([each.double().quantile(levels), levels.new_tensor([2.0])]) for each in confidences[:-1]]
     # Outcomes of all combinations at once, from the last stage to the first: (K, ..., M), one K for every stage but it.
     worth, cost = scores[-1].double(), torch.full_like(scores[-1], costs[-1], dtype=torch.float64)
-    for confidence, score, price, limits in reversed(list(zip(confidences, scores, costs, tried, strict=False))):
-        stops = (confidence.double() >= limits[:, None]).view(len(limits), *[1] * (worth.dim() - 1), len(score))
-        worth, cost = torch.where(stops, score.double(), worth), price + torch.where(stops, 0.0, cost)
-    share, mean = worth.mean(-1), cost.mean(-1)
+    share, mean = worth.mean(), cost.mean()
+    for stage in reversed(range(len(tried))):
+        stops = (confidences[stage].double() >= tried[stage][:, None]).double()  # (K, M)
+        score = scores[stage].double()
+        if stage == 0:  # only means over images are wanted, which are products
+            later = (1 - stops) / len(score)
+            share = later @ worth.reshape(-1, len(score)).T + (stops * score).mean(1, keepdim=True)
+            mean = costs[0] + later @ cost.reshape(-1, len(score)).T
+            share, mean = (each.view(len(stops), *worth.shape[:-1]) for each in (share, mean))
+            break
+        stops = stops.view(len(stops), *[1] * (worth.dim() - 1), -1)
+        worth, cost = stops * score + (1 - stops) * worth, costs[stage] + (1 - stops) * cost
     good = (share >= wanted - 1e-9) & (mean <= most)
     if not good.any():
         return None

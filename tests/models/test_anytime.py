@@ -104,10 +104,14 @@ def test_weights_make_the_sum_agree_best():
 
 
 def test_a_cascade_agrees_as_often_as_was_asked_for_where_it_was_calibrated(model, batches):
-    said = listen(model, batches, [Stage(9, 1), Stage(64, 2)])
+    said = listen(model, batches, [Stage(9, 1), Stage(64, 2)], mirror=True)
     made = model.cascade.made
+    both = [images for batch in batches for images in (batch.images, batch.images.flip(-1))]
     with torch.no_grad():
-        ends = [list(model.look(batch.images))[-1] for batch in batches]
+        ends = [list(model.look(images))[-1] for images in both]
+        full = torch.cat([model(images, model.grid(images)) for images in both])
+    torch.testing.assert_close(said.dense, full.log_softmax(1), rtol=1e-4, atol=1e-4)
+    assert made["images"] == 96 and len(said.keys) == len(said.labels) == 192
     answers = torch.cat([step.logits.argmax(1) for step in ends])
     agreed = (answers == said.dense.argmax(1)).float().mean().item()
     assert agreed == pytest.approx(made["agreed"])
