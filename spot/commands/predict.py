@@ -1,7 +1,9 @@
 """spot predict: what is in images, and which windows the model saw of them."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tyro.conf import FlagCreatePairsOff
 
 from spot.commands import options
 from spot.errors import InputError
@@ -16,6 +18,7 @@ def predict(
     scale: options.Scale = None,
     tokens: int | None = None,
     until: float | None = None,
+    merge: Annotated[bool, FlagCreatePairsOff] = False,
     saliency: options.Saliency = None,
     fit: options.Fit = "crop",
     seed: options.Seed = 0,
@@ -31,6 +34,7 @@ def predict(
     Args:
         tokens: how many windows; by default the model's own.
         until: few windows first, and more until the model is so sure (0.8); it must be calibrated (spot calibrate).
+        merge: more windows, similar ones merged on the way, at the cost of as many as asked for.
         top: how many classes to name.
         out: folder for the pictures; by default predictions, or none with --csv or --json.
         csv: write a line per image and class to this file; - is standard output.
@@ -39,8 +43,8 @@ def predict(
     example: spot predict cat.jpg holiday/ --prior focus --tokens 49 --fit whole --csv said.csv
     """
     if runtime == "onnx":
-        if until is not None:
-            raise InputError("an exported model has one stage; leave out --until, or use --runtime torch")
+        if until is not None or merge:
+            raise InputError("an exported model has one stage; leave out --until and --merge, or use --runtime torch")
         from spot.export.runtime import predict_exported
 
         predict_exported(
@@ -61,6 +65,7 @@ def predict(
     files = dict(zip(paths, picture_files(paths, out), strict=True)) if out else {}
     placed: dict[str, Any] = {"prior": prior, "tokens": tokens, "saliency": saliency, "fit": fit, "seed": seed}
     placed |= {} if until is None else {"until": until}
+    placed |= {"merge": True} if merge else {}
     table = []
     for made in predict(loaded, paths, top=top, skip=skip_unreadable, **placed):
         caption = "" if until is None else f"with {len(made.positions)} windows in the last stage"

@@ -21,6 +21,7 @@ from spot.data.classes import class_folders, class_names
 from spot.data.images import Transform
 from spot.data.picture import Fit, open_image, photo_transform
 from spot.errors import InputError, unknown
+from spot.models.merging import Merging
 from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import obfuscated
 from spot.placement.oracle import PRESETS, SearchSettings, search
@@ -92,6 +93,7 @@ def predict(
     saliency: str | None = None,
     seed: int = 0,
     until: float | None = None,
+    merge: bool = False,
     top: int = 5,
     fit: Fit = "crop",
     skip: bool = False,
@@ -103,14 +105,17 @@ def predict(
         saliency: for priors that need a map, see `spot.placement.saliency.maps_for`.
         seed: of priors that draw, together with each file's name.
         until: few tokens first, and more until the model is so sure (from 0 to 1); see spot.models.anytime.
+        merge: more tokens, merged in later blocks at the cost of as many as were asked for; see spot.models.merging.
         top: how many classes to name.
         skip: leave out what cannot be read, with a warning.
     """
     if top < 1:
         raise InputError(f"at least one class is to be named, got top={top}")
-    if until is not None and not (prior is tokens is saliency is None and fit != "whole"):
+    if until is not None and not (prior is tokens is saliency is None and fit != "whole" and not merge):
         raise InputError("with until the calibration says where tokens go and how many, on images of the model's size")
     names = names_of(model)
+    placing: Any = {"seed": seed} if merge else {"seed": seed, "tokens": tokens, "prior": prior}
+    reader = Merging(model, model.tokens if tokens is None else tokens, prior) if merge else model
     transform = photo_transform(model.data_config, fit)
     maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
     device = next(model.parameters()).device
@@ -118,8 +123,8 @@ def predict(
         images, keys = image[None].to(device), [path.name]
         map_ = None if maps is None else maps(images, keys)
         if until is None:
-            positions = model.place(images, tokens=tokens, prior=prior, keys=keys, seed=seed, maps=map_)
-            logits = model(images, positions)
+            positions = reader.place(images, keys=keys, maps=map_, **placing)
+            logits = reader(images, positions)
         else:
             *_, step = model.look(images, until)
             positions, logits = step.positions, step.logits

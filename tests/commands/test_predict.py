@@ -3,16 +3,20 @@
 import csv
 import json
 import os
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+import spot
 from spot.cli import main
 from spot.data.files import photo_files
 from spot.data.picture import photo_transform
 from spot.errors import InputError
 from spot.evaluation.photos import predict
 from spot.models.checkpoints import save_folder
+from spot.models.merging import Merging
 
 
 @pytest.fixture
@@ -46,6 +50,24 @@ def test_every_image_gets_a_picture_even_if_two_have_the_same_name(model, tmp_pa
     files = [picture(tmp_path / "a" / "x.png"), picture(tmp_path / "b" / "x.png"), picture(tmp_path / "a" / "y.jpg")]
     main(["predict", *files, "--model", model, "--out", str(tmp_path / "out")])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x-2.png", "x.png", "y.png"]
+
+
+def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path):
+    file, model = picture(tmp_path / "x.png"), spot.load("scenes-a")
+    main(["predict", file, "--model", "scenes-a", "--tokens", "16", "--prior", "center", "--merge",
+          "--out", str(tmp_path / "out"), "--json", str(tmp_path / "out.json")])  # fmt: skip
+    found = json.loads((tmp_path / "out.json").read_text())
+    merging = Merging(model, 16, "center")
+    images = photo_transform(model.data_config, "crop")(Image.open(file).convert("RGB"))[None]
+    with torch.no_grad():
+        expected = merging(images, model.place(images, tokens=merging.starting_tokens, prior="center")).softmax(1)[0]
+    said = [expected[row["index"]].item() * 100 for row in found["rows"]]
+    assert [row["probability"] for row in found["rows"]] == pytest.approx(said, rel=1e-3)
+    assert found["settings"]["merge"] and said == sorted(said, reverse=True)
+    (made,) = predict(model, [Path(file)], tokens=16, merge=True)
+    assert len(made.positions) == merging.starting_tokens > 16
+    with pytest.raises(InputError, match="with until the calibration says"):
+        next(predict(model, [Path(file)], until=0.8, merge=True))
 
 
 def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path, capsys):
