@@ -36,8 +36,8 @@ def bench(
         tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
         batch_size: images at a time, each size measured.
         baseline: plain is the timm model itself, patch-dropout keeps as many patches, tome merges until
-            as many tokens are left, tome-cost until its blocks cost as much, elastic shifts, rescales
-            and drops patches.
+            as many tokens are left, tome-cost until its blocks cost as much, merged places more windows and merges
+            them at that cost, elastic shifts, rescales and drops patches.
         rounds: how often each model is timed.
         compiled: through torch.compile, which takes a while for every model.
         bf16: in bfloat16, where the device calculates in it.
