@@ -8,6 +8,7 @@ is a stress test and no data set of its own. All placements have the same weight
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor
@@ -28,6 +29,9 @@ from spot.studies.lab import Lab
 from spot.studies.sources import scene_masks
 from spot.studies.statistics import difference, share
 from spot.studies.study import Result, Row, Study, cell, figure, signed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure  # takes a second to import
 
 BUILT_IN = "scenes-needle"
 SIZES = (128, 192, 256)  # pixels a side
@@ -173,19 +177,25 @@ def table(result: Result) -> list[Row]:
 
 def points(result: Result) -> list[Row]:
     """What the figure shows: accuracy against the image's size, and against cost."""
-    shown = ("placement", "pixels", "gmacs", "top1", "low", "high")
-    several = len({(row["backbone"], row["tokens"]) for row in result.rows}) > 1
-    named = [
-        {**row, "placement": f"{row['placement']}, {row['backbone']}, {row['tokens']}"} if several else row
-        for row in result.rows
-    ]
+    shown = ("backbone", "placement", "pixels", "gmacs", "top1", "low", "high")
+    several = len({row["tokens"] for row in result.rows}) > 1
+    named = [{**row, "placement": f"{row['placement']}, {row['tokens']}"} if several else row for row in result.rows]
     return [{name: row[name] for name in shown} for row in named]
+
+
+def draw(result: Result) -> "Figure":
+    """One model against the image's size and against cost; of several each against cost, in a panel of its own."""
+    title = "A small thing in a large picture, {tokens} tokens or the dense grid"
+    if len({row["backbone"] for row in result.rows}) == 1:
+        return figure("accuracy.accuracy", points, title=title)(result)
+    cost = {"across": "gmacs", "value": "top1", "across_label": "multiply-adds per image, in billions", "log": False}
+    return figure("accuracy.accuracy", points, title=title, panel="backbone", **cost)(result)
 
 
 STUDY = Study(
     "needle", "no table; ours",
     "A small thing in a large picture: what do few placed tokens keep of the dense grid's accuracy, and at what cost?",
     run,
-    figure("accuracy.accuracy", points, title="A small thing in a large picture, {tokens} tokens or the dense grid"),
+    draw,
     table,
 )  # fmt: skip
