@@ -12,6 +12,7 @@ from spot.studies import needle as study
 from spot.studies.backbone import backbones
 from spot.studies.lab import Lab
 from spot.studies.sources import StudySettings
+from spot.studies.study import Result
 from spot.training.fresh import fresh
 
 
@@ -75,8 +76,8 @@ def test_several_models_have_a_panel_each():
         for name in ("one", "two")
         for placement, cost in (("dense grid", 2.0), ("learned", 0.5))
     ]
-    panels = needle.draw(Result(rows)).axes
+    panels = study.draw(Result(rows)).axes
     assert [axes.get_title() for axes in panels if axes.get_title()] == ["one", "two"]
     assert all(axes.get_xlabel() == "multiply-adds per image, in billions" for axes in panels if axes.get_title())
-    alone = needle.draw(Result(rows[:2])).axes  # against the image's size, and against cost
+    alone = study.draw(Result(rows[:2])).axes  # against the image's size, and against cost
     assert len([axes for axes in alone if axes.get_xlabel()]) == 2
