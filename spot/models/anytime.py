@@ -12,7 +12,6 @@ confidence (the largest probability) means how likely the dense ViT says the sam
 (spot/evaluation/anytime.py) chooses stages, weights and thresholds on unlabelled images.
 """
 
-import copy
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -155,8 +154,7 @@ def reader_of(
     if grid:
         full = model.base_vit() if base else model
         return ToMe(full.suited(len(model.grid())), r=stage.merged) if stage.merged else full
-    few = copy.copy(model.suited(stage.tokens, images))  # with this budget and prior as its own
-    few.tokens, few.prior = stage.tokens, model.prior if prior is None else prior
+    few = model.placing(stage.tokens, prior, images)
     return ToMe(few, r=stage.merged, own_placement=True) if stage.merged else few
 
 

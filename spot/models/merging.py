@@ -8,7 +8,6 @@ MERGED of what was placed. The ViT sees more of the image, and spends on the par
 the model for the number of tokens that it places.
 """
 
-import copy
 from collections.abc import Sequence
 
 from spot.errors import InputError
@@ -35,9 +34,7 @@ class Merging(ToMe):
         check_tokens(tokens)
         check_mergeable(model)
         count, schedule = affordable(model, tokens)
-        few = copy.copy(model.suited(count))  # with this budget and prior as its own
-        few.tokens, few.prior = count, model.prior if prior is None else prior
-        super().__init__(few, r=schedule, own_placement=True)
+        super().__init__(model.placing(count, prior), r=schedule, own_placement=True)
         self._budget = tokens
 
     @property

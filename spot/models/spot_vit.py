@@ -10,6 +10,7 @@ continuous positions. With `positions = model.grid(images)` it is the timm model
     logits = model(images, positions)       # tokens placed by the caller, (B, N, 2), (y, x) fractions
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -221,6 +222,12 @@ class SpotViT(
         made = self._suited[key]
         made._tokens, made._prior, made._scale = self._tokens, self._prior, self._scale
         return made
+
+    def placing(self, tokens: int, prior: AnyPrior | None = None, images: Tensor | None = None) -> "SpotViT":
+        """The model with this budget and prior as its own, and the weights that suit it; parameters are shared."""
+        few = copy.copy(self.suited(tokens, images))
+        few.tokens, few.prior = tokens, self.prior if prior is None else prior
+        return few
 
     @property
     def random(self) -> bool:
