@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-oldest faults lint bench assets docs dist install clean
+.PHONY: demo paper paper-full rehearse test test-oldest faults lint bench assets docs dist install clean
 
 demo: install
 	@$(BIN)/spot demo
 
+# The paper's tables and figures on the built-in data, in studies/; ARGS names other models and images.
+paper: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m paper all $(ARGS)
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # Some 20,000 kills, races, full disks, damaged files and strange calls, of which `make test` has a sample.
 faults: install
@@ -30,6 +34,17 @@ lint: install
 
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The paper at its own scale: ViT-B/16 of three kinds, ImageNet, all tables and figures. DATA is ImageNet's root, WEIGHTS a folder with
+# the four published files (paper/scale_up.py names them). Resumes. On several nodes: LAUNCH='accelerate launch --num_machines 4 …'.
+LAUNCH ?= $(BIN)/accelerate launch
+paper-full: install
+	$(LAUNCH) -m paper.scale_up --data $(DATA) --weights $(WEIGHTS) --out runs/paper $(ARGS)
+
+# All of its steps: random weights, 2 blocks, 40 images, two processes, about 16 minutes of processor time in all.
+rehearse: install
+	rm -rf build/rehearsal
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc_per_node 2 -m paper.scale_up --rehearse --out build/rehearsal
 
 assets: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.make_assets $(ARGS)

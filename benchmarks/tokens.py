@@ -5,16 +5,20 @@ above 1 we are faster. "memory" is the most that is alive at once beyond the ima
 units of the window tensor.
 """
 
+import weakref
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import spot
-from spot.evaluation.throughput import _Peak, interleaved
+from spot.evaluation.throughput import interleaved
 
 BATCH, SIDE, SIZE = 32, 224, 16
 
@@ -98,6 +102,35 @@ def ratio(seconds: dict[str, list[float]], other: str, ours: str) -> float:
 def peak(call: Callable[[Tensor], object], images: Tensor, tokens: int) -> float:
     """Most bytes alive at once during a call, beyond one window tensor (the result), in window tensors."""
     window = BATCH * tokens * 3 * SIZE * SIZE * 4
-    with _Peak() as seen:
+    with Peak() as seen:
         call(images)
     return seen.most / window - 1
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of storages that come out of operators and have not been freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = self.most = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key in inputs or key in self.seen:  # a view or the same tensor again
+                continue
+            self.seen.add(key)
+            self.alive += size
+            weakref.finalize(storage, self._freed, key, size)
+        self.most = max(self.most, self.alive)
+        return result
+
+    def _freed(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.alive -= size

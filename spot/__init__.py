@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from spot.evaluation.accuracy import Setting as Setting
     from spot.evaluation.accuracy import evaluate as evaluate
     from spot.models.baselines import BASELINES as BASELINES
-    from spot.models.checkpoints import load as load
-    from spot.models.listing import list_models as list_models
+    from spot.models.cascade import Cascade as Cascade
+    from spot.models.family import Family as Family
+    from spot.models.loading import load as load
+    from spot.models.loading import load_policy as load_policy
+    from spot.models.shipped import list_models as list_models
     from spot.models.spot_vit import SpotViT as SpotViT
     from spot.models.spot_vit import adapt as adapt
     from spot.placement.files import Placements as Placements
@@ -22,10 +25,12 @@ if TYPE_CHECKING:
     from spot.tokens.position_embedding import KernelPositionEmbedding as KernelPositionEmbedding
     from spot.tokens.windows import windows as windows
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "BASELINES": "spot.models.baselines",
+    "Cascade": "spot.models.cascade",
+    "Family": "spot.models.family",
     "KernelPositionEmbedding": "spot.tokens.position_embedding",
     "PRIORS": "spot.placement.priors",
     "Placements": "spot.placement.files",
@@ -35,8 +40,9 @@ _HOMES = {
     "SpotViT": "spot.models.spot_vit",
     "adapt": "spot.models.spot_vit",
     "evaluate": "spot.evaluation.accuracy",
-    "list_models": "spot.models.listing",
-    "load": "spot.models.checkpoints",
+    "list_models": "spot.models.shipped",
+    "load": "spot.models.loading",
+    "load_policy": "spot.models.loading",
     "search": "spot.placement.oracle",
     "windows": "spot.tokens.windows",
 }

@@ -1,15 +1,16 @@
 """The command line: parses a verb's options after its function's signature, and ends bad input in one sentence."""
 
 import os
-import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import wraps
 from inspect import getdoc, signature
-from typing import Any
+from typing import Annotated, Any
 
 from spot.commands import VERBS, verb_function
 from spot.errors import InputError
-from spot.models.reach import refuse_offline
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -21,21 +22,32 @@ def main(arguments: list[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return
+    if arguments[0] == "--tyro-print-completion":  # bash, zsh or tcsh: prints the completion of all verbs
+        from tyro.extras import subcommand_cli_from_dict
+
+        subcommand_cli_from_dict({verb: verb_function(verb) for verb in VERBS}, prog="spot", args=arguments)
     if arguments[0] == "--version":
         from spot import __version__
 
         print(f"spot {__version__}")
         return
-    try:
+    with one_sentence("spot"):
         run(arguments[0], arguments[1:])
+
+
+@contextmanager
+def one_sentence(program: str) -> Iterator[None]:
+    """End bad input, a full disk or Ctrl-C in one sentence on stderr; a traceback is for bugs."""
+    try:
+        yield
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         sys.stderr.close()
     except (InputError, OSError) as error:
-        sentence = as_options(str(error), options_of(arguments[0]))
-        print(f"spot: {sentence.encode(errors='surrogateescape').decode(errors='replace')}", file=sys.stderr)
+        sentence = str(error).encode(errors="surrogateescape").decode(errors="replace")  # file names may be any bytes
+        print(f"{program}: {sentence}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        print(f"spot: {str(stop) or 'stopped; what was finished is kept'}", file=sys.stderr)
+        print(f"{program}: {str(stop) or 'stopped; what was finished is kept'}", file=sys.stderr)
         sys.exit(130)
 
 
@@ -44,42 +56,40 @@ def run(verb: str, arguments: list[str]) -> None:
     function = verb_function(verb)
     import tyro  # here, because it costs a third of a second
 
+    from spot.options import refuse_unknown_prior
     from spot.report import console
 
     @wraps(function)
     def begin(*args: Any, **options: Any) -> None:
         given = signature(function).bind(*args, **options).arguments
-        weights = [given.get("weights"), *(getattr(each, "weights", None) for each in given.values())]  # training's
-        fresh = [getattr(each, "fresh", None) is not None for each in given.values()]
-        if isinstance(given.get("model"), str) and not any([*weights, *fresh]) and given.get("runtime") != "onnx":
-            refuse_offline(given["model"])  # at once: the imports of a verb take seconds
+        for each in (given.get("prior"), *(getattr(value, "prior", None) for value in given.values())):
+            refuse_unknown_prior(each)  # at once: the imports of a verb take seconds
         function(*args, **options)
 
     console.stderr = "-" in arguments  # where data goes to standard output, what is for people does not
-    tyro.cli(begin, prog=f"spot {verb}", description=description(getdoc(function) or ""), args=arguments)
+    del begin.__wrapped__  # type: ignore[attr-defined]  # tyro would read its annotations
+    begin.__signature__ = signature(function)  # type: ignore[attr-defined]
+    begin.__annotations__ = {name: plain(kind) for name, kind in function.__annotations__.items()}
+    told = description(getdoc(function) or "")
+    tyro.cli(begin, prog=f"spot {verb}", description=told, args=arguments, config=(tyro.conf.DisallowNone,))
 
 
-def options_of(verb: str) -> set[str]:
-    """The names that a verb's arguments have in Python."""
-    if verb not in VERBS:
-        return set()
-    names: set[str] = set()
-    for name, parameter in signature(verb_function(verb)).parameters.items():
-        fields: Any = getattr(getattr(parameter.annotation, "__origin__", None), "__dataclass_fields__", {})
-        names |= {name, *fields}  # an option, or several in one
-    return names
+def plain(annotation: Any) -> Any:
+    """An option's annotation, for a help that does not say "(default: None)"; several in a dataclass are changed."""
+    from tyro.conf import arg
+
+    shared: Any = getattr(annotation, "__origin__", None)
+    if isinstance(shared, type) and is_dataclass(shared):
+        for kind in (each for each in shared.__mro__ if "__annotations__" in vars(each)):
+            kind.__annotations__.update({name: plain(each) for name, each in kind.__annotations__.items()})
+    elif not any(getattr(each, "help_behavior_hint", None) for each in getattr(annotation, "__metadata__", ())):
+        return Annotated[annotation, arg(help_behavior_hint=default_in_help)]
+    return annotation
 
 
-def as_options(sentence: str, names: set[str]) -> str:
-    """A sentence for Python, such as "pass weights=FILE", as the command line says it: --weights FILE."""
-    if "skip_unreadable" in names:
-        sentence = sentence.replace("unreadable='skip'", "--skip-unreadable")
-
-    def option(match: re.Match[str]) -> str:
-        word, name, value = match.groups()
-        return f"{word} --{name.replace('_', '-')} {value}" if name in names else match[0]
-
-    return re.sub(r"\b(pass|got|another) ([a-z_]+)=(\S[^,;)\s]*)", option, sentence)
+def default_in_help(label: str) -> str:
+    """What stands behind an option's text: nothing where the default is None or empty, as the text then says."""
+    return f"(default: {label})" if label not in ("None", "") else ""
 
 
 def description(docstring: str) -> str:

@@ -14,13 +14,13 @@ from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.data.scenes import CLASSES, SceneBatch, Scenes
 from spot.errors import InputError
-from spot.evaluation.accuracy import Candidate, Setting, evaluate, wilson
+from spot.evaluation.accuracy import Setting, evaluate, wilson
 from spot.evaluation.photos import names_of, short
 from spot.evaluation.throughput import measure
-from spot.models.checkpoints import built_in
-from spot.models.patch_dropout import PatchDropout
-from spot.models.protocol import Placed
+from spot.models.family import Source, at_budget, dense_model
+from spot.models.shipped import built_in
 from spot.models.spot_vit import SpotViT
+from spot.models.wrappers import PatchDropout
 from spot.placement.oracle import PRESETS, SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save
@@ -36,7 +36,8 @@ def on_scenes(
 ) -> None:
     """The paper's main table in small, and its two pictures, in the folder `out`."""
     if model.num_classes != len(CLASSES):
-        raise InputError(f"{name} knows {model.num_classes} classes, the scenes are of {len(CLASSES)}; pass image=FILE")
+        classes = f"{model.num_classes} classes, the scenes are of {len(CLASSES)}"
+        raise InputError(f"{name} knows {classes}; give a photograph with --image FILE")
     data: Any = data_for(model, "scenes", split="test", limit=count)
     scenes = data.draw(range(count))
     rows = accuracies(name, model, data, budgets, seed)
@@ -53,7 +54,7 @@ def on_scenes(
         digits=1,
         caption=f"{DROPOUT}: the ViT on a random part of its grid. salient: tokens drawn from the object's mask. "
         "focus: even coverage drawn towards it. "
-        f"{ORACLE}: isotropic tokens after five steps of search with the label known: what placing could give.",
+        f"{ORACLE}: isotropic tokens after five steps of search with the label: what placement could give.",
     )
     middle = sorted(budgets)[min(1, len(budgets) - 1)]
     draw_gallery(model, scenes, searches[middle], gallery, out / "placements.png")
@@ -66,7 +67,7 @@ def accuracies(name: str, model: SpotViT, data: Scenes, budgets: Sequence[int], 
     parent = spot.load(f"{name}-grid") if f"{name}-grid" in built_in() else model
     cells = len(parent.grid())
     dropped = [n for n in budgets if n <= cells]
-    settings: list[Setting | Candidate] = [Candidate(PatchDropout(parent, n), seed=seed, name=DROPOUT) for n in dropped]
+    settings: list[Setting] = [Setting(seed=seed, name=DROPOUT, model=PatchDropout(parent, n)) for n in dropped]
     settings += [Setting(prior, n, seed) for prior in PRIORS for n in budgets]
 
     def masks(images: Tensor, keys: Sequence[str]) -> Tensor:
@@ -101,7 +102,7 @@ def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count
 def with_costs(model: SpotViT, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with multiply-adds and measured milliseconds per image of their budget, timed in turns."""
     budgets = sorted({row["tokens"] for row in rows}, reverse=True)
-    models = {str(budget): Placed(model, budget, "isotropic") for budget in budgets}
+    models = {str(budget): model.at(tokens=budget, prior="isotropic") for budget in budgets}
     timed = measure(models, batch_sizes=(32,), rounds=5, warm_up=1)
     costs = {each["tokens"]: {"gmacs": each["GMACs"], "ms": 1000 / each["images/s"]} for each in timed}
     return [{**row, **costs[row["tokens"]]} for row in rows]
@@ -113,35 +114,37 @@ def farewell(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int], cells: i
     sparse = min(budgets)
     best = max(("isotropic", "center"), key=lambda prior: score[prior, sparse])
     grid = score.get((DROPOUT, sparse))
-    against = f", against {grid:.0f} % for patches of its grid picked at random" if grid is not None else ""
+    against = f", and with random patches of the grid {grid:.0f} %" if grid is not None else ""
     report.say(
-        f"\nWith {sparse} of {cells} tokens, placed by the {best} prior, the model names {score[best, sparse]:.0f} % "
-        f"of the scenes{against}. Drawn from the object's mask they give {score['salient', sparse]:.0f} %, spread "
-        f"evenly towards it {score['focus', sparse]:.0f} %, and isotropic ones moved a little by gradient, "
-        f"knowing the label, {score[ORACLE, sparse]:.0f} %: so much depends on where tokens are. "
+        f"\nWith {sparse} of {cells} tokens and the {best} prior the model classifies {score[best, sparse]:.0f} % of "
+        f"the scenes correctly{against}. With tokens on the object's mask it is {score['salient', sparse]:.0f} % "
+        f"(salient) and {score['focus', sparse]:.0f} % (focus). After a gradient search with the label it is "
+        f"{score[ORACLE, sparse]:.0f} %. So accuracy depends on where tokens are. "
         f"The searched placements are in {out / 'placements.png'}, accuracy against cost in {out / 'accuracy.png'}."
     )
     report.say(
         "\nNext:\n"
         "  spot demo --image photo.jpg                  on your photo, with a retrofitted ViT\n"
         "  spot evaluate MODEL --data DIR --tokens 49   on your data\n"
-        "  spot retrofit MODEL --data DIR --out RUN     teach your ViT to read off-grid tokens, without labels"
+        "  spot retrofit MODEL --data DIR --out RUN     fine-tune your ViT for few tokens, without labels"
     )
 
 
 def on_photo(
-    name: str, model: SpotViT, photo: Image.Image, file: str, budgets: Sequence[int], out: Path, seed: int = 0
+    name: str, source: Source, photo: Image.Image, file: str, budgets: Sequence[int], out: Path, seed: int = 0
 ) -> None:
-    """What a ViT says of one photograph with fewer tokens, before and after a search that knows no label."""
-    images = model.transform()(photo)[None]
-    names = [short(each) for each in names_of(model)]
+    """The prediction for one photograph with fewer tokens, before and after a search without a label."""
+    whole_grid = dense_model(source)
+    images = whole_grid.transform()(photo)[None]
+    names = [short(each) for each in names_of(whole_grid)]
     with torch.no_grad():
-        dense = model(images, model.grid(images))
+        dense = whole_grid(images, whole_grid.grid(images))
     goal = int(dense.argmax())
     rows, paths, captions = [], [], []
     for budget in report.track(budgets, "searching"):
+        model = at_budget(source, budget)
         for prior in ("isotropic", "center", "sobol"):
-            start = model.place(images, tokens=budget, prior=prior, keys=[file], seed=seed)
+            start = model.place(images, prior=prior, keys=[file], seed=seed)
             result = spot.search(model, images, None, start, PRESETS["agree"], dense=dense)
             best = int(result.best_step)  # where tokens agree from the start, more steps only lead away
             chance = result.logits[0].softmax(-1)
@@ -152,12 +155,12 @@ def on_photo(
                 paths.append(result.trajectory[0, : best + 1])
                 captions.append(f"{budget} tokens: {chance[0, goal]:.0%} → {chance[best, goal]:.0%}")
     whole = f"{names[goal]} ({dense[0].softmax(0)[goal]:.0%})"
-    report.show(rows, f"{file}: with all {len(model.grid())} tokens {name} says {whole}", digits=1)
+    report.show(rows, f"{file}: with all {len(whole_grid.grid())} tokens {name} predicts {whole}", digits=1)
     title = f"{report.printable(file)}, {names[goal]}: probability before → after the search"
-    shown = [rgb(images, model.data_config)[0]] * len(paths)
-    figure = placement_gallery(shown, paths, captions=captions, window=model.patch_size, columns=4, title=title)
+    shown = [rgb(images, whole_grid.data_config)[0]] * len(paths)
+    figure = placement_gallery(shown, paths, captions=captions, window=source.patch_size, columns=4, title=title)
     save(figure, out / "placements.png")
     report.say(
-        "\np is the probability of what the ViT says with all its tokens. The search moved the tokens so that few say "
-        f"what all say; it needed no label. The placements are in {out / 'placements.png'}."
+        "\np is the probability of the full-grid prediction. The search moved tokens so that the sparse prediction "
+        f"matches it, without a label. The placements are in {out / 'placements.png'}."
     )

@@ -25,13 +25,16 @@ def hash_tensors(tensors: Mapping[str, "Tensor"], *others: Any) -> str:
 
 
 def hash_model(model: "nn.Module") -> str:
-    """Sixteen hexadecimal digits that change with any weight, buffer, kernel width or window scale of a model."""
+    """Sixteen hexadecimal digits that change with any weight, buffer, kernel width or window scale of a model.
+
+    A learned prior is not a part of it: it is a way to place tokens, like any other prior.
+    """
     widths = {name: getattr(part, "sigma", None) for name, part in model.named_modules()}
     others = [{name: width for name, width in widths.items() if width is not None}]
     scale = getattr(model, "scale", None)  # of the windows that it places: a number or "auto"
-    fewest = getattr(model, "fewest", None)  # the budget that its weights follow
-    kept = [each for each in (scale, fewest) if isinstance(each, (str, int, float))]
-    return hash_tensors(model.state_dict(), *others, *kept)
+    kept = [scale] if isinstance(scale, (str, int, float)) else []
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("policy.")}
+    return hash_tensors(state, *others, *kept)
 
 
 def hash_file(path: str | Path) -> str:

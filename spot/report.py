@@ -138,12 +138,12 @@ def versions() -> dict[str, str]:
     return made
 
 
-def command() -> str:
+def command(program: str = "spot") -> str:
     """What was typed, with absolute paths as seen from this folder: results are read on other machines."""
     split = (
         [os.path.relpath(part) if os.path.isabs(part) else part for part in word.split("=")] for word in sys.argv[1:]
     )
-    return shlex.join(["spot", *map("=".join, split)])
+    return shlex.join([*program.split(), *map("=".join, split)])
 
 
 def save_json(path: str | Path | None, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:
@@ -180,7 +180,7 @@ def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
             with tempfile.TemporaryFile(dir=there):
                 pass
         except OSError as error:
-            hint = "pass another out=FOLDER" if file is folder else "choose another place"
+            hint = "choose another folder" if file is folder else "choose another place"
             raise InputError(f"cannot write to {file}: {error.strerror}; {hint}") from error
 
 

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import spot
 
@@ -56,3 +58,13 @@ def make_nano(seed: int = 0, **options) -> spot.SpotViT:
 @pytest.fixture
 def nano() -> spot.SpotViT:
     return make_nano()
+
+
+def write_noise(folder: Path, count: int, size: tuple[int, int] = (40, 48)) -> Path:
+    """Fill a folder with images of noise of so many rows and columns, in ten class folders named by class index."""
+    numbers = np.random.default_rng(0)
+    for index in range(count):
+        path = folder / str(index % 10) / f"{index:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numbers.integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
+    return folder

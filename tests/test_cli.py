@@ -1,19 +1,18 @@
 """The command line as a whole: quick help, one sentence for bad input."""
 
 import os
-import pty
 import re
-import select
-import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
 
+import spot
 from spot import report
-from spot.cli import VERBS, as_options, main
+from spot.cli import VERBS, main
 
 
 def test_help_lists_every_verb_in_under_a_second():
@@ -41,12 +40,37 @@ def test_waiting_threads_sleep_unless_the_caller_wants_them_to_spin(given, polic
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself_with_an_example(verb, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([verb, "--help"])
-    text = capsys.readouterr().out
-    assert stopped.value.code == 0
-    assert "example:" in text
+def test_every_verb_explains_itself_with_an_example_and_shows_no_none(verb, capsys):
+    """An option that is not given is None in Python; a person need not know. Every option has a text."""
+    for _ in range(2):  # a verb's annotations are changed once
+        with pytest.raises(SystemExit) as stopped:
+            main([verb, "--help"])
+        text = capsys.readouterr().out
+        assert stopped.value.code == 0
+        assert f"example: spot {verb}" in text
+        assert "None" not in text
+        assert "(default: )" not in text
+    for line, below in pairwise(text.splitlines()):
+        if re.match(r"│ --\S+( \S+)*\s*│$", line):  # an option without a text beside it has it below
+            assert re.match(r"│ {8,}\S", below), line
+
+
+def test_the_help_lists_every_prior():
+    from spot.options import PRIORS
+
+    assert set(PRIORS) == {*spot.PRIORS, "learned"} and len(PRIORS) == len(set(PRIORS))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["predict", "photo.jpg", "--prior"], ["evaluate", "vit-ti", "--data", "x", "--prior", "uniform"],
+     ["search", "photo.jpg", "--prior"]],
+)  # fmt: skip
+def test_a_misspelt_prior_is_answered_before_torch_is_imported(words):
+    code = "import sys, spot.cli as c\ntry: c.main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code, *words, "isotopic"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.strip()) == (2, "False")
+    assert result.stderr.count("\n") == 1 and "did you mean 'isotropic'" in result.stderr
 
 
 def test_an_unknown_verb_is_one_sentence_and_exit_code_two(capsys):
@@ -59,96 +83,6 @@ def test_an_unknown_verb_is_one_sentence_and_exit_code_two(capsys):
 def test_the_version_is_printed(capsys):
     main(["--version"])
     assert capsys.readouterr().out.startswith("spot ")
-
-
-# Completion --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    file = tmp_path_factory.mktemp("completion") / "spot.sh"
-    printed = subprocess.run([sys.executable, "-m", "spot", "completion", "bash"], capture_output=True, check=True)
-    file.write_bytes(printed.stdout)
-    return file
-
-
-@pytest.mark.parametrize(
-    "typed, offered",
-    [
-        ("spot ev", ["evaluate"]),
-        ("spot evaluate scenes-m", ["scenes-mae"]),
-        ("spot evaluate vit", ["vit-ti"]),
-        ("spot predict photo.jpg --model deit-", ["deit-ti"]),
-        ("spot predict photo.jpg --prior fo", ["focus"]),
-        ("spot evaluate scenes-a --prior center iso", ["isotropic"]),
-        ("spot search x.jpg --obj", ["--objective"]),
-        ("spot search x.jpg --objective ag", ["agree"]),
-        ("spot retrofit scenes-a --recipe dis", ["distil"]),
-        ("spot study sal", ["saliency-gain"]),
-    ],
-)
-def test_the_shell_completes(script, typed, offered):
-    words = typed.split(" ")
-    code = f'source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _spot; echo "${{COMPREPLY[@]}}"'
-    said = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert set(offered) <= set(said)
-    assert all(word.startswith(words[-1]) for word in said)
-
-
-def in_zsh(script, typed):
-    """What a line becomes in an interactive zsh when Tab is pressed at its end."""
-    process, terminal = pty.fork()
-    if process == 0:
-        os.environ |= {"PS1": "READY> ", "TERM": "dumb"}
-        os.execvp("zsh", ["zsh", "-f", "-i"])
-
-    def read(until):
-        said, end = "", time.monotonic() + 60
-        while until not in said and time.monotonic() < end:
-            if select.select([terminal], [], [], 0.5)[0]:
-                said += os.read(terminal, 4096).decode(errors="replace")
-        return said
-
-    read("READY> ")
-    os.write(terminal, f"autoload -U compinit; compinit -u -D; source {script}; print LOA''DED\n".encode())
-    read("LOADED")
-    read("READY> ")
-    widget = "shown() { print; print -r -- \"<$BUFFER>\"; }; zle -N shown; bindkey '^G' shown\n"
-    os.write(terminal, widget.encode())
-    read("READY> ")
-    os.write(terminal, typed.encode() + b"\t\x07")
-    said = read(">\r\n")
-    os.close(terminal)
-    os.waitpid(process, 0)
-    return re.findall(r"<(spot .*?)>", said)[-1]
-
-
-@pytest.mark.parametrize(
-    "typed, whole",
-    [
-        ("spot eva", "spot evaluate "),
-        ("spot predict photo.jpg --model deit-", "spot predict photo.jpg --model deit-ti "),
-        ("spot predict photo.jpg --prior foc", "spot predict photo.jpg --prior focus "),
-    ],
-)
-def test_zsh_completes(tmp_path, capsys, typed, whole):
-    if shutil.which("zsh") is None:
-        pytest.skip("no zsh is installed (apt-get install zsh); bash is tested")
-    main(["completion", "zsh"])
-    file = tmp_path / "spot.zsh"
-    file.write_text(capsys.readouterr().out)
-    assert in_zsh(file, typed) == whole
-
-
-# Sentences ---------------------------------------------------------------------------------------------
-
-
-def test_errors_name_options_as_the_command_line_does():
-    names = {"weights", "data_root", "skip_unreadable"}
-    assert as_options("pass weights=FILE if you have them", names) == "pass --weights FILE if you have them"
-    assert as_options("got data_root='x', too", names) == "got --data-root 'x', too"
-    assert as_options("pass unreadable='skip' to go on", names) == "pass --skip-unreadable to go on"
-    assert as_options("x was made with weights='0'; got length=3", names) == "x was made with weights='0'; got length=3"
 
 
 # Tables ------------------------------------------------------------------------------------------------
@@ -187,30 +121,11 @@ def test_weights_in_a_file_need_no_network(verb, tmp_path, capsys, monkeypatch):
     assert "none.safetensors" in said and "cannot be reached" not in said
 
 
-def test_a_timm_name_without_network_ends_before_torch_is_imported(tmp_path):
-    where = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    program = (
-        "import sys\nfrom spot.cli import main\ntry:\n    main(sys.argv[1:])\n"
-        "except SystemExit as stop:\n    print(stop.code, 'torch' in sys.modules)"
-    )
-    name = "vit_base_patch16_224.augreg2_in21k_ft_in1k"
-    words = [sys.executable, "-c", program, "predict", "photo.jpg", "--model", name]
-    said = subprocess.run(words, env=where, capture_output=True, text=True, check=True)
-    assert said.stdout == "2 False\n"
-    assert said.stderr == (
-        f"spot: cannot download {name}: huggingface.co cannot be reached; pass --weights FILE if you have them\n"
-    )
-    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "hub" / "checkpoints" / "vit.pth").touch()  # perhaps these: then timm is asked
-    assert subprocess.run(words, env=where, capture_output=True, text=True, check=True).stdout == "2 True\n"
-
-
 def test_a_kept_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     words = [
-        "spot",
-        "study",
+        "paper",
         "off-grid",
         "--model",
         f"vit-ti={tmp_path}/w.safetensors",
@@ -218,6 +133,17 @@ def test_a_kept_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
         str(tmp_path / "here"),
     ]
     monkeypatch.setattr("sys.argv", [*words, "--limit", "8"])
-    assert report.command() == "spot study off-grid --model vit-ti=../w.safetensors --data . --limit 8"
-    monkeypatch.setattr("sys.argv", ["spot", "study", f"--model=vit-ti={tmp_path}/w.safetensors"])
-    assert report.command() == "spot study --model=vit-ti=../w.safetensors"
+    assert (
+        report.command("python -m paper")
+        == "python -m paper off-grid --model vit-ti=../w.safetensors --data . --limit 8"
+    )
+    monkeypatch.setattr("sys.argv", ["spot", "evaluate", f"--model=vit-ti={tmp_path}/w.safetensors"])
+    assert report.command() == "spot evaluate --model=vit-ti=../w.safetensors"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_tyro_prints_the_completion_of_all_verbs(shell, capsys):
+    with pytest.raises(SystemExit):
+        main(["--tyro-print-completion", shell])
+    said = capsys.readouterr().out
+    assert all(verb in said for verb in VERBS) and "--objective" in said

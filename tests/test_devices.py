@@ -3,16 +3,15 @@
 import pytest
 import torch
 
+from paper.scores import score
+from paper.trial_search import jittered, trial_search, whole_pixels
 from spot.data.loader import Batch, Loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.knn import Bank, classify
 from spot.models.baselines import BASELINES
 from spot.models.tome import ToMe
-from spot.placement.controls import jittered, moved_as_far, whole_pixels
-from spot.placement.oracle import OBJECTIVES, search
+from spot.placement.oracle import OBJECTIVES, moved_at_random, search
 from spot.placement.priors import PRIORS
-from spot.placement.scores import score
-from spot.placement.trial_search import trial_search
 from spot.training.batches import Part
 from spot.training.objectives import OBJECTIVES as TRAINED
 from tests.conftest import make_nano
@@ -54,7 +53,7 @@ def test_a_search_stays_on_the_gpu(cuda, objective):
 def test_controls_and_trials_stay_on_the_gpu(cuda):
     model, images, labels = cuda
     start = model.place(images, tokens=4)
-    moves = jittered(start, 2, (32, 32)), moved_as_far(start, start, (32, 32)), whole_pixels(start, (32, 32), 8)
+    moves = jittered(start, 2, (32, 32)), moved_at_random(start, start, (32, 32)), whole_pixels(start, (32, 32), 8)
     assert on_cuda(*moves)
     for on_grid in (True, False):
         found = trial_search(model, images, labels, start, (4, 4), passes=3, on_grid=on_grid, keys=KEYS)

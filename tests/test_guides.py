@@ -1,6 +1,7 @@
 """Every command and code block in README.md and docs/*.md runs as printed, with small limits.
 
-A block is a fence with a language. `sh`: every line that begins with `spot` is run by spot.cli.main;
+A block is a fence with a language. `sh`: every line that begins with `spot` is run by spot.cli.main and
+`python -m paper` by its own;
 `make TARGET` must be in the Makefile. `python`: the blocks of a page are run in order, in one namespace
 that begins with `torch`, `images`, `labels` and `positions`. Others are for reading only.
 
@@ -14,12 +15,14 @@ Commands run in a folder where the names that guides use exist: photo.jpg, dog.j
 (photographs), imagenet/, images/ and photos/ (class folders, of
 photographs where ../shared has them, or else of scenes), u2netp.onnx, and so on; MODEL, OTHER_MODEL,
 TIMM_NAME and DIR mean a built-in model and a data folder. Real models have their weights where ../shared has
-them, and else new ones; LIMITS are added to every command, so that it ends soon.
+them, and else new ones. LIMITS are added to every command, so that it ends soon. A command that has run, on this page
+or another, does not run again.
 """
 
 import re
 import shlex
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,10 +31,12 @@ import tyro
 from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
+from paper.__main__ import main as paper
 from spot.cli import main
 from spot.commands import VERBS, verb_function
 from spot.data.scenes import Scenes
 from spot.models import checkpoints
+from spot.models.spot_vit import adapt
 from tests.conftest import SHARED
 
 ROOT = Path(__file__).parents[1]
@@ -48,10 +53,10 @@ LIMITS = {
     "calibrate": ["--workers", "0"],
     "bench": ["--rounds", "1", "--batch-size", "1", "--tokens", "9"],
     "retrofit": TRAIN, "pretrain": TRAIN, "finetune": TRAIN,
-    "study": ["--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"],
+    "paper": ["--model", "scenes-a", "--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"],
 }  # fmt: skip
 WORDS = {"MODEL": "scenes-a", "OTHER_MODEL": "scenes-b", "TIMM_NAME": "vit_tiny_patch16_224", "DIR": "images"}
-LONG = [["study", "all"]]  # minutes even with limits: only checked
+LONG = ["all"]  # minutes even with limits: only checked
 SERVING = "play"  # until Ctrl-C: only checked
 
 
@@ -90,6 +95,7 @@ def stage(tmp_path_factory):
     else:
         pictures = [(to_pil_image(image), label) for image, label, _ in map(Scenes("test", 64).__getitem__, range(64))]
     for index, (image, label) in enumerate(pictures):
+        image.thumbnail((256, 256))
         for split in ("val", "train"):
             file = folder / "imagenet" / split / f"{label}" / f"{index}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +115,12 @@ def stage(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def ran(stage):
+    """The commands that have run on this stage."""
+    return set()
+
+
 @pytest.fixture
 def here(stage, monkeypatch):
     """That folder, with weights for every timm name: those of ../shared, or new ones."""
@@ -120,11 +132,11 @@ def here(stage, monkeypatch):
             return load_timm(name, file, options)
         if weights is None:
             small = {"depth": 2} if "base" in name else {}
-            return checkpoints.adapt(name, **small, **options).eval()
+            return adapt(name, **small, **options).eval()
         return load_timm(name, weights, options)
 
-    monkeypatch.setattr(checkpoints, "load_timm", offline)
-    monkeypatch.setattr("spot.cli.refuse_offline", lambda name: None)
+    monkeypatch.setattr("spot.models.family.load_timm", offline)
+    monkeypatch.setattr("spot.models.loading.load_timm", offline)
     monkeypatch.chdir(stage)
     return stage
 
@@ -132,6 +144,9 @@ def here(stage, monkeypatch):
 def with_limits(words):
     """A printed command with placeholders filled in and its verb's limits, where it does not say its own."""
     verb, *rest = [WORDS.get(word, word) for word in words[1:]]
+    if "--limit" in rest:
+        value = rest.index("--limit") + 1
+        rest[value] = str(min(int(rest[value]), 64))
     more, keep = [], False
     for word in LIMITS.get(verb, []):
         if word.startswith("--"):
@@ -154,24 +169,36 @@ def above(page, line):
     return "".join(code for at, language, code, mark in blocks(page) if at < line and language == "sh" and mark)
 
 
+def run_once(words, ran):
+    """Run a command, unless it has run on this stage: what it wrote is still there."""
+    if tuple(words) not in ran:
+        main(with_limits(words))
+        ran.add(tuple(words))
+
+
 @pytest.mark.parametrize("page, line, code, mark", CASES)
-def test_every_command_runs_as_printed(page, line, code, mark, here):
+def test_every_command_runs_as_printed(page, line, code, mark, here, ran):
     if mark.startswith("needs ../shared") and not SHARED.is_dir():
         pytest.skip("needs ../shared")
     for words in commands(above(page, line) + code if mark.endswith("above") else code):
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
-        elif words[0] == "spot" and (mark.startswith("not run") or words[1:3] in LONG or words[1] == SERVING):
+        elif words[0] == "spot" and (mark.startswith("not run") or words[1] == SERVING):
             assert words[1] in VERBS, words
             assert {word for word in words if word.startswith("--")} <= options(words[1]), words
         elif words[0] == "spot":
-            main(with_limits(words))
+            run_once(words, ran)
+        elif words[:3] == ["python", "-m", "paper"]:
+            if words[3] not in LONG and not mark.startswith("not run"):
+                paper([*words[3:], *LIMITS["paper"]])
+        elif words[:2] == ["python", "-m"]:
+            assert find_spec(words[2]), words
         else:
             assert mark.startswith("not run"), f"{page.name}:{line}: {words[0]} is not run; mark the block"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_code_block_runs_as_printed(page, here):
+def test_every_code_block_runs_as_printed(page, here, ran):
     torch.manual_seed(0)
     names = {"torch": torch, "images": torch.rand(2, 3, 224, 224), "labels": torch.tensor([1, 2])}
     names["positions"] = torch.rand(2, 25, 2)
@@ -179,8 +206,11 @@ def test_every_code_block_runs_as_printed(page, here):
         needs_shared = mark.startswith("needs ../shared") and not SHARED.is_dir()
         if language == "python" and not mark.startswith("not run") and not needs_shared:
             for words in commands(above(page, line)) if mark.endswith("above") else ():
-                main(with_limits(words))
+                run_once(words, ran)
             exec(compile("\n" * line + code, str(page), "exec"), names)
+    if losses := names.get("losses"):  # of a training loop: they fall
+        quarter = len(losses) // 4
+        assert sum(losses[-quarter:]) < sum(losses[:quarter]) / 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

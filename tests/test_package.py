@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import spot
-from spot.studies.study import Result
+from paper.study import Result
 
 ROOT = Path(__file__).parents[1]
 

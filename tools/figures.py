@@ -2,9 +2,9 @@
 
 WEIGHTS is the folder with timm's deit_tiny_patch16_224.fb_in1k.safetensors. Writes docs/images/photograph.png, one
 photograph as a ViT sees it and as its retrofit does with an eighth of the tokens; docs/images/gallery.jpg, where every
-prior places tokens and where a search moves them; docs/images/fit.jpg, a wide photograph cropped and whole; and
-docs/images/alike.jpg, points whose features are like that of a chosen one. The photographs are in docs/images/photos,
-with their licences.
+prior places tokens and where a search moves them, towards the dense prediction and away from it;
+docs/images/fit.jpg, a wide photograph cropped and whole; and docs/images/alike.jpg, points whose features are like
+that of a chosen one. The photographs are in docs/images/photos, with their licences.
 """
 
 import sys
@@ -20,10 +20,11 @@ import spot
 from spot import report
 from spot.data.classes import class_names
 from spot.data.picture import open_image, photo_transform
-from spot.placement.saliency import rgb
+from spot.models.family import Source, at_budget
+from spot.placement.saliency import resolve_saliency, rgb
 from spot.plots import save
 from spot.plots.layout import PlainFigure
-from spot.plots.placements import TOWARDS, Gallery, draw_image, draw_windows, galleries, seen
+from spot.plots.placements import TOWARDS, Gallery, covered, draw_image, draw_windows, galleries
 from spot.tokens.position_embedding import grid_positions
 
 NAME = "deit_tiny_patch16_224.fb_in1k"
@@ -37,11 +38,12 @@ STEPS, LR = 30, 1e-2  # longer than the paper's searches, so that the way of a t
 def main(weights: Path, out: Path = IMAGES) -> None:
     """Draw all figures."""
     files = sorted((IMAGES / "photos").glob("*.jpg"))
-    vit, model = (spot.load(name, weights=weights / f"{NAME}.safetensors") for name in (NAME, f"{NAME}+spot"))
+    family = spot.Family(f"{NAME}+spot", weights=weights / f"{NAME}.safetensors")
+    vit, model = family.model(family.cells), family.model(TOKENS)
     save(photograph(vit, model, IMAGES / "photos" / "coffee.jpg"), out / "photograph.png")
-    save(gallery(model, files), out / "gallery.jpg")
-    save(fits(model, IMAGES / "photos" / "rocket.jpg"), out / "fit.jpg")
-    save(alike(model, files), out / "alike.jpg")
+    save(gallery(vit, model, files), out / "gallery.jpg")
+    save(fits(family, IMAGES / "photos" / "rocket.jpg"), out / "fit.jpg")
+    save(alike(vit, files), out / "alike.jpg")
     report.console.print(f"The figures are in {out}.", soft_wrap=True)
 
 
@@ -71,9 +73,9 @@ def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
     draw_image(free, picture)
     draw_windows(free, picture, positions[0], model.patch_size, TOWARDS(1.0), linewidth=1.2)
     free.set_title(f"SPoT: {TOKENS} windows, placed anywhere", fontsize=11)
-    covered = seen(picture, positions[0], model.patch_size)
-    draw_image(visible, picture * covered)
-    visible.set_title(f"all that they cover: {covered.mean():.0%} of the pixels", fontsize=11)
+    mask = covered(picture, positions[0], model.patch_size)
+    draw_image(visible, picture * mask)
+    visible.set_title(f"all that they cover: {mask.mean():.0%} of the pixels", fontsize=11)
     told = {
         f"the ViT, {len(grid[0])} patches": (best(vit, images, grid, 2), "0.55"),
         f"the ViT, the {TOKENS} windows": (best(vit, images, positions, 2), "0.75"),
@@ -92,14 +94,19 @@ def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
     return figure
 
 
-def gallery(model: spot.SpotViT, files: Sequence[Path]) -> Figure:
+def gallery(vit: spot.SpotViT, model: spot.SpotViT, files: Sequence[Path]) -> Figure:
     """Where every prior places tokens, with what the model then answers; then where a search moves them."""
     pictures, windows, answers = [], [], []
-    moved, paths, changes = [], [], []
+    moved, paths, masks, changes = [], [], [], []
+    harmed, away, falls = [], [], []
+    spectral = resolve_saliency("spectral", model.data_config, model.transform())
     for file in files:
         images, picture = opened(model, file)
         grid = model.grid(images)
-        (goal, dense), *_ = best(model, images, grid)
+        (goal, dense), *_ = best(vit, images, grid)
+        dense_logits = vit(images, grid).detach()
+        target = int(dense_logits.argmax())
+        mask = spectral(images, [file.name])[0]
         for prior in PRIORS:
             positions = model.place(images, tokens=TOKENS, prior=prior, keys=[file.name])
             pictures.append(picture)
@@ -107,26 +114,35 @@ def gallery(model: spot.SpotViT, files: Sequence[Path]) -> Figure:
             answers.append("{}: {} {:.0f} %".format(prior, *best(model, images, positions)[0]))
         for prior in ("isotropic", "center", "salient", "focus"):
             start = model.place(images, tokens=TOKENS, prior=prior, keys=[file.name])
-            result = spot.search(model, images, None, start, objective="agree", steps=STEPS, lr=LR)
+            result = spot.search(model, images, None, start, objective="agree", steps=STEPS, lr=LR, dense=dense_logits)
             step = int(result.best_step)
-            target = int(model(images, grid).argmax())
             chance = 100 * result.logits[0].softmax(-1)[:, target]
             moved.append(picture)
+            masks.append(mask)
             paths.append(result.trajectory[0, : step + 1])
             changes.append(f"from {prior}: {goal} {chance[0]:.0f} → {chance[step]:.0f} % (all: {dense:.0f} %)")
+        start = model.place(images, tokens=TOKENS, prior="isotropic")
+        result = spot.search(model, images, torch.tensor([target]), start, objective="ascent", steps=STEPS, lr=LR)
+        chance = 100 * result.logits[0].softmax(-1)[:, target]
+        harmed.append(picture)
+        away.append(result.trajectory[0])
+        falls.append(f"{goal} {chance[0]:.0f} → {chance[-1]:.0f} %")
     title = f"Where priors place {TOKENS} tokens, and the retrofitted ViT's answer"
     places = Gallery(pictures, windows, captions=answers, window=model.patch_size, columns=len(PRIORS), title=title)
-    title = f"Moved by gradient towards what all {len(model.grid())} tokens say, without a label"
-    ways = Gallery(moved, paths, captions=changes, columns=4, title=title)
-    return galleries([places, ways], width=15)
+    title = f"Moved by gradient towards the prediction of all {len(model.grid())} tokens, over a saliency map"
+    ways = Gallery(moved, paths, masks=masks, captions=changes, columns=4, title=title)
+    title = "Moved adversarially, to make that class less probable"
+    worse = Gallery(harmed, away, captions=falls, adversarial=True, columns=4, title=title)
+    return galleries([places, ways, worse], width=15)
 
 
-def fits(model: spot.SpotViT, file: Path, tokens: int = 49) -> Figure:
+def fits(source: Source, file: Path, tokens: int = 49) -> Figure:
     """A photograph as each way of fitting gives it to the model, the windows on it, and the answer."""
     figure = PlainFigure(13, 4.2, dpi=110)
     for axes, fit in zip(figure.subplots(1, 3, width_ratios=[1, 1.5, 1]), ("crop", "whole", "squash"), strict=True):
-        images = photo_transform(model.data_config, fit)(open_image(file))[None]
-        positions = model.place(images, tokens=tokens, prior="isotropic")
+        images = photo_transform(at_budget(source).data_config, fit)(open_image(file))[None]
+        model = at_budget(source, tokens, image_size=(images.shape[2], images.shape[3]))
+        positions = model.place(images, prior="isotropic")
         picture = rgb(images, model.data_config)[0]
         draw_image(axes, picture)
         draw_windows(axes, picture, positions[0], model.patch_size, TOWARDS(1.0), linewidth=1.0)

@@ -1,9 +1,10 @@
-"""Put the results of studies into README.md and docs/RESULTS.md: `python -m tools.fill_results`.
+"""Copy the tables of studies into the pages that show them: `python -m tools.fill_results`.
 
-What stands between `<!-- results/scenes/off-grid.md -->` and `<!-- end -->` is the table of that file, which
-`spot study off-grid --out docs/results/scenes` wrote; between `<!-- accuracy: results/….json -->` and `<!-- end -->`
-stands accuracy by placement and budget, of rows measured on the same images. Run this after a study; nothing there
-is typed by hand.
+The text between `<!-- results/scenes/off-grid.md -->` and `<!-- end -->` is the table of that file, which
+`python -m paper off-grid --out docs/results/scenes` wrote. With `<!-- results/scenes/off-grid.md rows: prior, grid -->`
+only rows that have one of these cells are copied. Between `<!-- accuracy: results/….json -->` and `<!-- end -->` is the
+accuracy by placement and budget, of rows measured on the same images. Run this after a study; no number there is typed
+by hand.
 """
 
 import json
@@ -14,11 +15,12 @@ from spot import report
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", DOCS / "RESULTS.md")
+PAGES = (ROOT / "README.md", DOCS / "RESULTS.md", DOCS / "quickstart.md")
 BLOCK = re.compile(
-    r"(<!-- (?:accuracy: )?((?:results|\.\./spot/assets)/\S+\.(?:md|json)) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (?:accuracy: )?((?:results|\.\./spot/assets)/\S+\.(?:md|json))(?: rows: (.+?))? -->\n).*?(<!-- end -->)",
+    re.DOTALL,
 )
-# The README's rows: a placement as studies call it, and as the README does.
+# The rows of an accuracy table: a placement as studies call it, and as the page does.
 SHOWN = {
     "ViT, patch dropout": "random patches, not retrofitted",
     "ViT, smaller image": "a smaller image, not retrofitted",
@@ -30,12 +32,18 @@ SHOWN = {
 }
 
 
-def table(page: str) -> str:
-    """The first table of a study's page."""
+def table(page: str, cells: str | None = None) -> str:
+    """The first table of a study's page, or its rows that have one of these cells, separated by commas."""
     lines = page.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     rest = [number for number in range(first, len(lines)) if not lines[number].startswith("|")]
-    return "\n".join(lines[first : min(rest, default=len(lines))])
+    head, rows = lines[first : first + 2], lines[first + 2 : min(rest, default=len(lines))]
+    if cells is not None:
+        wanted = {cell.strip() for cell in cells.split(",")}
+        found = {cell.strip() for row in rows for cell in row.split("|")}
+        assert wanted <= found, f"no row has the cell {wanted - found}"
+        rows = [row for row in rows if wanted & {cell.strip() for cell in row.split("|")}]
+    return "\n".join([*head, *rows])
 
 
 def accuracy(result: str) -> str:
@@ -62,7 +70,8 @@ def filled(page: str, docs: Path = DOCS) -> str:
 
     def fill(block: re.Match[str]) -> str:
         text = (docs / block[2]).read_text()
-        return f"{block[1]}\n{accuracy(text) if block[2].endswith('.json') else table(text)}\n\n{block[3]}"
+        rows = accuracy(text) if block[2].endswith(".json") else table(text, block[3])
+        return f"{block[1]}\n{rows}\n\n{block[4]}"
 
     return BLOCK.sub(fill, page)
 

@@ -24,7 +24,8 @@ from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.hashes import hash_model
 from spot.models.checkpoints import save_file_whole
-from spot.models.spot_vit import SpotViT
+from spot.models.family import Family, Source, at_budget
+from spot.models.shipped import record
 from spot.store import whole
 from spot.training.recipes import NEEDLE
 from tools.program import program
@@ -173,14 +174,13 @@ def ship(trained: Path, file: Path) -> None:
         save_file_whole(model, file, dtype=torch.float16)
 
 
-def measured(
-    model: SpotViT, file: Path, settings: Sequence[Setting], data: str, **options: Any
-) -> list[dict[str, Any]]:
+def measured(model: Source, file: Path, settings: Sequence[Setting], data: str, **options: Any) -> list[dict[str, Any]]:
     """Accuracy of a model's weights on data (with data_for's options), measured once and kept in the file."""
     known = json.loads(file.read_text()) if file.is_file() else {}
-    weights = hash_model(model)
+    weights = model.hash if isinstance(model, Family) else hash_model(model)
     if weights not in known:
-        known[weights] = evaluate(model, loader(data_for(model, data, **options)), settings, title=model.name).rows()
+        images = loader(data_for(at_budget(model), data, **options))
+        known[weights] = evaluate(model, images, settings, title=model.name).rows()
         with whole(file) as temporary:
             temporary.write_text(json.dumps(known, indent=1) + "\n")
     return known[weights]
@@ -206,6 +206,8 @@ def write_card(runs: Path, assets: Path, steps: Sequence[Step], images: int, car
             line["parameters"] = f"{sum(each.numel() for each in model.parameters()):,}"
             rows = measured(model, runs / f"accuracy-{images}.json", settings, card.data, split="test", limit=images)
             accuracy += table(step.name, rows, card.priors)
+            top1 = {row["tokens"]: row["top1"] for row in rows if row["placement"] == "isotropic"}
+            record(step.name, top1, "scenes", path=assets / "models.json")
         making.append(line)
         commands.append(f"spot {step.command.format(runs='runs/assets')} --data {step.data} --val {step.data}")
         logs += [f"{step.name}\n\n" + report.markdown([curve(row) for row in epochs])] if epochs else []
@@ -263,7 +265,7 @@ learn` on 512 training scenes without labels; the file's header has the settings
 ## Accuracy
 
 Top-1 in percent on {images} test scenes that no training has seen, of the float16 weights as shipped. With 576
-isotropic tokens the model reads its grid. What placement does for it: `spot study needle`."""
+isotropic tokens the model reads its grid. What placement does for it: `python -m paper needle`."""
 
 OF_NEEDLE = Card("NEEDLE.md", NEEDLE_CARD, "needle", ("isotropic",), (64, 576))
 

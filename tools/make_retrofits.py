@@ -4,11 +4,12 @@ WEIGHTS holds timm's files (NAME.safetensors), TRAIN unlabelled photographs, VAL
 touches. For each ViT `spot retrofit` is run in RUNS with two seeds (runs/retrofits by default; what is done is skipped,
 what was interrupted goes on), without the images of tools/set_aside.txt. The mean of what the two changed gets a policy
 (`spot learn`), and goes on with recipe distil-again. What is half way between goes to spot/assets, as a delta whose
-weights follow the budget, with its own policy and its cascade, calibrated on the images set aside. On those, without
-labels, is measured how much of the change suits which budget. Then the ViT before, the delta as shipped and what it was
-made of are measured on VAL, once, and RETROFITS.md is written anew.
+weights depend on the budget, with its policy inside, and its cascade, calibrated on the images set aside. On those,
+without labels, is measured how much of the change suits which budget. Then the ViT before, the delta as shipped and
+what it was made of are measured on VAL, once, and RETROFITS.md and models.json are written anew.
 """
 
+import copy
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,13 @@ import torch
 
 import spot
 from spot import report
-from spot.data.images import data_for
+from spot.data.images import Images, data_for, listed
 from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
-from spot.models.budgets import blended
 from spot.models.checkpoints import save_folder
+from spot.models.deltas import delta_policy, save_delta
+from spot.models.family import Family
+from spot.models.shipped import CASCADE, record
 from spot.store import read_json, whole, write_json
 from tools.make_assets import ASSETS, call, curve, epochs_of, measured
 from tools.program import program
@@ -41,7 +44,7 @@ AGAIN: dict[str, tuple[str, ...]] = {
 NAMES = tuple(RETROFITS)
 SEEDS = (0, 1)
 BUDGETS = (25, 49, 100, 196)
-FEWEST = 16  # of 9, 16 and 25 the one with the lowest cross-entropy at every budget on the images set aside
+MIN_TOKENS = 16  # of 9, 16 and 25 the one with the lowest cross-entropy at every budget on the images set aside
 SHARES = (0.25, 0.5, 0.75, 1.0)
 EARLY, COST = (49, 64, 81, 100), 0.65  # tokens a cascade may begin with, and its share of the dense multiply-adds
 
@@ -75,23 +78,25 @@ def main(
             run = taught[f"{name}+spot, seed {seed}"] = runs / (f"{name}-seed-{seed}" if seed else name)
             retrofit(name, where, run, "distil-sizes", [*changes, f"seed={seed}"])
         mean = mean_of(list(taught.values()), runs / f"{name}-mean")
-        start = policy_of(delta_of(mean, name, base), where, teacher)
+        start = policy_of(mean, name, base, where, teacher)
         taught |= {f"{name}+spot, their mean": mean, f"{name}+spot, gone on from there": runs / f"{name}-again"}
         retrofit(start, where, runs / f"{name}-again", "distil-again", again.get(name, ()))
         final = mean_of([mean, runs / f"{name}-again"], runs / f"{name}-final")
-        delta = policy_of(delta_of(final, name, base), where, teacher)
-        kept = ["--data", train, "--keep", set_aside, "--tokens", *EARLY, "--cost", COST, "--base"]
-        kept += ["--prior", "learned"]
-        call("calibrate", delta, "--weights", base, *kept, "--out", delta.with_suffix(".anytime.json"))
-        for file in delta.parent.glob(f"{name}+spot.*"):
-            if file.is_file():
-                shutil.copy(file, assets / file.name)
+        delta = policy_of(final, name, base, where, teacher)
+        kept = ["--data", train, "--keep", set_aside, "--tokens", *EARLY, "--cost", COST, "--prior", "learned"]
+        cascade = delta.with_suffix(CASCADE)
+        call("calibrate", delta, "--weights", base, *kept, "--out", cascade)
+        for file in (delta, cascade):
+            shutil.copy(file, assets / file.name)
         for title, run in {f"{name}+spot": final, **taught}.items():
             each = agreements(before, run, train, set_aside, budgets[:-1])
             shares += [{"retrofit": title, **row} for row in each]
-            model = spot.load(delta_of(run, name, base), weights=base)
-            row = line(title, measured(model, runs / "accuracy.json", settings, str(val)))
-            (rows if run == final else steps).append(row)
+            family = Family(delta_of(run, name, base), weights=base)
+            found = measured(family, runs / "accuracy.json", settings, str(val))
+            (rows if run == final else steps).append(line(title, found))
+            if run == final:
+                top1 = {row["tokens"]: row["top1"] for row in found if row["placement"] == "isotropic"}
+                record(title, top1, "ImageNet", name, assets / "models.json")
         for run in (runs / name, runs / f"{name}-seed-1", runs / f"{name}-again"):
             log = report.markdown([minutes(row) for row in epochs_of(run)])
             recipe = read_json(run / "run.json")["settings"]["recipe"]
@@ -109,17 +114,29 @@ def retrofit(model: str | Path, where: Sequence[object], out: Path, recipe: str,
 
 
 def delta_of(run: Path, name: str, base: Path) -> Path:
-    """A run's delta, whose weights follow the budget."""
+    """A run's delta, whose weights depend on the budget."""
     delta = run / f"{name}+spot.safetensors"
     if not delta.is_file():
-        call("delta", run / "model", "--weights", base, "--out", delta, "--fewest", FEWEST)
+        save_retrofit(spot.load(run / "model"), name, base, delta)
     return delta
 
 
-def policy_of(delta: Path, where: Sequence[object], teacher: Sequence[object]) -> Path:
-    """The delta, with a policy beside it."""
-    if not (policy := delta.with_suffix(".policy.safetensors")).is_file():
+def save_retrofit(trained: spot.SpotViT, name: str, base: Path, delta: Path) -> None:
+    """Write a retrofit as its change of the ViT, with its policy if it has one."""
+    config = {"prior": "isotropic", "scale": trained.scale, "min_tokens": MIN_TOKENS}
+    save_delta(trained, spot.load(name, weights=base).vit.state_dict(), delta, base=name, config=config)
+
+
+def policy_of(run: Path, name: str, base: Path, where: Sequence[object], teacher: Sequence[object]) -> Path:
+    """A run's delta, with a policy in it."""
+    delta = delta_of(run, name, base)
+    policy = delta.with_suffix(".policy.safetensors")
+    if not policy.is_file():
         call("learn", delta, *where, *teacher, "--precision", "bf16", "--out", policy)
+    if delta_policy(delta) is None:
+        trained = spot.load(run / "model")
+        trained.policy = spot.load_policy(policy, Family(delta, weights=base))
+        save_retrofit(trained, name, base, delta)
     return delta
 
 
@@ -140,19 +157,28 @@ def agreements(
     file = run / "shares.json"
     if not file.is_file():
         data = data_for(before, str(train))
-        names = set(set_aside.read_text().splitlines())
-        data.keep([index for index, key in enumerate(data.keys) if key in names])
+        assert isinstance(data, Images)
+        data.only(listed(set_aside))
         said = evaluate(before, loader(data), [Setting("isotropic", len(before.grid()))], title="before").predictions[0]
         rows, after = [], spot.load(run / "model")
         for share in SHARES:
             settings = [Setting("isotropic", tokens) for tokens in budgets]
-            model = blended(after, before, share)
+            model = mixture(before, after, share)
             ours = evaluate(model, loader(data), settings, title=f"{share} of the change").predictions
             agreed = (100 * (ours == said).double().mean(1)).tolist()
             cells = {f"{tokens} tokens": each for tokens, each in zip(budgets, agreed, strict=True)}
             rows.append({"share of the change": share, **cells})
         write_json(file, rows)
     return read_json(file)
+
+
+@torch.no_grad()
+def mixture(before: spot.SpotViT, after: spot.SpotViT, share: float) -> spot.SpotViT:
+    """A model with the weights of one and a share of the way to another's."""
+    made = copy.deepcopy(after)
+    for ours, theirs in zip(made.vit.parameters(), before.vit.parameters(), strict=True):
+        ours.copy_(torch.lerp(theirs, ours, share))
+    return made
 
 
 def line(title: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -176,9 +202,9 @@ or from a file with `weights=FILE`, and refuses any other base. This card and th
 
 Top-1 in percent on ImageNet validation images that training never saw (bicubic, crop 0.875); ± is the widest half of a
 95 % interval. The first row of each two is timm's model, adapted and untrained, with windows of scale 1; the second is
-the delta as shipped, with the scale that `auto` means. Its weights follow the budget: all of the change with 16 tokens
-and fewer, log(196 / N) / log(196 / 16) of it with N, none on the grid, where it is timm's model
-(`spot/models/budgets.py`).
+the delta as shipped, with the scale that `auto` means. Its weights depend on the budget: all of the change with 16
+tokens and fewer, log(196 / N) / log(196 / 16) of it with N, none on the grid, where it is timm's model
+(`spot/models/family.py`).
 
 {accuracy}
 How it came about: two runs of `distil-sizes` with other seeds, the mean of what they changed, from there on

@@ -21,12 +21,10 @@ PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE
 GUIDES = {
     "Start": ("README.md",),
     "Guides": (
-        "docs/models.md", "docs/placement.md", "docs/sizes.md", "docs/policy.md", "docs/anytime.md",
-        "docs/command-line.md", "docs/evaluation.md",
-        "docs/baselines.md", "docs/training.md", "docs/fine-tuning.md", "docs/deployment.md", "docs/playground.md",
-        "docs/scenes.md", "docs/studies.md", "docs/reliability.md",
+        "docs/quickstart.md", "docs/placement.md", "docs/large-pictures.md", "docs/training.md", "docs/evaluation.md",
+        "docs/early-exit.md", "docs/deployment.md", "docs/playground.md", "docs/reproducing.md",
     ),
-    "Results": ("docs/RESULTS.md", "docs/speed.md", "spot/assets/RETROFITS.md", "spot/assets/README.md"),
+    "Results": ("docs/RESULTS.md", "spot/assets/RETROFITS.md", "spot/assets/README.md"),
     "Reference": ("docs/api.md", "docs/architecture.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 }  # fmt: skip
 MODULES = {  # beside the public names: what a guide mentions by its module
@@ -41,8 +39,9 @@ MODULES = {  # beside the public names: what a guide mentions by its module
     "Models": (
         "spot.models.spot_vit",
         "spot.models.checkpoints",
-        "spot.models.protocol",
-        "spot.models.anytime",
+        "spot.models.wrappers",
+        "spot.models.family",
+        "spot.models.cascade",
         "spot.models.dense",
     ),
     "Data": ("spot.data.images", "spot.data.loader", "spot.data.picture", "spot.data.scenes"),

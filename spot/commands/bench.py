@@ -1,9 +1,9 @@
-"""spot bench: how fast models and baselines are, beside what their multiply-adds promise."""
+"""spot bench: how fast models, baselines and runtimes are, and what accuracy they keep."""
 
 from pathlib import Path
 from typing import Literal
 
-from spot.commands import options
+from spot import options
 
 
 def bench(
@@ -11,81 +11,109 @@ def bench(
     /,
     tokens: tuple[int, ...] = (),
     batch_size: tuple[int, ...] = (1, 32),
-    baseline: tuple[options.Baseline, ...] = ("plain", "patch-dropout", "tome-cost"),
+    runtime: tuple[Literal["eager", "compile", "onnx"], ...] = ("eager",),
+    baseline: tuple[options.Baseline, ...] = ("merged",),
+    against: tuple[str, ...] = (),
+    early_exit: Path | None = None,
+    cascade: Path | None = None,
+    weights: options.Weights = None,
     prior: options.Prior = None,
     scale: options.Scale = None,
-    rounds: int = 11,
-    compiled: bool = False,
-    bf16: bool = False,
+    rounds: int = 31,
+    threads: int = 1,
     device: str | None = None,
-    threads: int | None = None,
-    processor_time: bool = False,
-    runtime: tuple[Literal["eager", "compile", "onnx", "onnx-int8"], ...] = (),
-    weights: options.Weights = None,
-    calibrate: Path | None = None,
     json: options.Json = None,
     plot: Path | None = None,
 ) -> None:
-    """Time models in turns in one process, and compare with the ratio of their multiply-adds.
+    """Time models, budgets and runtimes in turns in one process: accuracy kept, multiply-adds, time, speed-up.
 
-    Every row's speed-up and MAC ratio are relative to the first row's model. A spread beyond a few
-    percent says that the machine was busy; ratios survive that better than images per second do.
-    Weights do not change the time: a timm model is built without downloading any.
+    The first rows are the plain ViT's; every speed-up is relative to it in the same runtime. Times have their
+    quartiles: a wide spread says that the machine was busy. Ratios survive that better than milliseconds do.
 
     Args:
         tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
         batch_size: images at a time, each size measured.
-        baseline: plain is the timm model itself, patch-dropout keeps as many patches, tome merges until
-            as many tokens are left, tome-cost until its blocks cost as much, merged places more windows and merges
-            them at that cost, elastic shifts, rescales and drops patches.
+        runtime: eager PyTorch, torch.compile, ONNX Runtime; onnx files are exported first.
+        baseline: merged places more windows and merges them at the budget's cost, patch-dropout keeps as many
+            patches, tome merges until as many tokens are left, tome-cost until its blocks cost as much.
+        against: other timm models as further rows and points, NAME or NAME=TOP1 in percent.
+        early_exit: time the model's cascade instead, and the plain ViT, on the photographs of this folder. Each round
+            takes other ones: an easy photograph takes less time than a hard one.
+        cascade: of spot calibrate, for --early-exit; by default the shipped one.
+        weights: a file with the timm model's weights. Without it weights are random, which are as fast as any.
         rounds: how often each model is timed.
-        compiled: through torch.compile, which takes a while for every model.
-        bf16: in bfloat16, where the device calculates in it.
-        device: cpu, cuda, cuda:1, mps; by default the GPU if there is one.
-        threads: CPU threads.
-        processor_time: count the processor time of one CPU thread instead of the wall clock's; on a
-            machine that others use too, this is far steadier. Goes with --threads 1.
-        runtime: compare these, each with the plain ViT and SPoT at every budget, by processor time on one and
-            two threads (or --threads); onnx files are exported first.
-        calibrate: a folder of pictures for onnx-int8; by default built-in scenes.
-        plot: draw measured speed-up against MAC ratio.
+        threads: of the CPU. With one, times are the processor's own, which other programs disturb least.
+        device: cpu, cuda, cuda:1, mps; by default the GPU if there is one and only eager is timed.
+        plot: draw accuracy against time, or without known accuracies the speed-up against the ratio of multiply-adds.
 
-    example: spot bench vit_small_patch16_224 --tokens 25 49 100 --batch-size 1 64
+    example: spot bench scenes-a --tokens 9 16 --batch-size 1 --runtime eager onnx
     """
-    if runtime:
-        from spot.export.bench import bench_command
-
-        bench_command(models, runtime, tokens, batch_size, weights, calibrate, rounds, threads, json)
-        return
     import torch
 
     from spot import report
     from spot.errors import InputError
-    from spot.evaluation.throughput import bench, explained, table
+    from spot.export.bench import bench, table
     from spot.plots import check_ending, save
-    from spot.plots.accuracy import throughput
+    from spot.plots.accuracy import accuracy, throughput
 
-    if not models:
-        raise InputError("name at least one model, for example spot bench vit_small_patch16_224")
     check_ending(plot)
     report.check_outputs(json, plot)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    batches = list(dict.fromkeys(batch_size))
-    how = {"compiled": compiled, "precision": "bfloat16" if bf16 else "float32", "rounds": rounds}
-    how["clock"] = "processor" if processor_time else "wall"
+    if early_exit is not None:
+        time_cascade(models, early_exit, cascade, runtime, batch_size, weights, rounds, threads, json)
+        return
+    if cascade is not None:
+        raise InputError("--cascade goes with --early-exit FOLDER: its time depends on the photographs")
+    device = device or ("cuda" if torch.cuda.is_available() and runtime == ("eager",) else "cpu")
     rows = bench(
-        models, tokens=tokens, baselines=baseline, prior=prior, scale=scale, device=device, threads=threads,
-        batch_sizes=batches, **how,
+        models, tokens=tokens, baselines=baseline, runtimes=runtime, against=against, batch_sizes=batch_size,
+        weights=weights, prior=prior, scale=scale, device=device, threads=threads, rounds=rounds,
     )  # fmt: skip
-    title = f"{', '.join(dict.fromkeys(models))} ({'compiled' if compiled else 'eager'}, {how['precision']}, {device})"
-    for batch in batches:
-        report.show(table([row for row in rows if row["batch"] == batch]), f"{title}, batch {batch}")
-    report.say(explained(rows))
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-    about = {"command": report.command(), "device": name}
-    report.save_json(json, rows, {**about, "threads": threads or torch.get_num_threads(), **how})
-    if plot is not None:
-        several = len(set(models)) > 1
-        named = [{**row, "method": f"{row['name']} {row['method']}"} if several else row for row in rows]
-        save(throughput(named, title=title), plot)
-        report.say(f"The figure is in {plot}.")
+    title = f"{', '.join(dict.fromkeys(models))} ({device}, threads: {threads})"
+    report.show(table(rows), title)
+    report.say(
+        f"ms is the time per image, in brackets the middle half of {rounds} rounds in turns. Times as fast is over "
+        f"the plain ViT of {rows[0]['model']} in the same runtime; over fastest dense, in its fastest runtime."
+    )
+    settings = {"command": report.command(), "device": device, "threads": threads, "rounds": rounds}
+    report.save_json(json, rows, settings)
+    if plot is None:
+        return
+    several = len({(row["model"], row["runtime"]) for row in rows}) > 1
+    named = [
+        {**row, "budget": row["tokens"], "panel": f"batch {row['batch']}",
+         "line": " ".join([row["model"], row["runtime"], row["method"]]) if several else row["method"]}
+        for row in rows
+    ]  # fmt: skip
+    if any(row["accuracy"] is not None for row in rows):
+        figure = accuracy(
+            named, line="line", across="ms", value="accuracy", low="", high="", panel="panel",
+            across_label="ms per image", label="top-1 in percent", title=title,
+        )  # fmt: skip
+    else:
+        figure = throughput([{**row, "method": row["line"]} for row in named], title=title)
+    save(figure, plot)
+    report.say(f"The figure is in {plot}.")
+
+
+def time_cascade(
+    models: tuple[str, ...], folder: Path, file: Path | None, runtimes: tuple[str, ...], batch_sizes: tuple[int, ...],
+    weights: str | Path | None, rounds: int, threads: int, json: Path | None,
+) -> None:  # fmt: skip
+    """What --early-exit shows."""
+    from spot import report
+    from spot.errors import InputError
+    from spot.export.bench_cascade import bench_cascade, table
+
+    if len(models) != 1 or "compile" in runtimes:
+        raise InputError("--early-exit times one model, in eager PyTorch and ONNX Runtime")
+    rows = bench_cascade(
+        models[0], folder, file=file, runtimes=runtimes, batch_sizes=batch_sizes, weights=weights,  # type: ignore[arg-type]
+        threads=threads, rounds=rounds,
+    )  # fmt: skip
+    report.show(table(rows), f"{models[0]}, early exit (cpu, threads: {threads})")
+    report.say(
+        f"Medians of {rounds} rounds in turns, in brackets their middle half; each round is the mean of other "
+        f"photographs, {rows[0]['photographs']} in all. Time and multiply-adds are shares of the plain ViT's in the "
+        "same runtime."
+    )
+    report.save_json(json, rows, {"command": report.command(), "device": "cpu", "threads": threads, "rounds": rounds})

@@ -1,14 +1,14 @@
 """spot calibrate: choose stages and thresholds of a cascade on images without labels."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from spot.commands import options
-from spot.evaluation.options import Loading
+from spot import options
+from spot.options import LoadingOptions
 
-DEFAULT = Loading(split="train")
+DEFAULT = LoadingOptions(split="train")
 
 
 def calibrate(
@@ -16,7 +16,7 @@ def calibrate(
     /,
     data: options.Data,
     out: Path,
-    loading: Annotated[Loading, arg(name="")] = DEFAULT,
+    loading: Annotated[LoadingOptions, arg(name="")] = DEFAULT,
     weights: options.Weights = None,
     prior: options.Prior = None,
     scale: options.Scale = None,
@@ -24,37 +24,51 @@ def calibrate(
     lose: float = 0.01,
     agree: float | None = None,
     cost: float | None = None,
+    time: float | None = None,
+    runtime: Literal["eager", "onnx"] = "eager",
     merge: bool = True,
-    base: bool = False,
     keep: Path | None = None,
 ) -> None:
-    """Choose how many tokens come first, and how sure the model must be to stop, on images without labels.
+    """Calibrate early exit: choose stages and the confidence at which each stops, on images without labels.
 
-    The result belongs beside its model as NAME.anytime.json, where predict --until, evaluate --anytime and
-    model.look find it.
+    Use the file with predict --cascade FILE, evaluate --cascade FILE, or spot.Cascade.load(FILE, model).
 
     Args:
         out: the .json file.
-        tokens: budgets, of which at most two come before the whole grid; by default an eighth, a quarter, a half of it.
-        lose: how much accuracy the cascade may lose, as the dense ViT's own probabilities expect it; 0.01 is a point.
-        agree: instead, the share of images on which it must say what the dense ViT says, where the whole grid does.
-        cost: instead, the share of the dense ViT's multiply-adds it may have; it then loses as little as that allows.
-        merge: stages may merge similar tokens on the way (ToMe), which costs less.
-        base: the last stage is the ViT that the model was retrofitted from, as a delta knows it.
-        keep: a file that names images to calibrate on, one a line; by default all.
+        tokens: budgets of the early stages to choose from. Default: an eighth, a quarter and a half of the grid.
+        lose: the largest expected loss of accuracy; 0.01 is one point.
+        agree: instead of --lose: the share of images on which it must agree with the dense ViT.
+        cost: instead of --lose: the largest share of the dense ViT's multiply-adds. The cascade then loses as little
+            as possible.
+        time: the same with time instead of multiply-adds, measured here on one image.
+        runtime: in which --time is measured: eager PyTorch, or the files that spot export --cascade would write.
+        merge: allow stages to merge similar tokens (ToMe).
+        keep: a file with the images to calibrate on, one path per line. Default: all.
 
-    example: spot calibrate vit-ti --data images --lose 0.01 --out vit-ti.anytime.json
+    example: spot calibrate vit-ti --data images --lose 0.01 --out vit-ti.cascade.json
     """
-    import spot
     from spot import report
     from spot.data.images import Images, data_for, listed, open_data
     from spot.data.loader import loader
     from spot.data.picture import evaluation_transform
     from spot.errors import InputError
-    from spot.evaluation.anytime import calibrate
+    from spot.evaluation.early_exit import calibrate
+    from spot.models.family import at_budget
+    from spot.models.loading import load_source
+    from spot.placement.policy import is_policy_file
 
     report.check_outputs(out)
-    loaded = spot.load(model, weights=weights, scale=scale)
+    if is_policy_file(prior):
+        raise InputError("--prior cannot be a file here; give the model its policy first, and use --prior learned")
+    timer = None
+    if runtime == "onnx":
+        from spot.export.bench_cascade import onnx_stage_seconds
+
+        if time is None:
+            raise InputError("--runtime onnx goes with --time: other goals do not depend on it")
+        timer = onnx_stage_seconds
+    source = load_source(model, weights=weights, scale=scale)
+    loaded = at_budget(source)
     if data == "scenes":
         images = data_for(loaded, data, **loading.opening())
     else:
@@ -65,8 +79,8 @@ def calibrate(
             raise InputError(f"{data} is not a folder, so {keep} cannot name its images")
         images.only(names)
     batches = loader(images, **loading.readers())
-    asked = {"budgets": tokens, "lose": lose, "agree": agree, "cost": cost}
-    cascade = calibrate(loaded, batches, **asked, merge=merge, base=base, prior=prior)  # type: ignore[arg-type]
+    asked = {"budgets": tokens, "lose": lose, "agree": agree, "cost": cost, "time": time}
+    cascade = calibrate(source, batches, **asked, merge=merge, prior=prior, timer=timer)  # type: ignore[arg-type]
     cascade.save(out)
     rows = [
         {"tokens": stage.tokens, "left in the end": stage.left(), "stops at": stage.threshold,
@@ -76,6 +90,8 @@ def calibrate(
     made = cascade.made
     report.show(rows, f"{model}, stage by stage", digits=3)
     report.say(
-        f"On {made['images']} images {made['agreed']:.1%} agree with the dense ViT, which expects {made['lost']:.1%} "
-        f"to be lost, at {made['macs']:.2f} of its multiply-adds. The calibration is in {out}."
+        f"On {made['images']} images it agrees with the dense ViT for {made['agreed']:.1%}; the expected loss is "
+        f"{made['lost']:.1%}, at {made['macs']:.2f} of the multiply-adds"
+        + (f" and {made['took']:.2f} of the time. " if time is not None else ". ")
+        + f"The calibration is in {out}."
     )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from spot.commands import options
+from spot import options
 
 
 def demo(
@@ -16,17 +16,17 @@ def demo(
     out: Path = Path("demo"),
     seed: options.Seed = 0,
 ) -> None:
-    """Show what placing tokens freely is worth: a table, searched placements, and accuracy against cost.
+    """Show the method: a table of accuracies, searched placements, and accuracy against cost.
 
-    Without arguments it runs on the built-in scenes and the built-in model and downloads nothing.
-    With --image it shows the same on a photograph, with a retrofitted ViT.
+    Without arguments it uses the built-in scenes and model, and downloads nothing.
+    With --image it uses a photograph and a retrofitted ViT.
 
     Args:
         image: a photograph, instead of the built-in scenes.
-        model: by default the built-in scenes-a, or for a photograph vit-ti, a retrofitted ViT-Ti/16.
-        tokens: budgets; by default 9 16 36 64 on scenes and 25 49 100 196 on a photograph.
-        scenes: how many scenes to classify.
-        gallery: how many searched placements to draw.
+        model: the model. Default: scenes-a, or vit-ti for a photograph.
+        tokens: budgets. Default: 9 16 36 64 on scenes, 25 49 100 196 on a photograph.
+        scenes: number of scenes to classify.
+        gallery: number of searched placements to draw.
         out: folder for the pictures.
 
     example: spot demo --image photo.jpg --model deit-ti
@@ -36,6 +36,7 @@ def demo(
     from spot.data.picture import open_image
     from spot.demo import on_photo, on_scenes
     from spot.errors import InputError
+    from spot.models.loading import load_source
 
     if scenes < 32 or gallery < 1:
         raise InputError("the demo needs at least 32 scenes, so that every class is there, and one for the gallery")
@@ -44,8 +45,8 @@ def demo(
     report.check_outputs(folder=out)
     photo = None if image is None else open_image(image)
     name = model or ("scenes-a" if image is None else options.MODEL)
-    loaded = spot.load(name, weights=weights)
     if image is None or photo is None:
+        loaded = spot.load(name, weights=weights)
         on_scenes(name, loaded, tokens or (9, 16, 36, 64), scenes, gallery, out, seed)
     else:
-        on_photo(name, loaded, photo, image.name, tokens or (25, 49, 100, 196), out, seed)
+        on_photo(name, load_source(name, weights=weights), photo, image.name, tokens or (25, 49, 100, 196), out, seed)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from spot.commands import options
-from spot.evaluation.options import Loading
+from spot import options
+from spot.options import LoadingOptions
 
 
 def embed(
@@ -19,16 +19,16 @@ def embed(
     prior: options.Prior = None,
     scale: options.Scale = None,
     seed: options.Seed = 0,
-    loading: Annotated[Loading, arg(name="")] = Loading(),  # noqa: B008 (frozen)
+    loading: Annotated[LoadingOptions, arg(name="")] = LoadingOptions(),  # noqa: B008 (frozen)
 ) -> None:
-    """Write the pooled features of images, with their names and labels, to one safetensors file.
+    """Write the pooled features, names and labels of images to one safetensors file.
 
-    Started again it adds what the file does not have yet. Under `accelerate launch` or torchrun the
-    images are shared out. spot.evaluation.features.read_features opens the file.
+    An interrupted run resumes. `accelerate launch` or torchrun distributes the images.
+    spot.evaluation.features.read_features reads the file.
 
     Args:
         out: the .safetensors file.
-        tokens: how many; by default the model's own.
+        tokens: number of tokens. Default: the model's own.
 
     example: spot embed photos/ --model vit-ti --tokens 49 --out features.safetensors
     """
@@ -36,17 +36,17 @@ def embed(
     from spot import report
     from spot.data.images import Stream
     from spot.errors import InputError
-    from spot.evaluation.compare import opened
+    from spot.evaluation.compare import open_labelled
     from spot.evaluation.features import embed
     from spot.processes import this_process
 
     if out.suffix != ".safetensors":
         raise InputError(f"features are kept in a .safetensors file, got {out}")
     state = this_process()
-    loaded = spot.load(model, weights=weights, scale=scale).to(state.device)
-    images, _ = opened(loaded, data, need_classes=False, **loading.opening())  # features need no classes
+    loaded = spot.load(model, weights=weights, tokens=tokens, prior=prior, scale=scale).to(state.device)
+    images, _ = open_labelled(loaded, data, need_classes=False, **loading.opening())  # features need no classes
     if isinstance(images, Stream):
         raise InputError(f"{data} is a stream, whose images cannot be shared out; use a folder or hfds/")
-    made = embed(loaded, images, out, tokens=tokens, prior=prior, seed=seed, state=state, **loading.readers())
+    made = embed(loaded, images, out, seed=seed, state=state, **loading.readers())
     if state.is_main_process:
         report.say(f"{out} has {len(made.keys)} features of {made.features.shape[1]} numbers.")

@@ -4,38 +4,43 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import arg
+from tyro.conf import FlagCreatePairsOff, arg
 
-from spot.commands import options
-from spot.evaluation.options import Comparing
+from spot import options
+from spot.options import EvaluateOptions
 
 
 def evaluate(
     model: options.ModelArgument,
     /,
     data: options.Data,
-    asked: Annotated[Comparing, arg(name="")],
+    asked: Annotated[EvaluateOptions, arg(name="")],
     weights: options.Weights = None,
     scale: options.Scale = None,
+    early_exit: Annotated[bool, FlagCreatePairsOff] = False,
+    cascade: Path | None = None,
     json: options.Json = None,
     predictions: Path | None = None,
     plot: Path | None = None,
 ) -> None:
     """Measure accuracy for every prior and budget in one pass over the images.
 
-    Percentages come with their 95 % interval; seeds are pooled, with their standard deviation. Under
-    `accelerate launch` or torchrun the images are shared out, and the numbers stay the same.
+    Percentages have 95 % intervals. Several seeds are averaged, with their standard deviation.
+    `accelerate launch` or torchrun distributes the images; the numbers stay the same.
 
     Args:
-        predictions: write every image's label and predicted classes to this CSV file; - is standard output.
-        plot: draw accuracy against tokens and cost.
+        early_exit: also measure the model's cascade: few tokens first, more if the confidence is low.
+        cascade: use this file of spot calibrate instead of the shipped cascade.
+        predictions: write the label and the predicted class of every image to this CSV file; - is standard output.
+        plot: file for a plot of accuracy against tokens and cost.
 
     example: spot evaluate vit-ti --data imagenet --prior isotropic center --tokens 25 49 100 196
     """
-    import spot
     from spot import report
     from spot.evaluation.compare import compare
-    from spot.hashes import hash_model
+    from spot.models.cascade import Cascade
+    from spot.models.family import hash_weights
+    from spot.models.loading import load_source
     from spot.plots import check_ending, save
     from spot.plots.accuracy import accuracy
     from spot.processes import this_process
@@ -43,15 +48,16 @@ def evaluate(
     check_ending(plot)
     report.check_outputs(json, predictions, plot)
     state = this_process()
-    loaded = spot.load(model, weights=weights, scale=scale).to(state.device)
-    compared = compare(loaded, data, **vars(asked))
+    source = load_source(model, weights=weights, scale=scale)
+    early = Cascade.load(cascade or model, source) if early_exit or cascade is not None else None
+    compared = compare(source, data, early, **vars(asked))
     if not state.is_main_process:
         return
     report.show(compared.table(), f"{model} on {data}", caption=compared.summary())
     if json is not None:
         made = compared.evaluation
         arguments = {"model": model, "data": data, "weights": weights, "scale": scale, **asdict(asked)}
-        about: dict[str, Any] = {"arguments": arguments, "model": loaded.name, "weights": hash_model(loaded)}
+        about: dict[str, Any] = {"arguments": arguments, "model": source.name, "weights": hash_weights(source)}
         about |= {"seconds": made.seconds, "waited": made.waited, "skipped": made.skipped}
         report.save_json(json, compared.rows, about)
     report.save_csv(predictions, compared.predictions() if predictions else [])

@@ -1,9 +1,11 @@
 """spot export: a model as one file that runs without SPoT."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from spot.commands import options
+from tyro.conf import FlagCreatePairsOff
+
+from spot import options
 
 
 def export(
@@ -17,17 +19,18 @@ def export(
     tokens: int | None = None,
     scale: options.Scale = None,
     sizes: bool = False,
+    regions: bool = False,
     features: tuple[Literal["pooled", "tokens"], ...] = (),
     opset: int = 23,
     compiled: bool = False,
+    merge: Annotated[bool, FlagCreatePairsOff] = False,
+    cascade: Annotated[bool, FlagCreatePairsOff] = False,
     images: Path | None = None,
-    int8: bool = False,
-    calibrate: Path | None = None,
 ) -> None:
     """Write a model as one ONNX file (or torch.export program), and verify it against the model.
 
     Normalisation, class names and preprocessing are inside the file. It takes images of any size and
-    positions (B, N, 2), or with --sizes (B, N, 3); or, with --prior or --tokens, images alone.
+    positions (B, N, 2), with --sizes (B, N, 3), with --regions (B, N, 7); or, with --prior or --tokens, images alone.
 
     Args:
         out: the file to write: .onnx, or .pt2 for torch.
@@ -36,29 +39,47 @@ def export(
         prior: build this placement in, so that the file takes images alone.
         tokens: how many tokens to build in; by default the model's own.
         sizes: take a scale for each window, as the third number of its position.
+        regions: take a scale and a region for each window.
         features: also give pooled features (B, D), or features of all tokens (B, P + N, D).
         opset: of the ONNX file; below 23 attention is written as its parts, for older runtimes.
         compiled: with torch, compile through AOTInductor for machines like this one.
+        merge: place more windows than --tokens and merge similar ones, at the cost of --tokens.
+        cascade: write the model's cascade instead, into the folder --out: a file per stage, for early exit.
         images: a folder of pictures to verify with; by default built-in scenes. Noise is always tried.
-        int8: eight bits for the linear layers of the blocks: a quarter of the size. Needs --calibrate.
-        calibrate: a folder of pictures like those that the file will be run on, without labels; 128 are taken.
 
-    example: spot export scenes-a --prior isotropic --tokens 16 --out scenes.onnx
+    example: spot export scenes-a --prior isotropic --tokens 16 --merge --out scenes.onnx
     """
     import spot
     from spot import report
     from spot.errors import InputError
     from spot.export.files import export as write
+    from spot.export.files import export_cascade
     from spot.export.verify import sample_pictures
+    from spot.models.loading import load_source
+    from spot.models.merging import Merging
+    from spot.models.spot_vit import SpotViT
+    from spot.placement.policy import is_policy_file
+    from spot.placement.priors import LEARNED
 
-    if int8 != (calibrate is not None):
-        raise InputError("--int8 and --calibrate FOLDER go together: pictures say how large a layer's inputs get")
-    loaded = spot.load(model, weights=weights, scale=scale)
+    if cascade:
+        if {prior, tokens, scale} != {None} or sizes or regions or features or merge or to != "onnx" or compiled:
+            raise InputError("a cascade has its own placements, and is written as ONNX files; leave other options out")
+        stages = spot.Cascade.load(model, weights=weights)
+        last: Any = stages.models[-1]
+        pictures = sample_pictures(last.spot_vit, images)
+        for each in export_cascade(stages, out, image=image, opset=opset, pictures=pictures):
+            report.say(each.summary)
+        return
+    loaded = spot.load(model, weights=weights, tokens=tokens, prior=prior, scale=scale)
+    prior = LEARNED if is_policy_file(prior) else prior
+    made: SpotViT | Merging = loaded
+    if merge:
+        source = load_source(model, weights=weights, scale=scale)
+        source.policy = loaded.policy
+        made, prior, tokens = Merging(source, tokens or loaded.tokens, prior), None, None
     logits = ("logits",) if loaded.num_classes else ()
-    pictures = sample_pictures(loaded, images if calibrate is None else calibrate, 8 if calibrate is None else 128)
     written = write(
-        loaded, out, to=to, image=image, prior=prior, tokens=tokens, sizes=sizes, outputs=(*logits, *features),
-        opset=opset, compiled=compiled, pictures=pictures[1::2] if int8 else pictures,
-        int8=pictures[::2] if int8 else None,
+        made, out, to=to, image=image, prior=prior, tokens=tokens, sizes=sizes, regions=regions,
+        outputs=(*logits, *features), opset=opset, compiled=compiled, pictures=sample_pictures(loaded, images),
     )  # fmt: skip
     report.say(written.summary)

@@ -1,14 +1,14 @@
-"""spot learn: train a policy, the learned prior of a model, on images without labels."""
+"""spot learn: train a policy, the learned prior of a model: on images without labels, or for large pictures."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from spot.commands import options
-from spot.training.options import Learning
+from spot import options
+from spot.options import GlimpseOptions, LearnOptions
 
-DEFAULT = Learning()
+DEFAULT, GLIMPSES = LearnOptions(), GlimpseOptions()
 
 
 def learn(
@@ -16,39 +16,52 @@ def learn(
     /,
     data: options.Data,
     out: Path,
-    how: Annotated[Learning, arg(name="")] = DEFAULT,
+    how: Annotated[LearnOptions, arg(name="")] = DEFAULT,
     weights: options.Weights = None,
     teacher: str | None = None,
     teacher_weights: options.Weights = None,
     split: str = "train",
     limit: int | None = None,
     leave_out: Path | None = None,
+    look: Literal["map", "glimpses"] = "map",
+    boxes: Path | None = None,
+    glimpses: GlimpseOptions = GLIMPSES,
 ) -> None:
-    """Train where a model's tokens should go, without labels, in minutes.
+    """Train a policy, the learned prior of a model, without labels, in minutes.
 
-    A cheap look at the image learns an importance map from a dense ViT. The result is a prior: --prior FILE,
-    or --prior learned where it stands beside its model as NAME.policy.safetensors. A kill costs little: the
-    same command goes on.
+    A small network learns an importance map from a dense ViT. Use the result with --prior FILE, or in Python with
+    model.policy = spot.load_policy(FILE, model), which makes it a part of the model. An interrupted run resumes.
+
+    --look glimpses is for large pictures with small objects: a small network finds places, and the model is fine-tuned
+    to classify glimpses of them. The pictures need labels; boxes are optional.
 
     Args:
-        out: the .safetensors file.
-        teacher: the dense ViT; by default the model itself, on its own grid.
-        teacher_weights: a file with the teacher's weights, instead of downloading them.
-        split: val, train or test, where the data has several.
-        limit: at most so many images, evenly spread over the classes.
-        leave_out: a file that names images never to train on, one a line, as paths below the data's root.
+        out: the .safetensors file; with --look glimpses a folder, whose model/ contains the policy.
+        teacher: the dense ViT. Default: the model itself on its own grid.
+        teacher_weights: a local file with the teacher's weights, instead of a download.
+        split: val, train or test, if the data has several splits.
+        limit: maximum number of images, evenly spread over the classes.
+        leave_out: a file with images to exclude: one path per line, relative to the data's root.
+        look: map, an importance map of the image; or glimpses, a few places in a large picture.
+        boxes: for glimpses: a CSV file with the columns file, left, top, right, bottom. Default: learn from labels.
 
     example: spot learn vit-ti --data images --out vit-ti.policy.safetensors
     """
-    import spot
     from spot import report
     from spot.evaluation.cost import macs
-    from spot.models.protocol import Placed
+    from spot.models.family import at_budget, dense_model
+    from spot.models.loading import load_source
     from spot.training.learn import learn
 
-    loaded = spot.load(model, weights=weights)
-    dense = None if teacher is None else spot.load(teacher, weights=teacher_weights)
-    policy = learn(loaded, data, out, how, teacher=dense, split=split, limit=limit, leave_out=leave_out)
-    alone = macs(Placed(loaded, how.tokens, "isotropic"))
-    share = macs(Placed(loaded, how.tokens, policy)) / alone - 1
-    report.say(f"The policy is in {out}. Looking costs {share:.1%} of a forward pass with {how.tokens} tokens.")
+    source = load_source(model, weights=weights)
+    if look == "glimpses":
+        from spot.training.glimpses import learn_to_find
+
+        learn_to_find(source, data, out, glimpses, boxes=boxes, split=split, leave_out=leave_out)
+        report.say(f"The model and its finder are in {out / 'model'}; try spot predict --model {out / 'model'}.")
+        return
+    dense = None if teacher is None else dense_model(load_source(teacher, weights=teacher_weights))
+    policy = learn(source, data, out, how, teacher=dense, split=split, limit=limit, leave_out=leave_out)
+    alone, placed = (macs(at_budget(source, how.tokens, prior=prior)) for prior in ("isotropic", policy))
+    cost = placed / alone - 1
+    report.say(f"The policy is in {out}. It costs {cost:.1%} of a forward pass with {how.tokens} tokens.")

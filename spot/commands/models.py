@@ -1,13 +1,12 @@
 """spot models: what can be named, what it needs, how good it is."""
 
-from spot.commands import options
+from spot import options
 
 
 def models(*, json: options.Json = None) -> None:
-    """List the models that come with spot: short names, what each needs, and top-1 accuracy at each budget.
+    """List the models that ship with spot, with their requirements and their top-1 accuracy at each budget.
 
-    Wherever a MODEL is asked for, a folder or file that spot saved, a hub id, or the name of any
-    timm ViT will do as well.
+    A MODEL can also be a folder or file that spot saved, a hub id, or the name of any timm ViT.
 
     example: spot models
     """

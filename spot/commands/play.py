@@ -5,14 +5,14 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from spot.commands import options
+from spot import options
 
 
 def play(
     images: options.Photos = (),
     /,
     *,
-    model: Annotated[tuple[str, ...], arg(help=f"models to choose from, {options.NAME}")] = (),
+    model: Annotated[tuple[str, ...], arg(help=f"models to choose from: {options.NAME}")] = (),
     weights: tuple[Path, ...] = (),
     data: options.Data | None = None,
     split: options.Split = "val",
@@ -20,16 +20,16 @@ def play(
     port: int = 7768,
     no_browser: Annotated[bool, FlagCreatePairsOff] = False,
 ) -> None:
-    """Place tokens on a picture with your hand, and see at once what the model says.
+    """Place tokens on a picture by hand and see the prediction at once.
 
-    Starts a server on this machine alone and opens its page in the browser: drag, add and remove
-    tokens, place them by a prior, search step by step, and see where a token would help most.
-    Without arguments it shows the built-in model on scenes; with images or data a retrofitted ViT-Ti/16.
+    Starts a local server and opens its page in the browser. On the page you can drag, add and remove tokens, place
+    them by a prior, run a search, and see where a token would help most. Without arguments it uses the built-in
+    model on scenes, with images or data a retrofitted ViT-Ti/16.
 
     Args:
-        data: samples from a folder with one sub-folder per class, a timm data set, or "scenes".
-        weights: files with the timm models' weights, one for all or one each, instead of downloading them.
-        port: of the server; 0 takes any that is free.
+        data: sample images from a folder with one sub-folder per class, a timm data set, or "scenes".
+        weights: local files with the timm models' weights, one for all or one for each, instead of downloads.
+        port: port of the server; 0 takes any free port.
         no_browser: only print the address.
 
     example: spot play photo.jpg --model vit-ti scenes-a

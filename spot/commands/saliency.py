@@ -5,30 +5,31 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from spot.commands import options
-from spot.evaluation.options import Choice
+from spot import options
+from spot.options import ImageOptions
 
 
 def saliency(
     images: options.Photos = (),
     /,
     *,
-    data: options.Data | None = None,
+    data: options.DataInstead = None,
     out: Path = Path("saliency"),
     method: str = "spectral",
     prompt: str | None = None,
-    choice: Annotated[Choice, arg(name="")] = Choice(),  # noqa: B008 (frozen)
+    choice: Annotated[ImageOptions, arg(name="")] = ImageOptions(),  # noqa: B008 (frozen)
     json: options.Json = None,
 ) -> None:
-    """Make saliency maps, one grey PNG of the image's size per image, for priors and the saliency gain.
+    """Write saliency maps: one grey PNG per image, of the image's size.
 
-    Maps of a data set keep its folders, so that they are found by image name; what is already there
-    is not made again. Use them with spot search or spot evaluate: --prior salient --saliency FOLDER.
+    Maps of a data set keep its folders and names. Existing maps are not computed again.
+    Use them with spot search or spot evaluate: --prior salient --saliency FOLDER.
 
     Args:
-        out: the folder of the maps.
-        method: spectral (no weights), clipseg, or an .onnx file of a salient-object network.
-        prompt: for clipseg, what to look for; "class" takes the name of each image's class folder.
+        data: instead of images: a folder with one sub-folder per class, a timm data set, or scenes.
+        out: folder for the maps.
+        method: spectral (needs no weights), clipseg, or an .onnx file of a salient-object network.
+        prompt: text prompt for clipseg; "class" uses the name of each image's class folder.
 
     example: spot saliency --data imagenet --method u2netp.onnx --out maps
     """

@@ -5,15 +5,15 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from spot.commands import options
-from spot.evaluation.options import Loading
+from spot import options
+from spot.options import LoadingOptions
 
 
 def search(
     images: options.Photos = (),
     /,
     *,
-    data: options.Data | None = None,
+    data: options.DataInstead = None,
     out: Path | None = None,
     model: options.Model = options.MODEL,
     weights: options.Weights = None,
@@ -33,35 +33,35 @@ def search(
     snap: Literal["end", "every-step"] = "end",
     fit: options.Fit = "crop",
     keep: Literal["trajectories", "positions"] = "trajectories",
-    loading: Annotated[Loading, arg(name="")] = Loading(batch_size=32),  # noqa: B008 (frozen)
+    loading: Annotated[LoadingOptions, arg(name="")] = LoadingOptions(batch_size=32),  # noqa: B008 (frozen)
     mixed_precision: bool = False,
     json: options.Json = None,
 ) -> None:
-    """Move tokens to where a model sees an image better, or worse, by gradient through the frozen model.
+    """Optimise token positions by gradient through the frozen model.
 
-    With images, a picture of each shows the windows at the start and at the end and the way between,
-    from dark purple to bright yellow (red for ascent). With --data, all images are searched into one
-    placements file; started again after a kill it goes on where it stopped. Any model can be
-    evaluated with that file: spot evaluate MODEL --data DIR --placements FILE. Under `accelerate launch`
-    or torchrun the images are shared out.
+    With images, it draws the windows at the start and at the end, and the path of each token from dark purple to
+    bright yellow (red for ascent). With --data, it writes the positions of all images to one placements file. An
+    interrupted search resumes. Use the file with spot evaluate MODEL --data DIR --placements FILE.
+    `accelerate launch` or torchrun distributes the images.
 
     Args:
-        out: the folder of the pictures (search), or with --data the .safetensors file.
-        label: each image's class, by number or name, or one for all of them.
-        objective: by default descent on the label, and without labels agree. ascent makes the label
-            less probable, obfuscate makes a random wrong one more so; entropy and agree (with what
-            the model says of the whole image) need no label.
-        tokens: how many.
-        preset: the paper's 5 steps at rate 0.003 or 10 at 0.01, what the authors' code does, or 20 at 0.01,
-            which is the default for agree.
-        steps: instead of the preset's.
-        lr: instead of the preset's, in fractions of the image.
-        optimizer: instead of the preset's.
-        project: keep tokens in the image, instead of as the preset says.
-        grid: the result must lie on the model's own patch grid.
-        snap: with --grid, at the end only or at every step.
-        keep: with --data, whole trajectories or only the final positions.
-        mixed_precision: bfloat16 inside the model, on accelerators.
+        data: instead of images: a folder with one sub-folder per class, a timm data set, or scenes.
+        out: folder for the pictures (default: search), or with --data the .safetensors file.
+        label: the class of each image, or one class for all, by number or name.
+        objective: descent raises the label's probability, ascent lowers it, obfuscate raises that of a random wrong
+            label. Without labels, agree matches the full-grid prediction, and entropy lowers the entropy.
+            Default: descent with labels, agree without.
+        tokens: number of tokens.
+        preset: paper: 5 steps with learning rate 0.003. paper-long: 10 steps with 0.01. authors: as in the authors'
+            code. agree: 20 steps with 0.01, the default for the objective agree.
+        steps: number of steps, instead of the preset's.
+        lr: learning rate in fractions of the image, instead of the preset's.
+        optimizer: the optimizer, instead of the preset's.
+        project: keep positions inside the image, instead of the preset's choice.
+        grid: snap the result to the model's patch grid.
+        snap: with --grid: at the end only, or at every step.
+        keep: with --data: keep whole trajectories, or only the final positions.
+        mixed_precision: run the model in bfloat16 on accelerators.
 
     example: spot search dog.jpg --label "golden retriever" --tokens 49
     """
@@ -76,12 +76,12 @@ def search(
     if data is not None and (label or fit != "crop"):
         raise InputError("--label and --fit go with images; a data set brings its own labels, and is cropped")
     objective = objective or ("descent" if label or data is not None else "agree")
-    loaded = spot.load(model, weights=weights, tokens=tokens, scale=scale).to(this_process().device)
+    loaded = spot.load(model, weights=weights, tokens=tokens, prior=prior, scale=scale).to(this_process().device)
     settings = PRESETS[preset or ("agree" if objective == "agree" else "paper")].changed(
         objective=objective, steps=steps, lr=lr, optimizer=optimizer, project=project, snap=snap,
         grid=loaded.grid_size if grid else None, mixed_precision=mixed_precision,
     )  # fmt: skip
-    common: dict[str, Any] = {"settings": settings, "prior": prior, "saliency": saliency, "seed": seed}
+    common: dict[str, Any] = {"settings": settings, "saliency": saliency, "seed": seed}
     if data is None:
         common |= {"batch_size": loading.batch_size, "skip": loading.skip_unreadable, "fit": fit}
         on_photos(loaded, images, label, out or Path("search"), json, **common)

@@ -30,7 +30,7 @@ from torchvision.transforms import Normalize
 from spot.data.classes import class_folders, class_indices
 from spot.data.difficulty import difficulty_of
 from spot.data.files import EXTENSIONS, image_files, is_image
-from spot.data.picture import evaluation_transform, open_image
+from spot.data.picture import open_image, photo_transform
 from spot.data.shards import Shards
 from spot.errors import InputError, unknown
 
@@ -143,7 +143,9 @@ class Images(Dataset[Sample | None]):
     def leave_out(self, unread: Unread) -> None:
         """Note an unreadable image, or stop at it."""
         if self.unreadable == "stop":
-            raise InputError(f"{unread.reason} ({unread.key}); pass unreadable='skip' to go on without it")
+            raise InputError(
+                f"{unread.reason} ({unread.key}); unreadable='skip' (--skip-unreadable) goes on without it"
+            )
         if unread.key not in self.skipped:
             self.skipped.append(unread.key)
 
@@ -174,7 +176,11 @@ def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, 
         split = options.get("split", "val")
         split = "validation" if split == "val" else split
         return Scenes(split, limit, difficulty=difficulty, transform=Normalize(config["mean"], config["std"]))
-    options |= {"transform": evaluation_transform(config), "classes": class_folders(model), "limit": limit}
+    options |= {
+        "transform": photo_transform(config, getattr(model, "fit", "crop")),
+        "classes": class_folders(model),
+        "limit": limit,
+    }
     if not str(path_or_name).startswith(CANVAS):
         return open_data(path_or_name, **options)
     from spot.data.canvas import Canvas

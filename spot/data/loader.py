@@ -70,6 +70,8 @@ def collate(samples: Sequence[Sample | Unread | None]) -> tuple[Batch | None, li
     if not readable:
         return None, unread
     images, labels, keys = zip(*readable, strict=True)
+    if any(image.shape != images[0].shape for image in images):
+        raise InputError("pictures of different sizes do not make a batch; use a batch size of 1 (--batch-size 1)")
     return Batch(torch.stack(images), torch.tensor(labels), list(keys)), unread
 
 

@@ -14,7 +14,7 @@ from spot.errors import InputError, unknown
 if TYPE_CHECKING:  # an exported file is run without torch
     from torchvision.transforms import Compose
 
-Fit = Literal["crop", "whole", "squash"]
+Fit = Literal["crop", "whole", "squash", "full"]
 
 CROP_RATIO = 0.875
 PIXELS = 120_000_000  # a larger image is refused before it is decoded: a small PNG can claim any size
@@ -98,7 +98,8 @@ def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose"
     """How a photograph of any shape becomes what a model sees.
 
     "crop" is the evaluation transform, whose square loses what lies outside; "squash" scales both
-    sides to the model's; "whole" keeps image and shape, with as many pixels as the model's square has.
+    sides to the model's; "whole" keeps image and shape, with as many pixels as the model's square has;
+    "full" keeps every pixel, for a model that finds places in large pictures (spot/placement/finder.py).
     """
     from torchvision.transforms import Compose, Normalize, ToTensor
 
@@ -106,6 +107,8 @@ def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose"
         raise unknown("fit", fit, get_args(Fit))
     if fit == "crop":
         return evaluation_transform(data_config)
+    if fit == "full":
+        return Compose([ToTensor(), Normalize(data_config["mean"], data_config["std"])])
     height, width = data_config["input_size"][-2:]
 
     def scaled(image: Image.Image) -> Image.Image:

@@ -271,7 +271,7 @@ class Scenes(Dataset[tuple[Tensor, int, str]]):
             raise unknown("split of the scenes", split, SPLITS)
         self.length = SPLITS[split] if length is None else length
         if self.length < 1:
-            raise InputError(f"a data set needs at least one scene, got length={length}")
+            raise InputError(f"a data set needs at least one scene, got {length}")
         self.split, self.difficulty, self.transform = split, difficulty, transform
         self.seed = seed * len(SPLITS) + list(SPLITS).index(split)
         self.classes = CLASSES

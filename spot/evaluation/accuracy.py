@@ -1,20 +1,19 @@
 """Accuracy of many placements in one pass over the images.
 
-A setting is what places the tokens, how many, and a seed; a candidate is a setting with the model that
-it is measured with. Every image is decoded once for all of them. Where an image's tokens go depends on
-the image, its key and the seed, never on the batch or the process it lands in, so that one process or
-many give the same numbers.
+A setting is what places the tokens, how many, a seed, and the model. Every image is decoded once for all
+settings. Where an image's tokens go depends on the image, its key and the seed, never on the batch or the
+process it lands in, so that one process or many give the same numbers.
 
     batches = loader(data_for(model, "imagenet"), 64, workers=4)
     result = evaluate(model, batches, [Setting("isotropic", 25), Setting("patch-dropout", 25, seed=1)])
     result.rows()                    # a table: one row per placement and budget, seeds pooled
-    result.ranks[0] == 0             # image by image: was candidate 0 right?
+    result.ranks[0] == 0             # image by image: was setting 0 right?
 """
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,10 @@ from spot.data.images import data_for
 from spot.data.loader import Batch, Loader, loader
 from spot.errors import InputError, check_kind
 from spot.models.baselines import BASELINES
-from spot.models.protocol import Placed, TokenModel
+from spot.models.family import Family, Source, at_budget
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.models.wrappers import TokenModel
 from spot.placement.files import Placements
 from spot.placement.oracle import frozen
 from spot.placement.priors import AnyPrior, resolve_prior
@@ -44,7 +44,7 @@ CONFIDENCE = 1.959964  # standard deviations: 95 %
 
 @dataclass(frozen=True)
 class Setting:
-    """What to measure a model with.
+    """Something to measure: where tokens go, how many, a seed, and the model.
 
     placement: a prior's name or function, placements read from a file, or a name in BASELINES; by
         default the model's own prior.
@@ -52,6 +52,7 @@ class Setting:
     seed: of random placements, together with each image's key.
     name: what tables call it; by default the name of the prior or baseline.
     scale: of the windows that a prior places; by default the model's own.
+    model: a SpotViT or a baseline; by default the one that `evaluate` is given. A baseline places by itself.
     """
 
     placement: AnyPrior | Placements | None = None
@@ -59,93 +60,88 @@ class Setting:
     seed: int = 0
     name: str = ""
     scale: Scale | None = None
-
-    @property
-    def label(self) -> str:
-        if self.name or isinstance(self.placement, str):
-            return self.name or str(self.placement)
-        if self.placement is None or isinstance(self.placement, Placements):
-            return "own" if self.placement is None else "Placements"
-        return resolve_prior(self.placement).name
-
-    def of(self, model: SpotViT) -> "Candidate":
-        """The setting with its model: this one, or the baseline of its name on this one's weights."""
-        if isinstance(self.placement, str) and self.placement in BASELINES:
-            return Candidate(BASELINES[self.placement].build(model, self.tokens), None, None, self.seed, self.label)
-        placement = model.prior if self.placement is None else self.placement
-        return Candidate(model, placement, self.tokens, self.seed, self.name, self.scale)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Something to compare: a model, where its tokens go, how many, a seed, and what tables call it.
-
-    placement: a prior (for a SpotViT) or placements read from a file; by default as the model places.
-    scale: of the windows that a SpotViT's prior places; by default the model's own.
-    """
-
-    model: TokenModel
-    placement: AnyPrior | Placements | None = None
-    tokens: int | None = None
-    seed: int = 0
-    name: str = ""
-    scale: Scale | None = None
+    model: TokenModel | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.placement, Placements):
             if self.tokens not in (None, self.placement.tokens):
                 raise InputError(f"the placements have {self.placement.tokens} tokens, not {self.tokens}")
-        elif self.placement is not None:
+        elif self.model is not None and self.placement is not None:
             resolve_prior(self.placement)  # refuses what is no prior
-        elif self.tokens not in (None, self.model.tokens):
+        elif self.model is not None and self.tokens not in (None, self.model.tokens):
             raise InputError(f"{self.label} has {self.model.tokens} tokens, not {self.tokens}")
+
+    def of(self, source: Source) -> "Setting":
+        """The setting with its model: with the weights for its budget, or the baseline of its name on them."""
+        if self.model is not None:
+            return self
+        if isinstance(self.placement, str) and self.placement in BASELINES:
+            baseline = BASELINES[self.placement].build(source, self.tokens)
+            return Setting(seed=self.seed, name=self.label, model=baseline)
+        tokens = self.placement.tokens if isinstance(self.placement, Placements) else self.tokens
+        model = source if isinstance(source, SpotViT) else at_budget(source, tokens)
+        return replace(self, placement=model.prior if self.placement is None else self.placement, model=model)
+
+    @property
+    def bound(self) -> TokenModel:
+        """The model, of a setting that has one; see `of`."""
+        assert self.model is not None, "a setting is measured with a model: setting.of(model)"
+        return self.model
 
     @property
     def label(self) -> str:
-        if self.name or self.placement is None:
-            return self.name or type(self.model).__name__
-        return Setting(self.placement).label
+        if self.name or isinstance(self.placement, str):
+            return self.name or str(self.placement)
+        if self.placement is None:
+            return "own" if self.model is None else type(self.model).__name__
+        return "Placements" if isinstance(self.placement, Placements) else resolve_prior(self.placement).name
 
     @property
     def budget(self) -> int:
         """How many tokens."""
         if isinstance(self.placement, Placements):
             return self.placement.tokens
-        return self.model.tokens if self.tokens is None else self.tokens
+        return self.bound.tokens if self.tokens is None else self.tokens
 
     @property
     def random(self) -> bool:
         """Whether another seed would place tokens elsewhere."""
         if isinstance(self.placement, Placements):
             return False
-        return self.model.random if self.placement is None else resolve_prior(self.placement).random
+        return self.bound.random if self.placement is None else resolve_prior(self.placement).random
+
+    @property
+    def needs_map(self) -> bool:
+        """Whether the prior reads saliency maps."""
+        if self.placement is None or isinstance(self.placement, Placements):
+            return False
+        return resolve_prior(self.placement).needs_map
 
     @property
     def module(self) -> TokenModel:
         """A model that places so by itself, `module(images)`: for timing and for counting its cost."""
         if isinstance(self.model, SpotViT):
             prior = None if isinstance(self.placement, Placements) else self.placement
-            return Placed(self.model, self.budget, prior, self.scale)
-        return self.model
+            return self.model.at(tokens=self.budget, prior=prior, scale=self.scale)
+        return self.bound
 
     def place(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
         """Positions (B, N, 2), each image's from its key and the seed alone."""
         if isinstance(self.placement, Placements):
             return self.placement.positions_for(keys).to(images.device)
         if self.placement is None:
-            return self.model.place(images, keys=keys, seed=self.seed)
-        needs_map = resolve_prior(self.placement).needs_map
-        maps = saliency(images, keys) if saliency is not None and needs_map else None
+            return self.bound.place(images, keys=keys, seed=self.seed)
+        maps = saliency(images, keys) if saliency is not None and self.needs_map else None
         how: dict[str, Any] = {"keys": keys, "seed": self.seed, "maps": maps}
         how |= {} if self.scale is None else {"scale": self.scale}
-        return self.model.place(images, tokens=self.tokens, prior=self.placement, **how)
+        return self.bound.place(images, tokens=self.tokens, prior=self.placement, **how)
 
 
 @dataclass
 class Evaluation:
-    """What S candidates made of M images, in the order of the images' keys."""
+    """Predictions of S settings for M images, in the order of the images' keys."""
 
-    candidates: list[Candidate]
+    settings: list[Setting]
     keys: list[str]  # M
     labels: Tensor  # (M,) int64
     predictions: Tensor  # (S, M) int64, the class predicted
@@ -161,16 +157,16 @@ class Evaluation:
         return [self.row(members) for members in self.groups()]
 
     def groups(self) -> list[list[int]]:
-        """Candidates that differ only in their seed."""
+        """Settings that differ only in their seed."""
         groups: dict[tuple[Any, ...], list[int]] = {}
-        for index, each in enumerate(self.candidates):
+        for index, each in enumerate(self.settings):
             given = id(each.placement) if isinstance(each.placement, Placements) else None
-            groups.setdefault((each.label, each.budget, each.scale, each.model.spot_vit, given), []).append(index)
+            groups.setdefault((each.label, each.budget, each.scale, each.bound.spot_vit, given), []).append(index)
         return list(groups.values())
 
     def row(self, members: list[int]) -> dict[str, Any]:
-        """The row of candidates that differ only in their seed."""
-        first = self.candidates[members[0]]
+        """The row of settings that differ only in their seed."""
+        first = self.settings[members[0]]
         top1, top5 = ((self.ranks[members] < top).double().mean(1) for top in (1, 5))
         # Seeds see the same images: they make the mean steadier, not the sample larger.
         low, high = wilson(top1.mean().item(), len(self.keys))
@@ -188,10 +184,16 @@ class Evaluation:
         }
 
 
-def as_candidates(model: SpotViT, settings: Sequence[Setting | Candidate | str]) -> list[Candidate]:
-    """Settings, or names of priors and baselines, with their model; candidates have theirs."""
-    named = [Setting(each) if isinstance(each, str) else each for each in settings]
-    return [each if isinstance(each, Candidate) else each.of(model) for each in named]
+def with_models(source: Source, settings: Sequence[Setting | str]) -> list[Setting]:
+    """Settings, or names of priors and baselines, with their models. Those of one budget share one model."""
+    made: dict[int, SpotViT] = {}
+    bound = []
+    for each in settings:
+        setting = (Setting(each) if isinstance(each, str) else each).of(source)
+        if isinstance(source, Family) and isinstance(setting.model, SpotViT) and each is not setting:
+            setting = replace(setting, model=made.setdefault(setting.budget, setting.model))
+        bound.append(setting)
+    return bound
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -206,9 +208,9 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def evaluate(
-    model: SpotViT,
+    model: Source,
     data: Loader | str | Path,
-    settings: Sequence[Setting | Candidate | str] = (Setting(),),
+    settings: Sequence[Setting | str] = (Setting(),),
     *,
     saliency: Maps | None = None,
     features: bool = False,
@@ -222,7 +224,8 @@ def evaluate(
         spot.evaluate(model, "scenes", [spot.Setting("center", tokens) for tokens in (9, 16)]).rows()
 
     Args:
-        model: what settings are measured with; a candidate brings its own model.
+        model: what settings are measured with unless they bring a model, or a family, which has weights for each
+            budget.
         data: what `spot.data.images.data_for` takes, or batches as `loader` makes them; of several processes each
             has its share.
         settings: by default the model's own prior and budget; a name is a prior or a baseline.
@@ -233,12 +236,14 @@ def evaluate(
 
     Several threads may evaluate and search with one model: it is in evaluation mode until the last has ended.
     """
-    check_kind("model", model, SpotViT)
+    check_kind("model", model, SpotViT, Family)
     check_kind("data", data, Loader, str, Path)
     check_kind("settings", settings, list, tuple)
-    batches = data if isinstance(data, Loader) else loader(data_for(model, data))
-    candidates = as_candidates(model, settings)
-    models, maps = [each.model for each in candidates], model.saliency_maps if saliency is None else saliency
+    bound = with_models(model, settings)
+    models = [each.bound for each in bound]
+    some = models[0].spot_vit if isinstance(model, Family) else model
+    batches = data if isinstance(data, Loader) else loader(data_for(some, data))
+    maps = some.saliency_maps if saliency is None else saliency
     done: list[tuple[list[str], Tensor, Tensor, list[Tensor]]] = []  # keys, labels, results (S, B, 3), features
     problem = ""
     try:
@@ -248,8 +253,8 @@ def evaluate(
                 images = batch.images.to(next(models[0].parameters()).device, non_blocking=True)
                 known = once(maps, images, batch.keys)
                 results, pooled = [], []
-                for candidate in candidates:
-                    head = head_of(candidate.model, images, candidate.place(images, batch.keys, known))
+                for setting in bound:
+                    head = head_of(setting.bound, images, setting.place(images, batch.keys, known))
                     results.append(judge(head().float().cpu(), batch, accuracy=accuracy))
                     pooled += [head(pre_logits=True).float().cpu()] if features else []
                 done.append((batch.keys, batch.labels, torch.stack(results), pooled))
@@ -267,7 +272,7 @@ def evaluate(
     order = sorted(range(len(keys)), key=keys.__getitem__)  # the same however many processes there were
     outcomes = torch.cat([part[2] for part in parts], 1)[:, order]
     return Evaluation(
-        candidates=candidates,
+        settings=bound,
         keys=sorted(keys),
         labels=torch.cat([part[1] for part in parts])[order],
         predictions=outcomes[..., 0].long(),
@@ -303,12 +308,10 @@ def head_of(model: TokenModel, images: Tensor, positions: Tensor) -> Callable[..
     if isinstance(model, ToMe):  # whose tokens weigh as many as they stand for
         merged = model.merge(images, positions)
         return partial(model.forward_head, merged.features, sizes=merged.sizes)
-    if isinstance(model, SpotViT):
-        model = model.suited(positions.shape[1], images)
     return partial(model.forward_head, model.forward_features(images, positions))
 
 
 def once(saliency: Maps, images: Tensor, keys: Sequence[str]) -> Maps:
-    """Saliency that looks at a batch once, however many candidates draw from it."""
+    """Saliency that looks at a batch once, however many settings draw from it."""
     maps = functools.cache(lambda: saliency(images, keys))
     return lambda *_: maps()

@@ -1,12 +1,8 @@
-"""Measured things on disk, found by what determines them.
+"""What determines a measured outcome, and the file that it is kept in.
 
-An entry is a file named by a hash of what determines it (`about`). It is written whole or not at all, so
-a study that was killed finds what it had finished. An entry of another version of this program, or a
-damaged one, is named and made again.
-
-What determines the outcome of a candidate is put together here, and only here (`determinants`): the
-content of its weights, where it puts the tokens of one fixed image (and so every constant of its prior),
-its budget and seed, the image files, and the files of the saliency maps it reads.
+An entry is a file named by a hash of what determines it (`about`), so that only the same content finds it again: the
+weights, where tokens of one fixed image go (and so every constant of a prior), budget and seed, the image files, and
+the files of the saliency maps. kNN banks and the studies of paper/ are kept so.
 """
 
 import re
@@ -15,59 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from spot import report
 from spot.data.canvas import Canvas
 from spot.data.images import Data, Stream
 from spot.data.scenes import Scenes
 from spot.data.shards import Shards
 from spot.errors import InputError
-from spot.evaluation.accuracy import Candidate
+from spot.evaluation.accuracy import Setting
 from spot.hashes import hash_file, hash_json, hash_listing, hash_tensors
 from spot.placement.files import Placements
-from spot.placement.priors import resolve_prior
-from spot.store import encode_names, read_tensors, write_tensors
-
-KEY, FORMAT = "spot-measurement", 3
+from spot.store import encode_names
 
 
-class Cache:
-    """A folder of measurements."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-
-    def path(self, about: Mapping[str, Any]) -> Path:
-        """Where the measurement is kept that this determines; a person can tell files apart too."""
-        words = [str(about[name]) for name in ("name", "placement", "tokens", "seed") if about.get(name) is not None]
-        words = [re.sub(r"[^A-Za-z0-9_.-]+", "-", word) for word in words]
-        return self.folder / str(about["kind"]) / f"{'-'.join([*words, hash_json(about)[:12]])}.safetensors"
-
-    def get(self, about: Mapping[str, Any]) -> dict[str, Tensor] | None:
-        """The measurement, if there is one that this version made."""
-        path = self.path(about)
-        if not path.is_file():
-            return None
-        try:
-            tensors, header = read_tensors(path, KEY, "a measurement")
-        except InputError as error:
-            report.warn(f"{error}; it is measured again")
-            return None
-        made = (header.get("format"), header.get("spot"))
-        if made != (FORMAT, spot_version()):
-            report.warn(f"{path} was made by another version ({made[1]}, format {made[0]}), so it is measured again")
-            return None
-        return tensors
-
-    def put(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Keep a measurement."""
-        header = {"format": FORMAT, "spot": spot_version(), "about": dict(about)}
-        write_tensors(self.path(about), tensors, KEY, header)
+def entry_path(folder: str | Path, about: Mapping[str, Any]) -> Path:
+    """Where what this determines is kept in a folder; a person can tell the files apart too."""
+    words = [str(about[name]) for name in ("name", "placement", "tokens", "seed") if about.get(name) is not None]
+    words = [re.sub(r"[^A-Za-z0-9_.-]+", "-", word) for word in words]
+    return Path(folder) / str(about["kind"]) / f"{'-'.join([*words, hash_json(about)[:12]])}.safetensors"
 
 
-def determinants(candidate: Candidate, weights: str, images: str, maps: str = "") -> dict[str, Any]:
-    """What determines the outcome of a candidate, as JSON.
+def determinants(setting: Setting, weights: str, images: str, maps: str = "") -> dict[str, Any]:
+    """What determines the outcome of a setting, as JSON.
 
     Args:
         weights: `hash_model` of the SpotViT whose weights it uses.
@@ -75,33 +39,27 @@ def determinants(candidate: Candidate, weights: str, images: str, maps: str = ""
         maps: `hash_maps` of the saliency maps; left out where none are read.
     """
     return {
-        "model": type(candidate.model).__name__,
+        "model": type(setting.model).__name__,
         "weights": weights,
-        "placement": candidate.label,
-        "tokens": candidate.budget,
-        "seed": candidate.seed,
-        "places": hash_places(candidate),
+        "placement": setting.label,
+        "tokens": setting.budget,
+        "seed": setting.seed,
+        "places": hash_places(setting),
         "images": images,
-        "maps": maps if needs_map(candidate) else "",
+        "maps": maps if setting.needs_map else "",
     }
 
 
-def needs_map(candidate: Candidate) -> bool:
-    """Whether a candidate's prior reads saliency maps."""
-    placement = candidate.placement
-    return placement is not None and not isinstance(placement, Placements) and resolve_prior(placement).needs_map
-
-
 @torch.no_grad()
-def hash_places(candidate: Candidate) -> str:
-    """Where a candidate puts tokens: given positions, or those on one fixed image with a fixed saliency map."""
-    if isinstance(candidate.placement, Placements):
-        given = candidate.placement
+def hash_places(setting: Setting) -> str:
+    """Where a setting puts tokens: given positions, or those on one fixed image with a fixed saliency map."""
+    if isinstance(setting.placement, Placements):
+        given = setting.placement
         return hash_tensors({"positions": given.positions, "keys": encode_names(given.keys)})
-    height, width = candidate.model.spot_vit.img_size
+    height, width = setting.bound.spot_vit.img_size
     ramp = torch.linspace(0.1, 1, height)[:, None] * torch.linspace(1, 0.1, width)
-    image = ramp.expand(1, 3, height, width).to(next(candidate.model.parameters()).device)
-    return hash_tensors({"positions": candidate.place(image, ["probe"], lambda *_: ramp[None])})
+    image = ramp.expand(1, 3, height, width).to(next(setting.bound.parameters()).device)
+    return hash_tensors({"positions": setting.place(image, ["probe"], lambda *_: ramp[None])})
 
 
 def hash_images(data: Data) -> str:

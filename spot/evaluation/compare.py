@@ -13,21 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from spot.data.difficulty import difficulty_of
-from spot.data.images import Data, data_for, open_data
+from spot.data.images import Data, Images, data_for, open_data
 from spot.data.loader import loader
 from spot.errors import InputError
-from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, evaluate
-from spot.evaluation.anytime import measure
-from spot.evaluation.cache import hash_maps, needs_map
+from spot.evaluation.accuracy import Evaluation, Maps, Setting, evaluate, with_models
+from spot.evaluation.cache import hash_maps
 from spot.evaluation.cost import macs
+from spot.evaluation.early_exit import measure
 from spot.evaluation.knn import Bank, build_banks, knn_rows
-from spot.evaluation.options import Comparing
 from spot.hashes import hash_model
-from spot.models.anytime import calibrated
 from spot.models.baselines import BASELINES
+from spot.models.cascade import Cascade
+from spot.models.family import Source, at_budget
+from spot.models.glimpsed import Glimpsed
+from spot.models.loading import read_prior
 from spot.models.spot_vit import SpotViT
+from spot.options import EvaluateOptions
 from spot.placement.files import Placements
-from spot.placement.map_cost import map_macs
+from spot.placement.map_files import map_macs
+from spot.placement.priors import AnyPrior
 from spot.placement.saliency import maps_for
 from spot.processes import this_process
 
@@ -70,35 +74,42 @@ class Comparison:
         return text + "."
 
     def predictions(self) -> list[dict[str, Any]]:
-        """A row for each image: its key, its label, and the class that each candidate predicted."""
+        """A row for each image: its key, its label, and the class that each setting predicted."""
         made = self.evaluation
-        names = [f"{each.label} {each.budget} seed {each.seed}" for each in made.candidates]
+        names = [f"{each.label} {each.budget} seed {each.seed}" for each in made.settings]
         return [
             {"key": key, "label": label, **dict(zip(names, said, strict=True))}
             for key, label, said in zip(made.keys, made.labels.tolist(), made.predictions.T.tolist(), strict=True)
         ]
 
 
-def compare(model: SpotViT, data: str | Path, **options: Any) -> Comparison:
+def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **options: Any) -> Comparison:
     """Measure every prior, baseline and budget in one pass over the images, on all processes together.
 
-    options: of `spot.evaluation.options.Comparing`.
+    Args:
+        source: a model, or a family, which has weights for each budget.
+        cascade: also measured, with early exit.
+        options: of `spot.options.EvaluateOptions`.
     """
-    asked, state = Comparing(**options), this_process()
-    priors = asked.prior or (model.prior,)
-    maps = maps_for(model, priors, asked.saliency, data)
-    settings = candidates_of(model, asked)
-    if asked.anytime:
-        calibrated(model)  # refuses a model that was not
-        if state.num_processes > 1:
-            raise InputError("a cascade is measured by one process; leave out anytime, or start one")
-    images, classified = opened(model, data, need_classes=asked.knn is None, **asked.opening())
-    batches = loader(images, **asked.readers(), process=state.process_index, processes=state.num_processes)
+    asked, state = EvaluateOptions(**options), this_process()
+    model = at_budget(source).to(state.device)  # for what does not depend on the budget
+    priors = [read_prior(each, source) or each for each in asked.prior]
+    maps = maps_for(model, priors or (model.prior,), asked.saliency, data)
+    settings = chosen_settings(source, model, priors, asked)
+    for each in settings:
+        each.bound.to(state.device)
+    if cascade is not None and state.num_processes > 1:
+        raise InputError("a cascade is measured by one process; leave out early exit, or start one")
+    images, classified = open_labelled(model, data, need_classes=asked.knn is None, **asked.opening())
+    shape, reading = None, asked.readers()
+    if model.fit == "full" and isinstance(images, Images):  # pictures of any size, one at a time
+        shape, reading = tuple(some[0].shape) if (some := images[0]) else None, {**reading, "batch_size": 1}
+    batches = loader(images, **reading, process=state.process_index, processes=state.num_processes)
     banks: list[Bank] = []
     if asked.knn is not None:
-        bank_maps = maps_for(model, priors, asked.saliency, asked.knn)
+        bank_maps = maps_for(model, priors or (model.prior,), asked.saliency, asked.knn)
         banks = banks_of(model, images, classified, settings, asked, bank_maps)
-        weights, classes = hash_model(model), list(images.classes)
+        weights, classes = hash_model(settings[0].bound.spot_vit), list(images.classes)
         banks[0].refuse_other(str(asked.knn), model.embed_dim, weights=weights, classes=classes)
         banks[0].refuse_vote(asked.k, asked.temperature)
     made = evaluate(
@@ -109,36 +120,43 @@ def compare(model: SpotViT, data: str | Path, **options: Any) -> Comparison:
     rows = []
     for members, row, voted in zip(made.groups(), made.rows(), votes, strict=False):
         about = {"placement": row["placement"], "tokens": row["tokens"]}
-        first = made.candidates[members[0]]
-        looking = (map_macs(asked.saliency or "spectral") or 0) if needs_map(first) else 0
-        cost = (macs(first.module) + looking) / 1e9
+        first = made.settings[members[0]]
+        looking = (map_macs(asked.saliency or "spectral") or 0) if first.needs_map else 0
+        cost = (macs(first.module, shape) + looking) / 1e9
         row = row if classified else {name: row[name] for name in ("seeds", "images")}
         rows.append({**about, "gmacs": cost, **row, **voted})
-    if asked.anytime:
-        rows.append(measure(model, batches))
+    if cascade is not None:
+        rows.append(measure(cascade.to(state.device), batches))
     return Comparison(rows, made, classified)
 
 
-def candidates_of(model: SpotViT, asked: Comparing) -> list[Candidate]:
-    """One candidate for every prior, baseline, budget and seed; the model's own where nothing is asked for."""
+def chosen_settings(
+    source: Source, model: SpotViT, priors: Sequence[AnyPrior], asked: EvaluateOptions
+) -> list[Setting]:
+    """One setting for every prior, baseline, budget and seed; the model's own where nothing is asked for."""
     if asked.seeds < 1:
-        raise InputError(f"at least one seed is needed, got seeds={asked.seeds}")
+        raise InputError(f"at least one seed is needed, got {asked.seeds}")
     chosen: list[Setting] = []
     own = () if asked.baseline or asked.placements else (model.prior,)
-    for name in (*asked.baseline, *(asked.prior or own)):
-        dense = name in BASELINES and BASELINES[name].dense
+    for name in (*asked.baseline, *(priors or own)):
+        dense = isinstance(name, str) and name in BASELINES and BASELINES[name].dense
         chosen += [Setting(name, budget) for budget in ((None,) if dense else asked.tokens or (model.tokens,))]
     stems = [path.stem for path in asked.placements]
     names = [str(path) if stems.count(path.stem) > 1 else path.stem for path in asked.placements]
     chosen += [Setting(Placements.load(path), name=name) for path, name in zip(asked.placements, names, strict=True)]
-    candidates = [setting.of(model) for setting in chosen]
-    return [replace(each, seed=seed) for each in candidates for seed in range(asked.seeds if each.random else 1)]
+    others = asked.prior or asked.baseline or asked.placements
+    if asked.glimpses or (model.fit == "full" and not others):
+        several = [Glimpsed(model, count) for count in asked.glimpses or (None,)]
+        chosen = chosen if others else []
+        chosen += [Setting(model=each, name=f"glimpses: {each.glimpses}") for each in several]
+    settings = with_models(source, chosen)
+    return [replace(each, seed=seed) for each in settings for seed in range(asked.seeds if each.random else 1)]
 
 
-def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: Any) -> tuple[Data, bool]:
+def open_labelled(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: Any) -> tuple[Data, bool]:
     """The images, and whether their labels are the model's classes. Neighbours vote for any classes."""
     if model.num_classes == 0 and need_classes:
-        raise InputError(f"{model.name} has no classifier; pass knn=FOLDER to measure its features")
+        raise InputError(f"{model.name} has no classifier; its features can be measured with knn=FOLDER (--knn FOLDER)")
     try:
         return data_for(model, data, **opening), model.num_classes > 0
     except InputError:
@@ -148,12 +166,17 @@ def opened(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: A
 
 
 def banks_of(
-    model: SpotViT, images: Data, classified: bool, candidates: Sequence[Candidate], asked: Comparing, maps: Maps | None
+    model: SpotViT,
+    images: Data,
+    classified: bool,
+    settings: Sequence[Setting],
+    asked: EvaluateOptions,
+    maps: Maps | None,
 ) -> list[Bank]:
-    """A kNN bank for each candidate: one file for all, or one each, made of images with the same labels."""
+    """A kNN bank for each setting: one file for all, or one each, made of images with the same labels."""
     source = Path(str(asked.knn))
     if source.suffix == ".safetensors":
-        return [Bank.load(source)] * len(candidates)
+        return [Bank.load(source)] * len(settings)
     opening: dict[str, Any] = {"split": "train", "unreadable": asked.opening()["unreadable"]}
     if classified:
         labelled = data_for(model, source, limit=BANK_IMAGES if difficulty_of(source) else None, **opening)
@@ -162,4 +185,4 @@ def banks_of(
     folder = asked.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot" / "knn"
     made_by = "" if maps is None else hash_maps(asked.saliency or "spectral")
     loading: dict[str, Any] = {**asked.readers(), "saliency": maps, "maps": made_by}
-    return build_banks(model, labelled, candidates, folder, shown=this_process().is_main_process, **loading)
+    return build_banks(model, labelled, settings, folder, shown=this_process().is_main_process, **loading)

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from spot.models.protocol import TokenModel
+from spot.models.wrappers import TokenModel
 from spot.placement.priors import uniform
 
 
@@ -43,9 +43,9 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
         finally:
             model.train(training)
     largest = 1.0
-    if tokens is None:
+    if tokens is None and hasattr(model, "place"):  # a timm model has no placement
         with torch.no_grad():
-            sizes = model.place(images, generator=torch.Generator().manual_seed(0))[..., 2:]
+            sizes = model.place(images, generator=torch.Generator().manual_seed(0))[..., 2:3]
         largest = float(sizes.max()) if sizes.numel() else 1.0
     return counter.get_total_flops() + pyramid_flops(images.shape[1:], largest)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from spot.errors import InputError
 from spot.evaluation.accuracy import head_of
 from spot.hashes import hash_model
-from spot.models.protocol import TokenModel
+from spot.models.wrappers import TokenModel
 from spot.placement.dataset_search import KeyedImages, made_by_image
 from spot.placement.files import Placements
 from spot.placement.oracle import frozen

@@ -26,8 +26,8 @@ from spot import report
 from spot.data.images import Data
 from spot.data.loader import loader
 from spot.errors import InputError
-from spot.evaluation.accuracy import Candidate, Evaluation, Maps, Setting, as_candidates, evaluate
-from spot.evaluation.cache import Cache, determinants, hash_images, spot_version
+from spot.evaluation.accuracy import Evaluation, Maps, Setting, evaluate, with_models
+from spot.evaluation.cache import determinants, entry_path, hash_images, spot_version
 from spot.hashes import hash_model
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
@@ -54,8 +54,8 @@ class Bank:
         """The bank of one setting of an evaluation that kept features."""
         if bool((evaluation.labels < 0).any()):
             raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
-        candidate = evaluation.candidates[index]
-        about = {"placement": candidate.label, "tokens": candidate.budget, "seed": candidate.seed, **about}
+        setting = evaluation.settings[index]
+        about = {"placement": setting.label, "tokens": setting.budget, "seed": setting.seed, **about}
         return cls(F.normalize(evaluation.features[index], dim=1), evaluation.labels, about)
 
     @property
@@ -165,7 +165,7 @@ def knn_rows(
 def build_banks(
     model: SpotViT,
     data: Data,
-    settings: Sequence[Setting | Candidate],
+    settings: Sequence[Setting],
     cache: str | Path,
     *,
     batch_size: int = 64,
@@ -180,16 +180,16 @@ def build_banks(
     An entry of the cache is found again only by the same weights, placement, image files and maps (`hash_maps`).
     Images are decoded once for as many settings as fit into `memory` bytes of features.
     """
-    candidates = as_candidates(model, settings)
-    for candidate in candidates:
-        if isinstance(candidate.placement, Placements):
+    settings = with_models(model, settings)
+    for setting in settings:
+        if isinstance(setting.placement, Placements):
             raise InputError("placements are for the images evaluated, not for the bank's; give a bank file")
     state = this_process()
     images, classes = hash_images(data), list(data.classes)
-    weights = {each: hash_model(each) for each in {candidate.model.spot_vit for candidate in candidates}}
-    abouts = [determinants(each, weights[each.model.spot_vit], images, maps) for each in candidates]
+    weights = {each: hash_model(each) for each in {setting.bound.spot_vit for setting in settings}}
+    abouts = [determinants(each, weights[each.bound.spot_vit], images, maps) for each in settings]
     abouts = [{**about, "kind": "banks", "classes": classes, "spot": spot_version()} for about in abouts]
-    paths = [Cache(cache).path(about) for about in abouts]
+    paths = [entry_path(cache, about) for about in abouts]
     banks = [_kept(path) for path in paths]
     state.wait_for_everyone()  # before the first process writes what another looks for
     missing = [index for index, bank in enumerate(banks) if bank is None]
@@ -197,7 +197,7 @@ def build_banks(
     for start in range(0, len(missing), at_once):
         chosen = missing[start : start + at_once]
         batches = loader(data, batch_size, workers, process=state.process_index, processes=state.num_processes)
-        some = [candidates[index] for index in chosen]
+        some = [settings[index] for index in chosen]
         made = evaluate(
             model, batches, some, saliency=saliency, features=True, accuracy=False, shown=shown, title="bank"
         )

@@ -1,14 +1,11 @@
-"""What a model says of photographs, and where tokens would have to be for it to say more.
+"""Predictions for photographs of any size, with what is needed to draw them.
 
-`predict` and `search_photos` take files of any size; each yields a record for every photograph, with
-what is needed to draw it (`prediction_figure`, `search_figure`). `fit` says how a photograph becomes
-what the model sees, see `spot.data.picture.photo_transform`; "whole" leaves it its own shape, because
-positions are fractions and tokens need no grid.
+`fit` says how a photograph becomes what the model sees, see `spot.data.picture.photo_transform`; "whole" leaves it its
+own shape, because positions are fractions and tokens need no grid. Searches on photographs: evaluation/searches.py.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +14,20 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from spot import report
-from spot.data.classes import class_folders, class_names
+from spot.data.classes import class_names
 from spot.data.images import Transform
 from spot.data.picture import Fit, open_image, photo_transform
-from spot.errors import InputError, unknown
+from spot.errors import InputError
+from spot.models.cascade import Cascade
+from spot.models.family import Family, Source, at_budget
+from spot.models.glimpsed import Glimpsed
 from spot.models.merging import Merging
 from spot.models.spot_vit import SpotViT
-from spot.placement.dataset_search import obfuscated
-from spot.placement.oracle import PRESETS, SearchSettings, search
+from spot.models.wrappers import TokenModel
+from spot.placement.priors import AnyPrior
 from spot.placement.saliency import maps_for, rgb
-from spot.plots.placements import placement_figure, prediction
+from spot.placement.sizes import Scale
+from spot.plots.placements import prediction
 
 
 @dataclass(frozen=True)
@@ -40,32 +41,7 @@ class Prediction:
     rows: list[dict[str, Any]]  # "index", "class" and "probability" in percent of the most probable classes
 
 
-@dataclass(frozen=True)
-class PhotoSearch:
-    """The search on one photograph: the class it is about, and the step that counts."""
-
-    path: Path
-    image: Tensor  # (3, H, W) in [0, 1], as the model saw it
-    trajectory: Tensor  # (steps + 1, N, 2), up to the step that counts
-    name: str  # of the class: the label, or what the model says of the whole image
-    before: float  # its probability at the start
-    after: float  # and at the end
-    predictions: tuple[str, str]  # what the model says at the start and at the end
-    reached: bool  # whether that class is the most probable one at the end
-
-    @classmethod
-    def of(
-        cls, path: Path, image: Tensor, trajectory: Tensor, logits: Tensor, goal: int | None, names: Sequence[str]
-    ) -> "PhotoSearch":
-        """logits (2, classes) at the start and the end; without a goal it is about what the model says at the end."""
-        start, end = logits.argmax(-1).tolist()
-        goal = end if goal is None else goal
-        before, after = logits.softmax(-1)[:, goal].tolist()
-        said = (short(names[start]), short(names[end]))
-        return cls(path, image, trajectory, short(names[goal]), before, after, said, end == goal)
-
-
-def opened(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterator[tuple[Path, Tensor]]:
+def open_photos(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterator[tuple[Path, Tensor]]:
     """Photographs (3, H, W) as a model sees them; one that cannot be read stops, or is named and left out."""
     count = 0
     for path in paths:
@@ -73,7 +49,7 @@ def opened(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterat
             image = transform(open_image(path))
         except InputError as error:
             if not skip:
-                hint = "; pass unreadable='skip' to go on without it" if len(paths) > 1 else ""
+                hint = "; skip=True (--skip-unreadable) goes on without it" if len(paths) > 1 else ""
                 raise InputError(f"{error}{hint}") from None
             report.warn(f"skipped: {error}")
         else:
@@ -85,48 +61,63 @@ def opened(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterat
 
 @torch.no_grad()
 def predict(
-    model: SpotViT,
+    source: Source,
     paths: Sequence[Path],
     *,
-    prior: str | None = None,
+    prior: AnyPrior | None = None,
     tokens: int | None = None,
+    scale: Scale | None = None,
     saliency: str | None = None,
     seed: int = 0,
+    cascade: Cascade | None = None,
     until: float | None = None,
     merge: bool = False,
+    glimpses: int | None = None,
     top: int = 5,
-    fit: Fit = "crop",
+    fit: Fit | None = None,
     skip: bool = False,
 ) -> Iterator[Prediction]:
-    """What a classifier says of photographs.
+    """The classes that a model predicts for photographs.
 
     Args:
-        prior, tokens: where and how many; by default the model's own.
+        source: a model, or a family, which has weights for each budget.
+        prior, tokens, scale: where tokens go, how many, how large; by default the model's own.
         saliency: for priors that need a map, see `spot.placement.saliency.maps_for`.
         seed: of priors that draw, together with each file's name.
-        until: few tokens first, and more until the model is so sure (from 0 to 1); see spot.models.anytime.
+        cascade: predicts with early exit, instead of with one budget.
+        until: the confidence at which the cascade stops, instead of its thresholds.
         merge: more tokens, merged in later blocks at the cost of as many as were asked for; see spot.models.merging.
+        glimpses: number of places to classify, for a model with a finder; see spot.models.glimpsed.
         top: how many classes to name.
+        fit: see `spot.data.picture.photo_transform`; by default the model's own.
         skip: leave out what cannot be read, with a warning.
     """
     if top < 1:
-        raise InputError(f"at least one class is to be named, got top={top}")
-    if until is not None and not (prior is tokens is saliency is None and fit != "whole" and not merge):
-        raise InputError("with until the calibration says where tokens go and how many, on images of the model's size")
+        raise InputError(f"at least one class is to be named, got {top}")
+    if cascade is not None and not (prior is tokens is saliency is scale is None and fit != "whole" and not merge):
+        raise InputError("a cascade says itself where tokens go and how many, on images of the model's size")
+    if until is not None and cascade is None:
+        raise InputError("until goes with a cascade, whose confidence is calibrated; make one with spot calibrate")
+    model: SpotViT = at_budget(source, tokens, prior=prior, scale=scale)
     names = names_of(model)
-    placing: Any = {"seed": seed} if merge else {"seed": seed, "tokens": tokens, "prior": prior}
-    reader = Merging(model, model.tokens if tokens is None else tokens, prior) if merge else model
+    fit = fit or model.fit
+    reader: TokenModel = Merging(source, model.tokens, prior) if merge else model
+    if glimpses is not None or (model.fit == fit == "full" and prior is tokens is None and not merge):
+        reader = Glimpsed(model, glimpses)
     transform = photo_transform(model.data_config, fit)
     maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
     device = next(model.parameters()).device
-    for path, image in opened(paths, transform, skip=skip):
+    for path, image in open_photos(paths, transform, skip=skip):
         images, keys = image[None].to(device), [path.name]
         map_ = None if maps is None else maps(images, keys)
-        if until is None:
-            positions = reader.place(images, keys=keys, maps=map_, **placing)
+        if fit == "whole" and isinstance(source, Family) and not merge:  # the share of tokens depends on the shape
+            size = (image.shape[1], image.shape[2])
+            reader = at_budget(source, model.tokens, prior=prior, scale=scale, image_size=size).to(device)
+        if cascade is None:
+            positions = reader.place(images, keys=keys, maps=map_, seed=seed)
             logits = reader(images, positions)
         else:
-            *_, step = model.look(images, until)
+            *_, step = cascade(images, until)
             positions, logits = step.positions, step.logits
         best = (logits[0].softmax(0) * 100).topk(min(top, len(names)))
         each = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -135,62 +126,10 @@ def predict(
         yield Prediction(path, seen, positions[0].cpu(), drawn_from, rows)
 
 
-def search_photos(
-    model: SpotViT,
-    paths: Sequence[Path],
-    labels: Sequence[str] = (),
-    settings: SearchSettings = PRESETS["agree"],
-    *,
-    prior: str | None = None,
-    saliency: str | None = None,
-    seed: int = 0,
-    batch_size: int = 32,
-    fit: Fit = "crop",
-    skip: bool = False,
-) -> Iterator[PhotoSearch]:
-    """Move tokens on photographs; `settings` are those of `spot.search`, `labels` as for `class_numbers`.
-
-    The last step counts, but for "agree" the one that agreed best: where few tokens say what all say
-    from the start, more steps only lead away.
-    """
-    names, objective = names_of(model), settings.objective
-    transform = photo_transform(model.data_config, fit)
-    maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
-    device = next(model.parameters()).device
-    numbers = dict(zip(paths, class_numbers(labels, len(paths), model), strict=True)) if labels else {}
-    photographs = report.track(opened(paths, transform, skip=skip), "searching", len(paths))
-    size = 1 if fit == "whole" else batch_size  # whole images differ in shape
-    while some := list(islice(photographs, size)):
-        keys = [path.name for path, _ in some]
-        images = torch.stack([image for _, image in some]).to(device)
-        classes = torch.tensor([numbers[path] for path, _ in some], device=device) if numbers else None
-        if objective == "obfuscate" and classes is not None:
-            classes = obfuscated(classes, keys, model.num_classes, seed)
-        goal = "descent" if objective == "obfuscate" else objective
-        seen = None if maps is None else maps(images, keys)
-        start = model.place(images, prior=prior, keys=keys, seed=seed, maps=seen)
-        result = search(model, images, classes, start, settings.changed(objective=goal))
-        target = result.target if result.target is None or result.target.ndim == 1 else result.target.argmax(1)
-        for index, (path, _) in enumerate(some):
-            step = int(result.best_step[index]) if objective == "agree" else result.logits.shape[1] - 1
-            about, image = None if target is None else int(target[index]), rgb(images[index], model.data_config).cpu()
-            trajectory = result.trajectory[index, : step + 1].cpu()
-            yield PhotoSearch.of(path, image, trajectory, result.logits[index, [0, step]], about, names)
-
-
 def prediction_figure(made: Prediction, window: int) -> Figure:
     """The photograph, its windows, the map they were drawn from, and the classes."""
     title = report.printable(made.path.name)
     return prediction(made.image, made.positions, window, made.rows, saliency=made.map, title=title)
-
-
-def search_figure(made: PhotoSearch, window: int, *, adversarial: bool = False) -> Figure:
-    """The windows at the start and at the end, and the way between."""
-    start, end = f"start: {made.name} {made.before:.1%}", f"end: {made.name} {made.after:.1%}"
-    title = report.printable(made.path.name)
-    return placement_figure(
-        made.image, made.trajectory, window, start=start, end=end, title=title, adversarial=adversarial
-    )
 
 
 def picture_files(paths: Sequence[Path], out: Path) -> list[Path]:
@@ -216,26 +155,3 @@ def names_of(model: SpotViT) -> list[str]:
 def short(name: str) -> str:
     """The first of a class's synonyms."""
     return name.split(",")[0]
-
-
-def class_numbers(labels: Sequence[str], count: int, model: SpotViT) -> list[int]:
-    """Class indices of labels given by number, name, one of a name's synonyms, or folder name (wnid)."""
-    if len(labels) not in (1, count):
-        raise InputError(f"one label for all images or one each is needed, got {len(labels)} for {count} images")
-    known: dict[str, int] = {}
-    for index, name in enumerate(class_names(model) or []):
-        for synonym in (name, *name.split(",")):
-            known.setdefault(synonym.strip().lower(), index)
-    folders = class_folders(model)
-    known |= {} if isinstance(folders, int) else {name.lower(): index for index, name in enumerate(folders)}
-    numbers = []
-    for label in labels:
-        if label.isdecimal() and int(label) < model.num_classes:
-            numbers.append(int(label))
-        elif label.isdecimal():
-            raise InputError(f"labels must be between 0 and {model.num_classes - 1}, the model's classes, got {label}")
-        elif label.lower() in known:
-            numbers.append(known[label.lower()])
-        else:
-            raise unknown("class", label, known, hint="a class index will do too")
-    return numbers * count if len(numbers) == 1 else numbers

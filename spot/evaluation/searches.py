@@ -1,22 +1,57 @@
-"""Searches as `spot search` makes and reports them: on photographs, with pictures, or on a data set."""
+"""Searches by gradient as `spot search` makes and reports them: on photographs, with pictures, or on a data set."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
 from spot import report
+from spot.data.classes import class_folders, class_names
 from spot.data.files import photo_files
 from spot.data.images import Stream, data_for
-from spot.errors import InputError
+from spot.data.picture import Fit, photo_transform
+from spot.errors import InputError, unknown
 from spot.evaluation.accuracy import wilson
-from spot.evaluation.options import Loading
-from spot.evaluation.photos import picture_files, search_figure, search_photos
+from spot.evaluation.photos import names_of, open_photos, picture_files, short
 from spot.models.spot_vit import SpotViT
-from spot.placement.dataset_search import Searched, search_dataset
-from spot.placement.oracle import PRESETS, SearchSettings
-from spot.placement.saliency import maps_for
+from spot.options import LoadingOptions
+from spot.placement.dataset_search import Searched, obfuscated, search_dataset
+from spot.placement.oracle import PRESETS, SearchSettings, search
+from spot.placement.priors import AnyPrior
+from spot.placement.saliency import maps_for, rgb
 from spot.plots import save
+from spot.plots.placements import placement_figure
 from spot.processes import this_process
+
+
+@dataclass(frozen=True)
+class PhotoSearch:
+    """The search on one photograph: the class it is about, and the step that counts."""
+
+    path: Path
+    image: Tensor  # (3, H, W) in [0, 1], as the model saw it
+    trajectory: Tensor  # (steps + 1, N, 2), up to the step that counts
+    name: str  # of the class: the label, or what the model says of the whole image
+    before: float  # its probability at the start
+    after: float  # and at the end
+    predictions: tuple[str, str]  # what the model says at the start and at the end
+    reached: bool  # whether that class is the most probable one at the end
+
+    @classmethod
+    def of(
+        cls, path: Path, image: Tensor, trajectory: Tensor, logits: Tensor, goal: int | None, names: Sequence[str]
+    ) -> "PhotoSearch":
+        """logits (2, classes) at the start and the end; without a goal it is about what the model says at the end."""
+        start, end = logits.argmax(-1).tolist()
+        goal = end if goal is None else goal
+        before, after = logits.softmax(-1)[:, goal].tolist()
+        predictions = (short(names[start]), short(names[end]))
+        return cls(path, image, trajectory, short(names[goal]), before, after, predictions, end == goal)
 
 
 def on_photos(
@@ -30,7 +65,7 @@ def on_photos(
 ) -> list[dict[str, Any]]:
     """Search photographs, draw each into the folder `out`, show and return what changed.
 
-    options: of `spot.evaluation.photos.search_photos`.
+    options: of `search_photos`.
     """
     paths = photo_files(sources)
     report.check_outputs(json, *([out] if len(paths) == 1 and out.suffix else []))
@@ -45,11 +80,11 @@ def on_photos(
         reached += made.reached
     caption = f"{model.tokens} tokens, {settings.steps} steps at {settings.lr:g}, objective {settings.objective}. "
     if settings.objective == "agree":
-        caption += f"With {reached} of {len(rows)} the few tokens now say what all tokens say. "
+        caption += f"On {reached} of {len(rows)} images the prediction now matches that of all tokens. "
     caption += f"Pictures: {', '.join(sorted({str(Path(row['picture']).parent) for row in rows}))}"
     shown = [{name: row[name] for name in row if name not in ("path", "picture")} for row in rows]
     report.show(shown, model.name, digits=3, caption=caption)
-    kept = {name: options.get(name) for name in ("seed", "prior", "saliency", "fit")}
+    kept = {name: options.get(name) for name in ("seed", "saliency", "fit")} | {"prior": model.prior}
     about = {"model": model.name, "tokens": model.tokens, "objective": settings.objective, **kept}
     report.save_json(json, rows, {"command": report.command(), **about, **settings.as_json()})
     return rows
@@ -60,7 +95,7 @@ def on_data(
     data: str,
     out: Path,
     json: Path | None = None,
-    loading: Loading = Loading(batch_size=32),  # noqa: B008 (frozen)
+    loading: LoadingOptions = LoadingOptions(batch_size=32),  # noqa: B008 (frozen)
     *,
     prior: str | None = None,
     saliency: str | None = None,
@@ -110,3 +145,78 @@ def summary(done: Searched, count: int, out: Path) -> str:
     if kept > done.images:
         text += f"; {kept - done.images} were there before"
     return text + (f"; {count - kept} could not be read." if kept < count else ".")
+
+
+def search_photos(
+    model: SpotViT,
+    paths: Sequence[Path],
+    labels: Sequence[str] = (),
+    settings: SearchSettings = PRESETS["agree"],
+    *,
+    prior: AnyPrior | None = None,
+    saliency: str | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    fit: Fit = "crop",
+    skip: bool = False,
+) -> Iterator[PhotoSearch]:
+    """Move tokens on photographs; `settings` are those of `spot.search`, `labels` as for `class_numbers`.
+
+    The last step counts, but for "agree" the one that agreed best: where the sparse prediction matches the dense one
+    from the start, more steps only lead away.
+    """
+    names, objective = names_of(model), settings.objective
+    transform = photo_transform(model.data_config, fit)
+    maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
+    device = next(model.parameters()).device
+    numbers = dict(zip(paths, class_numbers(labels, len(paths), model), strict=True)) if labels else {}
+    photographs = report.track(open_photos(paths, transform, skip=skip), "searching", len(paths))
+    size = 1 if fit == "whole" else batch_size  # whole images differ in shape
+    while some := list(islice(photographs, size)):
+        keys = [path.name for path, _ in some]
+        images = torch.stack([image for _, image in some]).to(device)
+        classes = torch.tensor([numbers[path] for path, _ in some], device=device) if numbers else None
+        if objective == "obfuscate" and classes is not None:
+            classes = obfuscated(classes, keys, model.num_classes, seed)
+        goal = "descent" if objective == "obfuscate" else objective
+        seen = None if maps is None else maps(images, keys)
+        start = model.place(images, prior=prior, keys=keys, seed=seed, maps=seen)
+        result = search(model, images, classes, start, settings.changed(objective=goal))
+        target = result.target if result.target is None or result.target.ndim == 1 else result.target.argmax(1)
+        for index, (path, _) in enumerate(some):
+            step = int(result.best_step[index]) if objective == "agree" else result.logits.shape[1] - 1
+            about, image = None if target is None else int(target[index]), rgb(images[index], model.data_config).cpu()
+            trajectory = result.trajectory[index, : step + 1].cpu()
+            yield PhotoSearch.of(path, image, trajectory, result.logits[index, [0, step]], about, names)
+
+
+def search_figure(made: PhotoSearch, window: int, *, adversarial: bool = False) -> Figure:
+    """The windows at the start and at the end, and the way between."""
+    start, end = f"start: {made.name} {made.before:.1%}", f"end: {made.name} {made.after:.1%}"
+    title = report.printable(made.path.name)
+    return placement_figure(
+        made.image, made.trajectory, window, start=start, end=end, title=title, adversarial=adversarial
+    )
+
+
+def class_numbers(labels: Sequence[str], count: int, model: SpotViT) -> list[int]:
+    """Class indices of labels given by number, name, one of a name's synonyms, or folder name (wnid)."""
+    if len(labels) not in (1, count):
+        raise InputError(f"one label for all images or one each is needed, got {len(labels)} for {count} images")
+    known: dict[str, int] = {}
+    for index, name in enumerate(class_names(model) or []):
+        for synonym in (name, *name.split(",")):
+            known.setdefault(synonym.strip().lower(), index)
+    folders = class_folders(model)
+    known |= {} if isinstance(folders, int) else {name.lower(): index for index, name in enumerate(folders)}
+    numbers = []
+    for label in labels:
+        if label.isdecimal() and int(label) < model.num_classes:
+            numbers.append(int(label))
+        elif label.isdecimal():
+            raise InputError(f"labels must be between 0 and {model.num_classes - 1}, the model's classes, got {label}")
+        elif label.lower() in known:
+            numbers.append(known[label.lower()])
+        else:
+            raise unknown("class", label, known, hint="a class index will do too")
+    return numbers * count if len(numbers) == 1 else numbers

@@ -9,7 +9,7 @@ import copy
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -23,15 +23,17 @@ from spot import __version__
 from spot.data.classes import class_names
 from spot.data.picture import CROP_RATIO
 from spot.errors import InputError
-from spot.export.graph import Graph, Input, Output
-from spot.export.int8 import Range, plan, quantise
-from spot.export.runtime import EXTRA, KEY
-from spot.export.verify import agree, noise, normalised, random_positions, run_onnx, run_torch, verify
+from spot.export.graph import DenseGraph, Graph, Input, Output
+from spot.export.runtime import EXTRA, KEY, STAGES
+from spot.export.verify import noise, random_positions, run_onnx, run_torch, verify
 from spot.hashes import hash_model
+from spot.models.cascade import Cascade
 from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
+from spot.models.wrappers import PlainViT
 from spot.placement.policy import Policy
 from spot.placement.priors import AnyPrior, resolve_prior
-from spot.store import whole
+from spot.store import whole, write_json
 
 Target = Literal["onnx", "torch"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -50,7 +52,6 @@ class Written:
     about: dict[str, Any]
     difference: dict[str, float]
     largest: dict[str, float]
-    agreement: tuple[int, int] | None = None  # of int8: pictures with the model's own first class, and pictures
 
     @property
     def summary(self) -> str:
@@ -61,20 +62,11 @@ class Written:
             for name, value in self.difference.items()
         )
         text = f"{self.path} ({size:.1f} MB) differs from the model in {differences}."
-        if tokens := self.about["weights_for"]:
-            text += f" Its weights, which follow the budget in the model, are those for {tokens} tokens."
-        if self.agreement is not None:
-            same, pictures = self.agreement
-            text += f" Of {pictures} pictures that it was not calibrated with, {same} have the same class."
-        if left := self.about.get("int8", {}).get("float_layers"):
-            worst = ", ".join(f"{name} ({change:.0%})" for name, change in list(left.items())[:3])
-            count = len(left) + self.about["int8"]["layers"]
-            text += f" {len(left)} of {count} layers stay in float; eight bits there change the output most: {worst}."
         return text
 
 
 def export(
-    model: SpotViT,
+    model: SpotViT | ToMe | PlainViT,
     path: str | Path,
     *,
     to: Target = "onnx",
@@ -82,68 +74,97 @@ def export(
     prior: AnyPrior | None = None,
     tokens: int | None = None,
     sizes: bool = False,
+    regions: bool = False,
     outputs: Sequence[Output] = ("logits",),
     opset: int = ATTENTION_OPSET,
     compiled: bool = False,
     pictures: Sequence[NDArray[np.uint8]] = (),
-    int8: Sequence[NDArray[np.uint8]] | None = None,
 ) -> Written:
     """Write a model to a file that runs without SPoT, and verify it.
 
     Args:
+        model: a SpotViT; a ToMe, such as Merging, whose placement and merges are built in; or a PlainViT.
         to: onnx, or torch for a torch.export program.
-        image: "uint8" takes RGB (B, H, W, 3), "float" the model's own normalised (B, C, H, W); H and W are free.
+        image: "uint8" takes RGB (B, H, W, 3), "float" the model's own normalised (B, C, H, W); H and W are
+            free unless a placement is built in.
         prior, tokens: build this placement in, with the model's scale. With neither, the file takes positions
             (B, N, 2) beside images.
         sizes: it takes (B, N, 3) instead, with each window's scale; always so where the model's scale is not 1.
+        regions: it takes (B, N, 7), with each window's scale and region.
         outputs: of logits, pooled and tokens.
         opset: of the ONNX file; below 23 attention is written as its parts, for older runtimes.
         compiled: for torch, compile through AOTInductor (needs a C++ compiler, and runs on this kind of machine).
         pictures: (H, W, 3) to verify with beside noise, already resized and cropped.
-        int8: such pictures, without labels, to calibrate eight-bit layers with; see spot.export.int8.
     """
     path = Path(path)
+    merging = copy.deepcopy(model).cpu().float().eval() if isinstance(model, ToMe) else None
+    dense = isinstance(model, PlainViT) or (merging is not None and not merging.own_placement)
+    if isinstance(model, (ToMe, PlainViT)):
+        if given := [name for name, value in (("prior", prior), ("tokens", tokens)) if value is not None]:
+            raise InputError(f"{' and '.join(given)} of a {type(model).__name__} is its own; leave it out")
+        model = model.model
+        tokens = model.tokens
     refuse(model, path, to, outputs)
     if compiled:
         if to != "torch":
             raise InputError("compiled goes with torch.export programs; ONNX files are compiled by their runtime")
         require_compiler()
-    if int8 is not None and (to != "onnx" or opset < ATTENTION_OPSET):
-        raise InputError(f"int8 is for ONNX files of opset {ATTENTION_OPSET} or later")
-    asked = prior is not None or tokens is not None
-    # One set of weights: those for the budget that is built in, or for a quarter of the grid, which suits most.
-    budget = tokens or model.tokens if asked else max(1, len(model.grid()) // 4)
-    ready = copy.deepcopy(model.suited(budget)).cpu().float().eval()
-    policy = learned_placement(model, prior) if asked else None
-    if policy is not None:
-        ready.prior, ready.tokens = policy, budget
-    graph = Graph(
-        ready,
-        image=image,
-        positions=fixed_placement(ready, prior, tokens) if asked and policy is None else None,
-        policy=policy,
-        sizes=sizes or model.scale not in (None, 1),
-        outputs=outputs,
-        attention_node=to == "onnx" and opset >= ATTENTION_OPSET,
-    ).eval()
-    about = describe(ready, graph, prior, tokens)
-    about["weights_for"] = None if model.fewest is None else budget
-    ranges: dict[str, Range] = {}
-    if int8 is not None:
-        about["model_hash"] = hash_model(model)  # before its channels are equalised
-        ranges, left = plan(ready, normalised(about, torch.from_numpy(np.stack(int8))) if len(int8) else torch.empty(0))
-        about["int8"] = {"images": len(int8), "layers": len(ranges), "float_layers": left}
+    ready = merging.model if merging is not None else copy.deepcopy(model).cpu().float().eval().at(tokens=tokens)
+    node = to == "onnx" and opset >= ATTENTION_OPSET
+    if dense:
+        graph: Graph = DenseGraph(ready, image=image, outputs=outputs, attention_node=node, merging=merging)
+    else:
+        asked = prior is not None or tokens is not None
+        policy = learned_placement(ready, prior) if asked else None
+        if policy is not None:
+            ready.prior = policy
+        graph = Graph(
+            ready,
+            image=image,
+            positions=fixed_placement(ready, prior, tokens) if asked and policy is None else None,
+            policy=policy,
+            sizes=sizes or model.scale not in (None, 1),
+            regions=regions,
+            outputs=outputs,
+            attention_node=node,
+            merging=merging,
+        )
+    about = describe_export(ready, graph.eval(), prior, tokens)
     with whole(path) as temporary:
         if to == "onnx":
             write_onnx(graph, about, temporary, opset)
-            if ranges:
-                quantise(temporary, ranges)
         else:
             write_torch(graph, about, temporary, compiled)
         run = run_onnx(temporary) if to == "onnx" else run_torch(temporary, compiled)
-        difference, largest = verify(run, ready, about, pictures)
-        agreement = agree(run, ready, about, pictures) if int8 is not None and pictures else None
-    return Written(path, about, difference, largest, agreement)
+        difference, largest = verify(run, merging or ready, about, pictures)
+    return Written(path, about, difference, largest)
+
+
+def export_cascade(cascade: Cascade, folder: str | Path, **options: Any) -> list[Written]:
+    """Write a cascade as a folder: an ONNX file per stage, and thresholds and weights as JSON, for ExportedCascade.
+
+    options: image, opset and pictures, as `export` takes them.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written, stages = [], []
+    models: list[Any] = list(cascade.models)
+    for number, (stage, model) in enumerate(zip(cascade.stages, models, strict=True)):
+        name, last = f"stage-{number + 1}.onnx", number + 1 == len(cascade.stages)
+        written.append(export_stage(model, folder / name, last=last, **options))
+        threshold = 0.0 if last else stage.threshold
+        stages.append({**asdict(stage), "threshold": threshold, "file": name})
+    write_json(folder / STAGES, {"model": cascade.name, "hash": cascade.hash, "stages": stages})
+    return written
+
+
+def export_stage(model: Any, path: Path, *, last: bool, **options: Any) -> Written:
+    """Write the model of a cascade's stage; the last one has the whole grid."""
+    if isinstance(model, ToMe):
+        return export(model, path, **options)
+    if last:
+        return export(PlainViT(model), path, **options)
+    return export(model, path, prior=model.prior, tokens=model.tokens, **options)
 
 
 def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
@@ -198,7 +219,12 @@ def learned_placement(model: SpotViT, prior: AnyPrior | None = None) -> Policy |
     chosen = resolve_prior(model.prior if prior is None else prior)
     if isinstance(chosen.draw, Policy):
         return chosen.draw
-    return model.named_policy(chosen.name) if chosen.learned else None
+    policy = model.resolved_prior(chosen).draw if chosen.learned else None
+    if policy is not None and not isinstance(policy, Policy):
+        raise InputError(
+            f"only a Policy can be built in, got {type(policy).__name__}; export with positions as an input"
+        )
+    return policy
 
 
 def own_placement(model: SpotViT) -> list[list[float]] | None:
@@ -207,12 +233,15 @@ def own_placement(model: SpotViT) -> list[list[float]] | None:
     return None if chosen.random or chosen.looks else fixed_placement(model).tolist()
 
 
-def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens: int | None = None) -> dict[str, Any]:
+def describe_export(
+    model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens: int | None = None
+) -> dict[str, Any]:
     """What the file says of itself, as JSON values."""
     config = model.data_config
     names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
     built_in = graph.positions
     learned = graph.placement is not None
+    dense = isinstance(graph, DenseGraph)
     return {
         "format": 1,
         "version": __version__,
@@ -222,10 +251,19 @@ def describe(model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens
         "channels": config["input_size"][0],
         "outputs": list(graph.outputs),
         "prior": resolve_prior(model.prior if prior is None else prior).name,
-        "built_in": built_in is not None or learned,
-        "learned": learned,  # its positions are the image's own, of the model's image size
-        "positions": None if learned else own_placement(model) if built_in is None else built_in[0].tolist(),
+        "built_in": built_in is not None or learned or dense,
+        "learned": learned,  # its positions are the image's own
+        "fixed_size": built_in is not None or learned or dense,  # images are of the model's own size
+        "merged": graph.schedule if graph.merging else None,  # tokens that each block merges away
+        "positions": None
+        if learned
+        else model.grid().tolist()
+        if dense
+        else own_placement(model)
+        if built_in is None
+        else built_in[0].tolist(),
         "sizes": graph.sizes,
+        "regions": graph.regions,
         "largest_scale": 2 ** (graph.levels - 1) if graph.levels else 1,
         "token_range": [FEWEST, max(MOST, len(model.grid()))],
         "img_size": list(model.img_size),
@@ -250,7 +288,7 @@ def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
     """Inputs to trace with; no dimension that is to stay free has the size of another, or is 0 or 1."""
     batch, tokens = 2, 5
     sides = [side + 2 * number + 2 for number, side in enumerate(about["img_size"])]
-    images = noise(about, batch, about["img_size"] if about["learned"] else sides)
+    images = noise(about, batch, about["img_size"] if about["fixed_size"] else sides)
     if about["built_in"]:
         return (images,)
     return images, random_positions(about, batch, tokens, about["img_size"], torch.Generator().manual_seed(0))
@@ -263,29 +301,18 @@ def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
     rows = 1 if about["image"] == "uint8" else 2
     sides = {rows: dim("height", min=about["patch_size"], max=LARGEST)}
     sides[rows + 1] = dim("width", min=about["patch_size"], max=LARGEST)
-    images = {0: batch} if about["learned"] else {0: batch, **sides}
+    images = {0: batch} if about["fixed_size"] else {0: batch, **sides}
     if about["built_in"]:
         return (images,)
     low, high = about["token_range"]
     return images, {0: batch, 1: dim("tokens", min=low, max=high)}
 
 
-def write_onnx(
-    graph: Graph,
-    about: dict[str, Any],
-    path: Path,
-    opset: int = ATTENTION_OPSET,
-    *,
-    inputs: tuple[Tensor, ...] | None = None,
-    free: tuple[dict[int, Any], ...] | None = None,
-) -> None:
-    """Trace a graph and write it as ONNX, with `about` among its metadata.
-
-    inputs, free: what to trace with and its free dimensions, by default those of an exported SpotViT.
-    """
+def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATTENTION_OPSET) -> None:
+    """Trace a graph and write it as ONNX, with `about` among its metadata."""
     import onnx
 
-    inputs = example(about) if inputs is None else inputs
+    inputs = example(about)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
@@ -295,13 +322,13 @@ def write_onnx(
             opset_version=opset,
             input_names=["images", "positions"][: len(inputs)],
             output_names=about["outputs"],
-            dynamic_shapes=free_dimensions(about) if free is None else free,
+            dynamic_shapes=free_dimensions(about),
             verbose=False,
         )
     file = program.model_proto
     written = next(each.version for each in file.opset_import if not each.domain)
     if written != opset:  # torch says so in its log only
-        raise InputError(f"this model cannot be written in opset {opset}; pass opset={written}, or a later one")
+        raise InputError(f"this model cannot be written in opset {opset}; use opset {written} or a later one")
     file.producer_name, file.producer_version = "spot-vit", __version__
     del file.metadata_props[:]
     onnx.helper.set_model_props(file, {KEY: json.dumps(about)})

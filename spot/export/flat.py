@@ -2,11 +2,12 @@
 
 `images.expand(tokens)`, which costs nothing in PyTorch, is a copy of the image for every token in ONNX Runtime, and
 its grid sampler is slow. Windows of scale 1 are (K + 1)² pixels and two interpolations, as in spot.tokens.windows.
-Those of other scales are one square of 2K + 4 pixels and two products with interpolation weights.
+Those of other scales are one square of 2K + 4 pixels and two products with interpolation weights. Where the placement
+is known when the file is written, pixels' places and weights are constants in it (FixedWindows).
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def flat_windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
@@ -108,6 +109,55 @@ def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int) -
     # Over columns, then over rows and both levels: nothing is transposed on the way.
     narrow = squares.flatten(2, 3) @ columns  # (B, N, C · S, 2 · K)
     return rows[:, :, None] @ narrow.view(*squares.shape[:3], -1, size)
+
+
+class FixedWindows(nn.Module):
+    """Windows of known positions (N, 2 or 3), with scales up to 2, in images of a known size, as constants."""
+
+    index: Tensor  # (N · C · S · S,), where the squares' numbers are in an image's own
+    rows: Tensor  # (N, 1, K, S · levels)
+    columns: Tensor  # (N, S, levels · K)
+
+    def __init__(self, positions: Tensor, image_size: tuple[int, int], size: int, channels: int) -> None:
+        super().__init__()
+        places = positions.double()
+        scale = places[:, 2] if places.shape[1] > 2 else torch.ones_like(places[:, 0])
+        last = torch.tensor(image_size, dtype=torch.float64)[:, None] - 1
+        points = (places[:, :2] * (last[:, 0] + 1))[..., None] - 0.5
+        points = points + (torch.arange(size) - (size - 1) / 2) * scale[:, None, None]  # (N, 2, K), of pixels' centres
+        # What is within rounding error of a pixel is that pixel, as in spot.tokens.windows: the grid gives patches.
+        near = points.round()
+        points = torch.where((points - near).abs() < 1e-6 * (last + 1), near, points)
+        fine = points.clamp(min=0).minimum(last)  # beyond is the border
+        if two := bool((scale > 1).any()):  # then pairs of a square's pixels are pixels of the coarser level
+            coarse = ((points + 0.5) / 2 - 0.5).clamp(min=0).minimum(torch.ceil((last + 1) / 2) - 1)
+            half = coarse[..., :1].floor()
+            begin = 2 * half
+            side = 2 * int((coarse.floor() - half).max()) + 4
+        else:
+            begin = fine[..., :1].floor()
+            side = int((fine.ceil() - begin).max()) + 1
+        pixels = torch.arange(side)
+        weights = [hat((fine - begin)[..., None] - pixels)]  # (N, 2, K, S)
+        share = scale.log2().clamp(min=0).square()[:, None, None]  # of the coarser level
+        if two:
+            weights.append(hat((coarse - half)[..., None] - pixels // 2) * 0.5)
+        mixed = [weights[0][:, 0] * (1 - share), *(each[:, 0] * share for each in weights[1:])]
+        self.register_buffer("rows", torch.stack(mixed, -1).flatten(2)[:, None].float())
+        self.register_buffer("columns", torch.cat([each[:, 1] for each in weights], 1).mT.float().contiguous())
+        of_y, of_x = (begin + pixels).minimum(last).long().unbind(1)  # (N, S) each
+        channel = torch.arange(channels)[:, None, None]
+        index = (of_y[:, None, :, None] * image_size[1] + of_x[:, None, None]) * channels + channel
+        self.register_buffer("index", index.flatten())
+        self.shape, self.size = (len(places), channels, side), size
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, H, W, C) of any dtype → float32 (B, N, C, K, K)."""
+        batch, (tokens, channels, side) = images.shape[0], self.shape
+        first = torch.arange(batch, device=images.device) * images.shape[1:].numel()
+        squares = images.flatten().gather(0, (first[:, None] + self.index).flatten()).float()
+        narrow = squares.view(batch, tokens, channels * side, side) @ self.columns
+        return self.rows @ narrow.view(batch, tokens, channels, -1, self.size)
 
 
 def hat(distance: Tensor) -> Tensor:

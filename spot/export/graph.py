@@ -12,6 +12,7 @@ It computes what the SpotViT computes, written so that a runtime without PyTorch
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,10 +21,12 @@ from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 
 from spot.errors import InputError
-from spot.export.flat import flat_windows, pyramid_windows, scaled_flat_windows
+from spot.export.flat import FixedWindows, flat_windows, pyramid_windows, scaled_flat_windows
 from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
 from spot.placement.policy import Policy
 from spot.placement.sizes import resolve_scale, sized
+from spot.tokens.positions import in_region
 from spot.tokens.tokenizer import Tokenizer
 
 Input = Literal["uint8", "float"]
@@ -37,11 +40,15 @@ class Graph(nn.Module):
     Args:
         model: is not changed.
         image: "uint8" takes RGB (B, H, W, 3) as decoders give it, "float" the model's own (B, C, H, W).
-        positions: (N, 2 or 3) to build into the graph, which then takes images alone.
+        positions: (N, 2, 3 or 7) to build into the graph, which then takes images alone.
         sizes: positions are (B, N, 3), with a scale each.
+        regions: positions are (B, N, 7), with a scale and a region each.
         outputs: some of logits (B, classes), pooled (B, D) and tokens (B, P + N, D).
         attention_node: write ONNX's Attention (for opset 23 and later) instead of PyTorch's.
-        policy: a learned prior to build in, with the model's tokens; images are then of the model's own size.
+        policy: a learned prior to build in, with the model's tokens.
+        merging: the model as a ToMe whose merges are built in.
+
+    With a placement built in images are of the model's own size.
     """
 
     positions: Tensor | None
@@ -53,9 +60,11 @@ class Graph(nn.Module):
         image: Input = "uint8",
         positions: Tensor | None = None,
         sizes: bool = False,
+        regions: bool = False,
         outputs: Sequence[Output] = ("logits",),
         attention_node: bool = False,
         policy: Policy | None = None,
+        merging: ToMe | None = None,
     ) -> None:
         super().__init__()
         if type(model.tokenizer) is not Tokenizer:
@@ -65,20 +74,33 @@ class Graph(nn.Module):
             raise InputError(f"this model's images have {channels} channels; export it with a float input")
         self.model = copy.copy(model)  # shares all weights; only the tokenizer is another
         self.model._modules = dict(model._modules)
+        # The model's policy is not traced a second time beside `placement`. torch.export wraps every module of a graph
+        # that holds one module twice, and `type(block) is Block` is False for a wrapped block: hence `standard` now.
+        self.model._modules["policy"] = None
+        self.standard = all(map(is_standard, model.vit.blocks))
         config = model.data_config
         scale = (config["mean"], config["std"]) if image == "uint8" else ((0.0,) * channels, (1.0,) * channels)
         unit = 255.0 if image == "uint8" else 1.0
         self.placement = None if policy is None else LearnedPlacement(model, policy, image)
         if self.placement is not None:
-            sizes = self.placement.sizes
+            sizes, regions = self.placement.columns > 2, self.placement.columns == 7
         if positions is not None and positions.shape[-1] == 3 and bool((positions[:, 2] == 1).all()):
             positions = positions[:, :2]
-        self.sizes = sizes if positions is None else positions.shape[-1] == 3
-        largest = max(model.img_size) / model.patch_size if positions is None else float(positions[:, -1].max())
+        self.regions = regions if positions is None else positions.shape[-1] == 7
+        self.sizes = sizes or regions if positions is None else positions.shape[-1] > 2
+        largest = max(model.img_size) / model.patch_size
+        if positions is not None:
+            largest = float(positions[:, 2].max()) if self.sizes else 1.0
         # As many as spot.tokens.pyramid builds for windows up to this scale; larger images have no more.
         self.levels = 1 + max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6)) if self.sizes else None
         given = positions is None and self.placement is None
-        self.model.tokenizer = FlatTokenizer(model, *scale, unit, self.levels, given)
+        fixed = positions if positions is not None and largest <= 2 else None
+        self.model.tokenizer = FlatTokenizer(model, *scale, unit, self.levels, given, fixed)
+        self.merging, self.schedule = None, [0] * len(model.vit.blocks)
+        if merging is not None:
+            if getattr(model.vit, "rope", None) is not None or not self.standard:
+                raise InputError("merging can be exported with timm's standard blocks without rotary positions alone")
+            self.merging, self.schedule = (merging,), merging.schedule()  # in a tuple: its weights are the model's
         self.image = image
         self.outputs = tuple(outputs)
         self.attention_node = attention_node
@@ -91,36 +113,79 @@ class Graph(nn.Module):
         if self.placement is not None:
             chosen = self.placement(images)
         assert chosen is not None
-        x = self.encode(*self.model.embed(images, chosen))
+        return self.predict(*self.encode(*self.model.embed(images, chosen)))
+
+    def predict(self, x: Tensor, counts: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The outputs, of features (B, P + N, D) and how many tokens each stands for (B, N)."""
+        head: Any = self.model.forward_head
+        if self.merging is not None:
+            head = partial(self.merging[0].forward_head, sizes=counts)
         results: dict[str, Tensor] = {"tokens": x}
         if "pooled" in self.outputs:
-            results["pooled"] = self.model.forward_head(x, pre_logits=True)
+            results["pooled"] = head(x, pre_logits=True)
         if "logits" in self.outputs:
-            results["logits"] = self.model.forward_head(x)
+            results["logits"] = head(x)
         return tuple(results[name] for name in self.outputs)
 
-    def encode(self, x: Tensor, rope: Tensor | None) -> Tensor:
-        """What SpotViT.encode does, on a flat list of tokens where the blocks are timm's standard ones."""
-        if rope is not None or not all(is_standard(block) for block in self.model.vit.blocks):
-            return self.model.encode(x, rope)
+    def encode(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What SpotViT.encode does, on a flat list of tokens where the blocks are timm's standard ones; and counts."""
+        if rope is not None or not self.standard:
+            return self.model.encode(x, rope), None
         batch, tokens, width = x.shape
+        prefix, mask = self.model.num_prefix_tokens, None
+        counts = x.new_ones(1, tokens - prefix) if self.merging is not None else None
         x = x.reshape(-1, width)
-        for block in self.model.vit.blocks:
-            x = x + block.ls1(self.attend(block.attn, block.norm1(x), batch, tokens))
+        for block, merged in zip(self.model.vit.blocks, self.schedule, strict=True):
+            y, keys = self.attend(block.attn, block.norm1(x), batch, tokens, mask)
+            x = x + block.ls1(y)
+            if merged and counts is not None:
+                keys = keys.unflatten(-1, (block.attn.num_heads, -1)).mean(2)
+                x, counts = merge(x.view(batch, tokens, width), keys, counts, merged, prefix)
+                tokens -= merged
+                x, mask = x.reshape(-1, width), F.pad(counts.log(), (prefix, 0))[:, None, None]
             x = x + block.ls2(block.mlp(block.norm2(x)))
-        return self.model.vit.norm(x).view(batch, tokens, width)
+        return self.model.vit.norm(x).view(batch, tokens, width), counts
 
-    def attend(self, attention: Any, x: Tensor, batch: int, tokens: int) -> Tensor:
-        """A timm Attention on (B · N, D)."""
+    def attend(
+        self, attention: Any, x: Tensor, batch: int, tokens: int, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A timm Attention on (B · N, D), with a mask (B, 1, 1, N) to add to its logits; and its keys (B, N, D)."""
         qkv = attention.qkv(x).view(batch, tokens, 3 * attention.attn_dim)
         heads = attention.num_heads
         if self.attention_node and isinstance(attention.q_norm, nn.Identity):
             q, k, v = qkv.split(attention.attn_dim, -1)
-            y = torch.onnx.ops.attention(q, k, v, q_num_heads=heads, kv_num_heads=heads)[0]
+            wide = None if mask is None else mask.expand(-1, -1, tokens, -1)
+            y = torch.onnx.ops.attention(q, k, v, wide, q_num_heads=heads, kv_num_heads=heads)[0]
         else:
             q, k, v = qkv.view(batch, tokens, 3, heads, attention.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-            y = F.scaled_dot_product_attention(attention.q_norm(q), attention.k_norm(k), v).transpose(1, 2)
-        return attention.proj(attention.norm(y.reshape(-1, attention.attn_dim)))
+            k = attention.k_norm(k)
+            y = F.scaled_dot_product_attention(attention.q_norm(q), k, v, attn_mask=mask).transpose(1, 2)
+            k = k.transpose(1, 2).flatten(2)
+        return attention.proj(attention.norm(y.reshape(-1, attention.attn_dim))), k
+
+
+def merge(x: Tensor, keys: Tensor, counts: Tensor, merged: int, prefix: int) -> tuple[Tensor, Tensor]:
+    """What a block of ToMe merges (spot.models.tome.match), as comparisons and products without sorting.
+
+    x (B, P + N, D), keys (B, P + N, head_dim), counts (B, N) → x (B, P + N - merged, D), counts (B, N - merged).
+    """
+    keys = F.normalize(keys[:, prefix:], dim=-1)
+    first, second = keys[:, ::2], keys[:, 1::2]
+    similarity, partner = (first @ second.mT).max(-1)
+    mine, other = similarity[..., None], similarity[:, None]
+    earlier = torch.ones(first.shape[1], first.shape[1], device=x.device).tril(-1)
+    ahead = (other > mine).float() + (other == mine).float() * earlier  # (B, A, A): those that would merge before each
+    leaves = ahead.sum(-1) < merged
+    stay = first.shape[1] - merged
+    # How many before each stay, counted by a product.
+    place = (~leaves).float() @ earlier.mT
+    goes = torch.where(leaves, (partner + stay).float(), place)  # (B, A)
+    left = torch.arange(keys.shape[1] - merged, device=x.device)[:, None]
+    weights = (goes[:, None] == left).float() * counts[:, None, ::2]  # (B, M, A)
+    kept = counts[:, 1::2]
+    total = weights.sum(-1) + F.pad(kept, (stay, 0))
+    summed = weights @ x[:, prefix::2] + F.pad(x[:, prefix + 1 :: 2] * kept[..., None], (0, 0, stay, 0))
+    return torch.cat([x[:, :prefix], summed / total[..., None]], 1), total
 
 
 class LearnedPlacement(nn.Module):
@@ -132,9 +197,9 @@ class LearnedPlacement(nn.Module):
     def __init__(self, model: SpotViT, policy: Policy, image: Input) -> None:
         super().__init__()
         blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
-        self.sizes = model.place(blank, prior=policy).shape[-1] == 3  # and refuses what cannot be
+        self.columns = model.place(blank, prior=policy).shape[-1]  # and refuses what cannot be
         self.scale = resolve_scale(model.scale, model.tokens, blank, model.patch_size)
-        self.policy, self.look, self.tokens, self.image = policy, policy.look, model.tokens, image
+        self.policy, self.tokens, self.image = policy, model.tokens, image
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(model.data_config[name])[:, None, None])
 
@@ -143,7 +208,7 @@ class LearnedPlacement(nn.Module):
         if self.image == "uint8":
             images = (images.float() / 255 - self.mean) / self.std
         positions = self.policy.place(self.policy.maps(images), images, self.tokens)
-        return positions if positions.shape[-1] == 3 else sized(positions, self.scale)
+        return positions if positions.shape[-1] > 2 else sized(positions, self.scale)
 
 
 class DenseGraph(Graph):
@@ -152,18 +217,19 @@ class DenseGraph(Graph):
     kernel: Tensor
     bias: Tensor
 
-    def __init__(self, model: SpotViT, *, attention_node: bool = True) -> None:
-        super().__init__(model, attention_node=attention_node)
+    def __init__(self, model: SpotViT, **options: Any) -> None:
+        """options: image, outputs, attention_node and merging, as Graph takes them."""
+        super().__init__(model, **options)
         tokenizer: Any = self.model.tokenizer
         self.register_buffer("kernel", tokenizer.weight.view_as(model.vit.patch_embed.proj.weight))  # normalises too
         self.register_buffer("bias", tokenizer.bias)
 
     def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         vit = self.model.vit
-        pixels = images.permute(0, 3, 1, 2).float()
+        pixels = images.permute(0, 3, 1, 2).float() if self.image == "uint8" else images
         x = F.conv2d(pixels, self.kernel, self.bias, stride=self.model.patch_size)
         x = vit.norm_pre(vit._pos_embed(vit.patch_embed.norm(x.flatten(2).transpose(1, 2))))
-        return (self.model.forward_head(self.encode(x, None)),)
+        return self.predict(*self.encode(x, None))
 
 
 def is_standard(block: nn.Module) -> bool:
@@ -186,6 +252,7 @@ class FlatTokenizer(nn.Module):
     centres: Tensor
     table: Tensor | None
     offset: Tensor | None
+    embedding: Tensor
 
     def __init__(
         self,
@@ -195,13 +262,18 @@ class FlatTokenizer(nn.Module):
         unit: float,
         levels: int | None,
         given: bool,
+        fixed: Tensor | None = None,
     ) -> None:
         """
         Args:
             levels: of the pyramid that windows are read from, or None where all are of scale 1.
             given: positions are an input, so that all scales may be 1 after all.
+            fixed: positions (N, 2, 3 or 7) that are known now, whose windows and embedding are constants then.
         """
         super().__init__()
+        size, channels = model.patch_size, model.vit.patch_embed.proj.in_channels
+        self.windows = None if fixed is None else FixedWindows(fixed, model.img_size, size, channels)
+        self.known = None if fixed is None else fixed[None].float()
         self.levels, self.given = levels, given
         proj: Any = model.vit.patch_embed.proj
         weight = proj.weight.detach().double()
@@ -218,33 +290,43 @@ class FlatTokenizer(nn.Module):
         pick = torch.zeros(2, self.rows + self.columns)
         pick[0, : self.rows], pick[1, self.rows :] = units
         self.register_buffer("pick", pick)
-        self.register_buffer("centres", torch.cat([kernels.centres_y, kernels.centres_x]) * pick.sum(0))
+        self.register_buffer("centres", kernels.centres * pick.sum(0))
         table = model.vit.pos_embed
         if table is None:
             self.table = self.offset = None
             return
         cells = table.detach()[0, 0 if model.vit.no_embed_class else model.num_prefix_tokens :].double()
         offset = cells.mean(0)
-        inverse = torch.kron(kernels.inverse_y.double(), kernels.inverse_x.double())
-        self.register_buffer("table", (inverse @ (cells - offset)).float())
+        inverse = torch.kron(
+            kernels.inverse[: self.rows, : self.rows].double(), kernels.inverse[self.rows :, self.rows :].double()
+        )
+        table = (inverse @ (cells - offset)).float()
+        self.register_buffer("table", table)
         self.register_buffer("offset", offset.float())
+        if self.known is not None:
+            self.register_buffer("embedding", self.kernels(self.known) @ table)
+
+    def kernels(self, positions: Tensor) -> Tensor:
+        """Kernels of all cells at positions (B, N, 2, 3 or 7): (B, N, rows · columns)."""
+        distance = in_region(positions) @ self.pick - self.centres
+        y, x = torch.exp(-(distance * distance)).split((self.rows, self.columns), -1)
+        return (y[..., :, None] * x[..., None, :]).flatten(-2)
 
     def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, *_: Any) -> Tensor:
-        """Images (B, C, H, W) of any dtype and positions (B, N, 2 or 3), or (1, N, ·) for all, → tokens (B, N, D)."""
+        """Images (B, C, H, W) of any dtype and positions (B, N, 2, 3 or 7), or (1, N, ·) → tokens (B, N, D)."""
         size = patch_embed.proj.kernel_size[0]
-        if self.levels is None:
+        if self.windows is not None:
+            pixels = self.windows(images.permute(0, 2, 3, 1))
+        elif self.levels is None:
             pixels = flat_windows(images.permute(0, 2, 3, 1), positions, size)
         else:
             read = scaled_flat_windows if self.given else pyramid_windows
             pixels = read(images.permute(0, 2, 3, 1), positions, size, self.levels)
-            positions = positions[..., :2]
         after = None if isinstance(patch_embed.norm, nn.Identity) else self.offset  # the norm would change it
         bias = self.bias if self.offset is None or after is not None else self.bias + self.offset
         tokens = F.linear(pixels.flatten(2).flatten(0, 1), self.weight, bias)
         tokens = patch_embed.norm(tokens).view(*pixels.shape[:2], -1)
         if self.table is None:
             return tokens
-        distance = positions @ self.pick - self.centres
-        y, x = torch.exp(-(distance * distance)).split((self.rows, self.columns), -1)
-        tokens = tokens + (y[..., :, None] * x[..., None, :]).flatten(-2) @ self.table
+        tokens = tokens + (self.kernels(positions) @ self.table if self.known is None else self.embedding)
         return tokens if after is None else tokens + after

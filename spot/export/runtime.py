@@ -5,7 +5,8 @@
     logits = exported(pixels[None])["logits"]           # (1, classes); exported.classes names them
     logits = exported(pixels[None], positions)["logits"]  # (1, N, 2), (y, x) fractions, unless built in
 
-A file that was exported with sizes takes (1, N, 3) too: the third number is each window's scale.
+A file that was exported with sizes takes (1, N, 3) too: the third number is each window's scale. One with regions takes
+(1, N, 7): the last four are the region in which a token has its position (spot/tokens/positions.py).
 
 Nothing here may import torch: that would cost more time than a prediction takes.
 """
@@ -25,6 +26,7 @@ from spot.errors import InputError
 from spot.store import refuse_no_file
 
 KEY = "spot_vit"  # of our entry among the file's metadata
+STAGES = "cascade.json"  # in the folder of an exported cascade
 EXTRA = "pip install 'spot-vit[export]'"
 
 
@@ -62,7 +64,7 @@ class Exported:
     def prepare(self, image: Image.Image) -> NDArray[Any]:
         """An RGB image → what the file takes of it, without the batch dimension: resized and cropped, see `fitted`."""
         preprocessing = self.about["preprocessing"]
-        pixels = np.asarray(fitted(image, preprocessing["size"]))
+        pixels = np.asarray(fit_picture(image, preprocessing["size"]))
         if self.about["image"] == "uint8":
             return pixels
         mean, std = (np.array(preprocessing[name], np.float32) for name in ("mean", "std"))
@@ -88,9 +90,9 @@ class Exported:
             wanted = f"{np.dtype(kind).name} of shape {shape.replace('C', str(channels))}"
             raise InputError(f"images must be {wanted}, got {images.dtype} {images.shape}")
         sides = images.shape[2:] if axis == 1 else images.shape[1:3]
-        if self.about.get("learned") and list(sides) != self.about["img_size"]:  # files of 0.2.0 do not say
+        if self.about.get("fixed_size", self.about.get("learned")) and list(sides) != self.about["img_size"]:
             needed, got = (" × ".join(map(str, each)) for each in (self.about["img_size"], sides))
-            raise InputError(f"{self.path} looks at images of {needed} pixels before it reads them, got {got}")
+            raise InputError(f"{self.path} has a placement for images of {needed} pixels built in, got {got}")
 
     def checked_positions(self, positions: ArrayLike | None, images: NDArray[Any]) -> NDArray[np.float32]:
         """Positions as the file takes them, (B, N, 2) or with scales (B, N, 3), or a sentence."""
@@ -103,11 +105,14 @@ class Exported:
         array = np.ascontiguousarray(positions, np.float32)
         low, high = self.about["token_range"]
         sizes = self.about.get("sizes", False)  # files of 0.2.0 do not say
-        if sizes and array.ndim == 3 and array.shape[2] == 2:
-            array = np.concatenate([array, np.ones((*array.shape[:2], 1), np.float32)], 2)
-        if array.ndim != 3 or array.shape[0] != batch or array.shape[2] != 2 + sizes:
-            why = "; export it with --sizes for windows of other scales" if array.shape[2:] == (3,) else ""
-            raise InputError(f"positions must have shape ({batch}, N, {2 + sizes}), got {array.shape}{why}")
+        columns = 7 if self.about.get("regions") else 2 + sizes
+        if array.ndim == 3 and array.shape[2] in (2, 3) and array.shape[2] < columns:  # scale 1, the whole picture
+            rest = np.array([1, 0.5, 0.5, 1, 1], np.float32)[array.shape[2] - 2 : columns - 2]
+            array = np.concatenate([array, np.broadcast_to(rest, (*array.shape[:2], len(rest)))], 2)
+        if array.ndim != 3 or array.shape[0] != batch or array.shape[2] != columns:
+            why = {3: "; export it with --sizes for windows of other scales", 7: "; export it with --regions"}
+            advice = why.get(array.shape[2], "") if array.ndim == 3 else ""
+            raise InputError(f"positions must have shape ({batch}, N, {columns}), got {array.shape}{advice}")
         if not low <= array.shape[1] <= high:
             raise InputError(f"{self.path} takes {low} to {high} tokens, got {array.shape[1]}; export it anew for more")
         if not np.isfinite(array).all():
@@ -120,6 +125,43 @@ class Exported:
                 bad = least if least <= 0 else most
                 raise InputError(f"scales must be above 0 and at most {largest:g} for this image, got {bad:g}")
         return array
+
+
+class ExportedCascade:
+    """A folder that `spot export --cascade` wrote: a file per stage, run until each image's prediction is sure enough.
+
+    cascade = ExportedCascade("vit-ti-cascade")
+    result = cascade(pixels[None])  # logits (B, classes), confidence (B,) and stages (B,), how many each image took
+    """
+
+    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+        self.path = Path(folder)
+        refuse_no_file(self.path / STAGES, "the stages of a cascade, as spot export --cascade writes them")
+        self.stages: list[dict[str, Any]] = json.loads((self.path / STAGES).read_text())["stages"]
+        self.files = [Exported(self.path / stage["file"], threads) for stage in self.stages]
+        self.about, self.classes, self.prepare = self.files[0].about, self.files[0].classes, self.files[0].prepare
+
+    def __call__(self, images: ArrayLike, until: float | None = None) -> dict[str, NDArray[Any]]:
+        """until: the confidence at which an image is done at any stage, instead of the calibrated thresholds."""
+        images = np.ascontiguousarray(images)
+        logits = np.zeros((len(images), len(self.classes)), np.float32)
+        confidence, taken = np.zeros(len(images), np.float32), np.zeros(len(images), np.int64)
+        rows = np.arange(len(images))
+        for number, (file, stage) in enumerate(zip(self.files, self.stages, strict=True)):
+            left = images if len(rows) == len(images) else images[rows]
+            predicted = np.log(probabilities(file(left)["logits"]) + 1e-30)
+            logits[rows] = stage["weight"] * predicted + stage["earlier_weight"] * logits[rows]
+            confidence[rows], taken[rows] = probabilities(logits[rows]).max(1), number + 1
+            threshold = stage["threshold"] if until is None else until
+            rows = rows[confidence[rows] < threshold]
+            if not len(rows):
+                break
+        return {"logits": logits, "confidence": confidence, "stages": taken}
+
+
+def open_exported(path: str | Path, threads: int | None = None) -> Exported | ExportedCascade:
+    """A file of spot export, or the folder of a cascade."""
+    return ExportedCascade(path, threads) if Path(path).is_dir() else Exported(path, threads)
 
 
 def predict_exported(
@@ -142,9 +184,9 @@ def predict_exported(
     if fit != "crop":
         raise InputError(f"an exported file is run on the middle of an image; fit={fit} goes with --runtime torch")
     report.check_outputs(csv, json)
-    if sources and sources[0].endswith(".onnx"):
+    if sources and (sources[0].endswith(".onnx") or (Path(sources[0]) / STAGES).is_file()):
         model, sources = sources[0], sources[1:]
-    exported, table = Exported(model), []
+    exported, table = open_exported(model), []
     for file in photo_files(sources):
         try:
             image = open_image(file)
@@ -160,12 +202,12 @@ def predict_exported(
     report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})
 
 
-def classify(exported: Exported, image: Image.Image, top: int = 5) -> list[dict[str, Any]]:
+def classify(exported: Exported | ExportedCascade, image: Image.Image, top: int = 5) -> list[dict[str, Any]]:
     """The likeliest classes of an image, one row each: index, class, probability in percent."""
     if "logits" not in exported.about["outputs"]:
         raise InputError(f"{exported.path} gives {', '.join(exported.about['outputs'])} and no classes; export logits")
     if top < 1:
-        raise InputError(f"at least one class is to be named, got top={top}")
+        raise InputError(f"at least one class is to be named, got {top}")
     shares = probabilities(exported(exported.prepare(image)[None])["logits"][0]) * 100
     best = np.argsort(-shares, kind="stable")[:top].tolist()
     return [{"index": index, "class": exported.classes[index], "probability": float(shares[index])} for index in best]
@@ -177,7 +219,7 @@ def probabilities(logits: NDArray[Any]) -> NDArray[Any]:
     return powers / powers.sum(-1, keepdims=True)
 
 
-def fitted(image: Image.Image, size: Sequence[int]) -> Image.Image:
+def fit_picture(image: Image.Image, size: Sequence[int]) -> Image.Image:
     """Resize an RGB image with bicubic interpolation and crop its middle to (H, W).
 
     Pixel for pixel what spot.data.picture.evaluation_transform does before it normalises.

@@ -2,21 +2,21 @@
 
     BASELINES["tome"].build(model, 25)     # a model that answers as a SpotViT does, with its weights
 
-To add a baseline, write a Wrapper (spot.models.protocol) and list it here.
+To add a baseline, write a Wrapper (spot.models.wrappers) and list it here.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from spot.errors import InputError
 from spot.models.elastic import ElasticViT
+from spot.models.family import Family, Source, at_budget
 from spot.models.merging import Merging
-from spot.models.patch_dropout import PatchDropout
-from spot.models.plain import PlainViT
-from spot.models.protocol import TokenModel
 from spot.models.resize import Resize
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.models.wrappers import PatchDropout, PlainViT, TokenModel
 from spot.placement.priors import LEARNED
 
 
@@ -25,20 +25,21 @@ class Baseline:
     """A model to compare with, made of a SpotViT's weights and a budget."""
 
     name: str
-    make: Callable[[SpotViT, int], TokenModel]
+    make: Callable[[Any, int], TokenModel]  # of a SpotViT, or with `by_budget` of a family too, and a budget
     about: str  # what it does
     budget: str  # what N tokens mean for it
     random: bool = False  # another seed gives another result
     dense: bool = False  # always has all tokens of the grid
-    suits: bool = False  # chooses itself which of a retrofit's weights suit its tokens
+    by_budget: bool = False  # chooses itself which of a family's weights it takes
 
-    def build(self, model: SpotViT, tokens: int | None = None) -> TokenModel:
+    def build(self, source: Source, tokens: int | None = None) -> TokenModel:
         """The model for a budget, by default all of the grid; it refuses a budget that it cannot have."""
-        cells = len(model.grid())
+        cells = source.cells if isinstance(source, Family) else len(source.grid())
         if self.dense and tokens not in (None, cells):
             raise InputError(f"{self.name} has all {cells} tokens of its grid, not {tokens}")
         tokens = cells if tokens is None else tokens
-        return self.make(model if self.suits else model.suited(tokens), tokens)
+        weights = source if self.by_budget or isinstance(source, SpotViT) else at_budget(source, tokens)
+        return self.make(weights, tokens)
 
 
 # Chosen among seven shapes with the retrofitted ViT-Ti on 250 images set aside (tools/choose.py): at the cost of 49
@@ -68,9 +69,9 @@ BASELINES: dict[str, Baseline] = {
         Baseline("tome-floor", best_tome, MERGING,
                  "the same cost, with the schedule that was best on images set aside"),
         Baseline("merged", Merging, "more windows, placed as the model does, similar ones merged in later blocks",
-                 "it costs what N tokens cost throughout", suits=True),
+                 "it costs what N tokens cost throughout", by_budget=True),
         Baseline("merged-learned", lambda model, tokens: Merging(model, tokens, LEARNED),
-                 "the same, placed where the model's policy looks", "the same cost, and that of looking", suits=True),
+                 "the same, placed by the model's policy", "the same cost, and the policy's", by_budget=True),
         Baseline("elastic", ElasticViT, "patches shifted, rescaled and dropped at random, on whole pixels",
                  "N patches are kept", random=True),
     )

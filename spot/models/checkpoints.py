@@ -5,31 +5,28 @@ configuration as JSON; a folder has the same configuration beside it in config.j
 the hub shows. Pickles are only ever opened with weights_only=True.
 """
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
-from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from spot.data.scenes import CLASSES
-from spot.errors import InputError, check_kind, unknown
-from spot.models.deltas import apply_delta, is_delta, read_about, refuse_misfit
-from spot.models.reach import ALIASES, refuse_unreachable
-from spot.models.spot_vit import SpotViT, adapt
+from spot.errors import InputError
+from spot.models.deltas import refuse_misfit
+from spot.models.mae import as_published
+from spot.models.spot_vit import SpotViT
 from spot.models.timm_vit import create_timm, refuse_unfit
-from spot.models.untrusted import DATA, refuse_nonsense, refuse_steering
-from spot.placement.policy import hash_of
-from spot.placement.priors import AnyPrior, resolve_prior
-from spot.placement.sizes import Scale
+from spot.placement.policy import Policy, build_policy
+from spot.placement.priors import resolve_prior
 from spot.store import as_json, read_tensors, write_json, write_tensors
 from spot.store import read_state as read_pickle
 from spot.tokens.authors import AuthorsTokenizer
@@ -37,70 +34,9 @@ from spot.tokens.tokenizer import Tokenizer
 
 HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 PLACING = ("tokens", "prior", "scale")  # what is saved of how a model places tokens
-POLICY, ANYTIME = ".policy.safetensors", ".anytime.json"
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
-
-
-def load(
-    name: str | Path,
-    *,
-    weights: str | Path | None = None,
-    tokens: int | None = None,
-    prior: AnyPrior | None = None,
-    scale: Scale | None = None,
-    **options: Any,
-) -> SpotViT:
-    """Load a model by what it is called or where it is.
-
-    Args:
-        name: a built-in model, a folder or file that SPoT saved, a hub id, a timm name (its pretrained
-            ViT, adapted), a retrofit on one (`timm name+spot`), or the authors' published .pth file.
-        weights: a file with the timm model's weights, instead of downloading them.
-        tokens, prior, scale: where to place tokens and how large, instead of as the model was saved.
-        options: what timm.create_model takes, such as num_classes or img_size; for a hub id also its revision, token, …
-    """
-    check_kind("a model's name", name, str, Path)
-    check_kind("weights", weights, str, Path, type(None))
-    model = _load(str(name), weights, options)
-    path = built_in().get(ALIASES.get(str(name), str(name)), Path(name))
-    if path.exists():
-        policy, cascade = beside(path)
-        model.policy, model.cascade = (each if each.is_file() else None for each in (policy, cascade))
-    return with_placing(model, tokens=tokens, prior=prior, scale=scale).eval()
-
-
-def with_placing(model: SpotViT, **placing: Any) -> SpotViT:
-    """The model, which from now on places tokens as told where that is not None."""
-    for name, value in placing.items():
-        if value is not None:
-            setattr(model, name, value)
-    return model
-
-
-def _load(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
-    path = built_in().get(ALIASES.get(name, name), Path(name))
-    architecture = name.removeprefix("timm/").split(".")[0]
-    if path.exists():
-        if is_delta(path):
-            return refitted(load_delta(path, weights), options)
-        if weights is not None:
-            raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
-        ours = path.is_dir() or path.suffix == ".safetensors"
-        model = load_file(path) if ours else load_authors(path)
-        if name in built_in():  # trained on scenes
-            model.class_names = CLASSES
-        return refitted(model, options)
-    if path.suffix in (".safetensors", ".pth", ".pt", ".bin"):
-        raise InputError(f"there is no file {path}")
-    if (timm.is_model(architecture) and not name.endswith("+spot")) or ":" in name:
-        return load_timm(name.removeprefix("timm/"), weights, options)
-    if name.count("/") == 1:
-        hub = {key: options.pop(key) for key in HUB if key in options}
-        return refitted(load_pretrained(name, **hub), options)
-    timms = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="eva")]
-    begun = [known for known in built_in() if known.startswith(name.partition("+")[0])]  # deit_tiny+spot
-    raise unknown("model", name, begun or [*built_in(), *ALIASES, *timms], hint="spot.list_models() lists ours")
+IN_A_FILE = "; if you have the weights in a file, give weights=FILE (--weights FILE)"
 
 
 def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
@@ -119,71 +55,64 @@ def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     tokens = model.tokens if model.tokens != len(model.grid()) else None
     placing: Any = {"tokens": tokens, "prior": model.prior, "scale": model.scale, "saliency": model.saliency}
     fitted = SpotViT(vit, **placing, sigma=model.sigma, options=given)
-    if model.base is not None:
-        fitted.base, fitted.fewest = lambda: refitted(model.base_vit(), options), model.fewest
+    fitted.policy, fitted.retrofit_hash = model.policy, model.retrofit_hash
     fitted.class_names = model.class_names if fitted.num_classes == model.num_classes else None
     return fitted
 
 
-def beside(path: Path) -> tuple[Path, Path]:
-    """Where the learned prior and the calibration of a model are kept: beside its file, or in its folder."""
-    file = path / WEIGHTS if path.is_dir() else path
-    return file.with_suffix(POLICY), file.with_suffix(ANYTIME)
-
-
-def built_in() -> dict[str, Path]:
-    """The models that come with the package: name → file."""
-    folder = Path(str(files("spot") / "assets"))
-    found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    return {path.stem: path for path in found if not path.name.endswith(POLICY)}
-
-
 def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
     """A pretrained timm ViT, adapted; its weights from timm, or from a file."""
+    state = {} if weights is None else read_state(weights)  # refuses what is not weights, before timm opens it
+    options, published = as_published(state, dict(options))
+    cache_dir = options.pop("cache_dir", None)  # of a download, not of the model
     with torch.device("meta"):
         vit = create_timm(name, **options)
         refuse_unfit(vit)  # before anything is downloaded
     if weights is None:
-        weights = downloaded(name, vit.pretrained_cfg)
-    if weights is None:
+        refuse_unreachable(name, vit.pretrained_cfg, cache_dir)
         try:
-            return adapt(name, pretrained=True, **options)
+            return SpotViT(create_timm(name, pretrained=True, cache_dir=cache_dir, **options), options=options)
         except (OSError, HfHubHTTPError) as error:
-            raise InputError(f"cannot download {name}: {error}; pass weights=FILE if you have them") from error
-    read_state(weights)  # refuses what is not weights, before timm opens it
+            raise InputError(f"cannot download {name}: {error}{IN_A_FILE}") from error
     # timm loads the file itself, so that it resizes a position table or drops a head as it always does.
-    overlay = {"file": str(weights), "custom_load": False}
+    overlay = {"file": str(weights), "custom_load": False, **published}
     vit = create_timm(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
+    vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
     return SpotViT(vit, options=options)
 
 
-def downloaded(name: str, config: Mapping[str, Any]) -> str | None:
-    """The file of a timm model's weights if it was downloaded before, else None if it can be now.
+def refuse_unreachable(name: str, config: Mapping[str, Any], cache_dir: str | None = None) -> None:
+    """Refuse a timm model whose weights are neither in the hub's cache nor to be had now.
 
-    Without a network timm would try again and again for a minute; this is refused after two seconds.
+    One request without the hub's retries: without a network these would take a minute.
     """
-    hub, url = config.get("hf_hub_id"), config.get("url")
-    if not hub and not url:
-        return None  # timm says that there are none
-    for file in (config.get("hf_hub_filename"), "model.safetensors", "pytorch_model.bin"):
-        cached = try_to_load_from_cache(hub, file) if hub and file else None
-        if isinstance(cached, str) and config.get("source") != "hf-hub":
-            return cached
-    where = constants.ENDPOINT if hub else str(url)
-    refuse_unreachable(
-        f"download {name}", where, "; pass weights=FILE if you have them", offline=constants.HF_HUB_OFFLINE
+    hub = config.get("hf_hub_id")
+    files = [config.get("hf_hub_filename"), "model.safetensors", "pytorch_model.bin"]
+    if not hub or any(
+        isinstance(try_to_load_from_cache(hub, file, cache_dir=cache_dir), str) for file in files if file
+    ):
+        return
+    reach_hub(
+        f"cannot download {name}",
+        hub,
+        str(files[0] or files[1]),
+        IN_A_FILE,
     )
-    return None
 
 
-def load_delta(path: Path, weights: str | Path | None) -> SpotViT:
-    """A retrofit kept as what it added to a timm ViT, whose weights come from timm or from a file."""
-    about = read_about(path)
-    refuse_steering(about["base"], {}, {})
-    model = load_timm(about["base"], weights, {})
-    model.vit.load_state_dict(apply_delta(model.vit.state_dict(), path))
-    model.base, model.fewest = partial(load_timm, about["base"], weights, {}), about["config"].get("fewest")
-    return with_placing(model, **{name: about["config"].get(name) for name in PLACING})
+def reach_hub(trouble: str, repo: str, file: str, advice: str = "") -> None:
+    """Ask the hub about a file, and say in one sentence that it does not answer."""
+    offline = constants.HF_HUB_OFFLINE
+    with suppress(EntryNotFoundError):  # it answers; timm tries another file
+        try:
+            if not offline:
+                get_hf_file_metadata(hf_hub_url(repo, file), timeout=5)
+        except HfHubHTTPError as error:
+            raise InputError(f"{trouble}: {error}{advice}") from error
+        except Exception as error:  # of the hub's HTTP client, whichever it uses
+            raise InputError(f"{trouble}: the hub cannot be reached ({error}){advice}") from error
+    if offline:
+        raise InputError(f"{trouble}: HF_HUB_OFFLINE is set and it was not downloaded before{advice}")
 
 
 # SPoT's own format
@@ -197,35 +126,23 @@ def save_folder(model: SpotViT, folder: str | Path) -> None:
 
 def save_file_whole(model: SpotViT, path: str | Path, *, dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Write a model as one safetensors file, in another dtype if asked; its configuration is returned."""
-    config = describe(model)
+    config = model_config(model)
     state = {
         name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
         for name, tensor in model.state_dict().items()
     }
     write_tensors(path, state, KEY, config, format="pt")
-    if dtype is None:
-        save_beside(model, Path(path))
     return config
 
 
-def save_beside(model: SpotViT, path: Path) -> None:
-    """Write a model's learned prior and calibration beside its file, unless the model was trained since they were."""
-    policy, cascade = beside(path)
-    with suppress(InputError):
-        if model.policy is not None and model.policy.about["hash"] == hash_of(model):
-            model.policy.save(policy)
-    with suppress(InputError):
-        if model.cascade is not None and model.cascade.hash == hash_of(model) and not model.cascade.base:
-            model.cascade.save(cascade)
-
-
-def describe(model: SpotViT) -> dict[str, Any]:
+def model_config(model: SpotViT) -> dict[str, Any]:
     """What is needed to build the model again: JSON values only. Refuses a ViT that timm cannot rebuild."""
-    if model.fewest is not None:
-        raise InputError(f"the weights of {model.name} follow the budget; save those for one, as model.suited(49)")
     if not isinstance(model.prior, str):
-        advice = 'a name first; for a policy set model.policy to it, and the name is "learned"'
-        raise InputError(f"a prior that is a function cannot be saved; set model.prior to {advice}")
+        raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
+    if model.policy is not None and not isinstance(model.policy, Policy):
+        raise InputError(
+            f"only a Policy can be saved, got {type(model.policy).__name__}; set model.policy to None first"
+        )
     if not isinstance(model.saliency, str) and resolve_prior(model.prior).needs_map:
         raise InputError("maps of a function or a tensor cannot be saved; set model.saliency to a name first")
     options = {key: value for key, value in model.options.items() if key != "pretrained_cfg_overlay"}
@@ -245,6 +162,8 @@ def describe(model: SpotViT) -> dict[str, Any]:
         "sigma": model.sigma,
         "tokenizer": "authors" if isinstance(model.tokenizer, AuthorsTokenizer) else "standard",
     }
+    if model.policy is not None:
+        config["policy"] = model.policy.describe()
     if names := model.vit.pretrained_cfg.get("label_names"):  # its own; ImageNet's are timm's
         config["class_names"] = list(names)
     config = as_json(config)
@@ -284,18 +203,25 @@ def build(config: Mapping[str, Any]) -> SpotViT:
     )
     if config.get("class_names"):
         model.class_names = [str(name) for name in config["class_names"]]
+    if config.get("policy"):
+        model.policy = build_policy(config["policy"])
     return model
 
 
-def load_file(path: Path) -> SpotViT:
-    """A model from one safetensors file that SPoT wrote, or from a folder that save_pretrained wrote."""
+def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
+    """Weights and configuration of one safetensors file that SPoT wrote, or of a folder that save_pretrained wrote."""
     if path.is_dir():
         for name in (CONFIG, WEIGHTS):
             if not (path / name).is_file():
                 raise InputError(f"{path} holds no {name}, so it is not a saved SPoT model")
         path = path / WEIGHTS
     advice = f"if it holds a timm model's weights, use spot.load('timm name', weights={str(path)!r})"
-    state, config = read_tensors(path, KEY, "a SPoT model", advice)
+    return *read_tensors(path, KEY, "a SPoT model", advice), path
+
+
+def load_file(path: Path) -> SpotViT:
+    """A model from one safetensors file that SPoT wrote, or from a folder that save_pretrained wrote."""
+    state, config, path = read_file(path)
     try:
         with torch.device("meta"):  # costs no memory, whatever sizes the header claims
             refuse_misfit(str(path), state, build(config).state_dict())
@@ -307,18 +233,24 @@ def load_file(path: Path) -> SpotViT:
     return filled(model, {name: tensor.float() for name, tensor in state.items()}, path)
 
 
+def build_again(path: Path, options: Mapping[str, Any]) -> SpotViT:
+    """A saved model's architecture with random weights."""
+    _, config, _ = read_file(path)
+    return build({**config, "options": {**config["options"], **options}})
+
+
 def load_pretrained(model_id: str, **options: Any) -> SpotViT:
     """What SpotViT.from_pretrained does: a folder, or a model on the hub, that places tokens as options say."""
     path = Path(model_id)
     if not path.is_dir():
         if not isinstance(try_to_load_from_cache(model_id, WEIGHTS), str):
-            refuse_unreachable(f"get {model_id} from the hub", constants.ENDPOINT, offline=constants.HF_HUB_OFFLINE)
+            reach_hub(f"cannot get {model_id} from the hub", model_id, WEIGHTS)
         hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin has some of its own
         try:
             path = Path(hf_hub_download(model_id, WEIGHTS, **hub))
         except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise InputError(f"cannot get {model_id} from the hub: {error}") from error
-    return with_placing(load_file(path), **{name: options.get(name) for name in PLACING})
+    return load_file(path).at(**{name: options.get(name) for name in PLACING})
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
@@ -400,3 +332,41 @@ def load_authors(path: str | Path) -> SpotViT:
             name = name.replace(theirs, ours)
         renamed[f"vit.{name}"] = tensor
     return filled(SpotViT(vit, tokenizer=tokenizer, options=options), renamed, Path(path))
+
+
+DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
+MOST_BLOCKS, MOST_SIDE = 1000, 20_000  # a header can claim any size
+
+
+def refuse_steering(name: str, options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    """Refuse a file's configuration that would make timm open or fetch anything else than an architecture."""
+    allowed = {key for kind in (VisionTransformer, Eva) for key in inspect.signature(kind.__init__).parameters}
+    strange = sorted({*options} - allowed) + sorted({*data} - {*DATA})
+    if ":" in name or "/" in name or strange:
+        raise InputError(f"the configuration asks timm for {strange or name}, which no saved model needs; refused")
+
+
+def refuse_nonsense(options: Mapping[str, Any], data: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse values of a file's configuration that would fail only later, or fill the memory."""
+    depth, sides = options.get("depth", 1), list(flat_numbers(options.get("img_size", 1)))
+    if not isinstance(depth, int) or not 0 < depth <= MOST_BLOCKS or not all(0 < side <= MOST_SIDE for side in sides):
+        raise InputError(f"a model has 1 to {MOST_BLOCKS} blocks and images of at most {MOST_SIDE} pixels a side")
+    for name in ("mean", "std", "crop_pct", "input_size"):
+        values = list(flat_numbers(data.get(name, 1.0)))
+        counts = {"crop_pct": {1}, "input_size": {3}}.get(name, {1, 3, options.get("in_chans", 3)})
+        good = all(math.isfinite(value) and (name == "mean" or value > 0) for value in values)
+        if not good or (name in data and len(values) not in counts):
+            count = " or ".join(map(str, sorted(counts)))
+            raise InputError(f"the configuration's {name} must be {count} numbers, got {data.get(name)!r:.80}")
+    for names in (config.get("class_names") or (), data.get("label_names") or ()):
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"the configuration's class names must be a list of names, got {names!r:.80}")
+    named = (data.get("interpolation", ""), config.get("saliency", ""), config.get("tokenizer"))
+    if not all(isinstance(name, str) for name in named):
+        raise InputError(f"the configuration's interpolation, saliency and tokenizer must be names, got {named!r:.80}")
+
+
+def flat_numbers(value: Any) -> Iterator[float]:
+    """The numbers of a number or of a list; anything else among them counts as NaN."""
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        yield each if isinstance(each, (int, float)) and not isinstance(each, bool) else math.nan

@@ -6,6 +6,7 @@ did not change are left out. The others are kept, at the writer's choice, as flo
 a scale per row:
 
     name            float16, or int8 with `name|scale` (rows, 1) float32
+    policy.name     float32: the weights of the learned prior, where there is one
 """
 
 from collections.abc import Mapping
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 
 from spot.errors import InputError, unknown
 from spot.hashes import hash_tensors
+from spot.placement.policy import Policy, policy_from
 from spot.store import has_kind, open_tensors, read_tensors, write_tensors
 
 KEY, FORMAT = "spot_delta", 1
 Method = Literal["float16", "int8"]
-SCALE = "|scale"
+SCALE, POLICY = "|scale", "policy."
 
 
 def save_delta(
@@ -33,14 +35,14 @@ def save_delta(
     method: Method = "int8",
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save the difference between `model.vit` and its base.
+    """Save the difference between `model.vit` and its base, and the model's policy if it has one.
 
     Args:
         model: a SpotViT.
         base_state: the base's tensors under timm's names.
         base: timm's name of the base, with its tag.
         method: float16, or int8 (a quarter of float32's size) for matrices and float16 for vectors.
-        config: JSON values to keep with it, such as tokens and prior.
+        config: JSON values to keep with it: prior, scale and min_tokens, at which all of the change is used.
     """
     if method not in get_args(Method):
         raise unknown("way to keep a delta", method, get_args(Method))
@@ -52,6 +54,10 @@ def save_delta(
         if change.any():
             kept |= pack(name, change, method)
     config = dict(config or {})
+    policy = getattr(model, "policy", None)
+    if isinstance(policy, Policy):
+        config["policy"] = policy.describe()
+        kept |= {POLICY + name: tensor for name, tensor in policy.state_dict().items()}
     about = {"format": FORMAT, "base": base, "hash": hash_tensors(base_state), "method": method, "config": config}
     write_tensors(path, kept, KEY, about)
 
@@ -95,8 +101,8 @@ def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str,
         )
     state = {name: tensor.clone() for name, tensor in base_state.items()}
     for name, change in kept.items():
-        if name.endswith(SCALE):
-            continue  # read with its partner
+        if name.endswith(SCALE) or name.startswith(POLICY):
+            continue  # read with its partner; not the ViT's
         if name not in state or change.numel() != state[name].numel():
             raise InputError(f"{path} is a damaged delta: {name} does not fit its base")
         change = change.float()
@@ -107,6 +113,16 @@ def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str,
             change = change.view(len(change), -1) * scale
         state[name] = (state[name].float() + change.view(state[name].shape)).to(state[name].dtype)
     return state
+
+
+def delta_policy(path: str | Path) -> Policy | None:
+    """The policy in a delta's file, or None."""
+    kept, about = read_tensors(path, KEY, "a delta")
+    described = about["config"].get("policy")
+    if described is None:
+        return None
+    state = {name.removeprefix(POLICY): tensor for name, tensor in kept.items() if name.startswith(POLICY)}
+    return policy_from(described, state, str(path))
 
 
 def refuse_misfit(what: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

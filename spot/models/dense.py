@@ -1,7 +1,7 @@
 """Features where you want them: at any points of an image, and as a dense map from scattered tokens.
 
 features = model.features_at(images, points)            # (B, M, D) at points (B, M, 2), (y, x) fractions
-features = model.forward_intermediates(images, indices=1, norm=True, tokens=49)[0]
+features = model.token_features(images, indices=1, norm=True, tokens=49)[0]
 dense = model.to_map(features, (14, 14))                # (B, D, 14, 14)
 """
 
@@ -27,7 +27,6 @@ def features_at(model: "SpotViT", images: Tensor, points: Tensor, positions: Ten
     and at the position of one of the image's tokens it is that token's feature.
     """
     context = model.grid(images) if positions is None else positions
-    model = model.suited(context.shape[1], images)
     if points.ndim != 3 or points.shape[-1] != context.shape[-1] or len(points) != len(images):
         wanted = (len(images), "M", context.shape[-1])
         raise InputError(f"points must have shape {wanted} like positions, got {tuple(points.shape)}")

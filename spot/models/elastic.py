@@ -12,8 +12,8 @@ import torch
 from torch import Generator, Tensor
 
 from spot.errors import InputError
-from spot.models.protocol import Wrapper
 from spot.models.spot_vit import SpotViT
+from spot.models.wrappers import Wrapper
 from spot.placement.priors import check_tokens
 
 

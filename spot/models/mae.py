@@ -3,9 +3,14 @@
 The encoder is a SpotViT that reads only the visible tokens. The decoder gets what it said of
 them, a mask token for each hidden one, and the kernelized embedding of every token's position,
 and reconstructs the hidden windows. After training only the encoder is kept.
+
+Files that He et al. published are read here too (`mae_pretrain_vit_base_full.pth` and its kind): the
+encoder is a timm ViT as it is, and `fill_decoder` gives a Decoder the file's own decoder.
 """
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from timm.layers import LayerNorm
@@ -13,6 +18,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from spot.errors import InputError
+from spot.models.deltas import refuse_misfit
 from spot.models.spot_vit import SpotViT
 from spot.tokens.position_embedding import KernelPositionEmbedding
 from spot.tokens.windows import windows
@@ -98,3 +104,65 @@ def hidden_of(visible: Tensor, count: int) -> Tensor:
     mask = torch.ones(len(visible), count, dtype=torch.bool, device=visible.device).scatter(1, visible, value=False)
     # Not nonzero(), for whose size a GPU would have to be waited for.
     return mask.int().argsort(dim=1, descending=True, stable=True)[:, : count - visible.shape[1]]
+
+
+# Published checkpoints. Their decoder's parameters and ours, by the beginning of the name; the position table and the
+# order of the reconstructed pixels differ, and are converted below.
+DECODER_NAMES = {
+    "decoder_embed.": "narrow.",
+    "decoder_blocks.": "blocks.",
+    "decoder_norm.": "norm.",
+    "decoder_pred.": "pixels.",
+    "mask_token": "mask_token",
+    "decoder_pos_embed": "positions.table",
+}
+
+
+def has_decoder(state: Mapping[str, Tensor]) -> bool:
+    """Whether weights by name are those of a published masked autoencoder with its decoder."""
+    return "decoder_embed.weight" in state and "decoder_pred.weight" in state
+
+
+def as_published(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How timm loads a checkpoint that He et al. published: its options, and a pretrained_cfg_overlay.
+
+    Pretrained with a decoder: the encoder's weights alone. Fine-tuned: the mean of the tokens is normed and
+    classified, where timm's `vit_base_patch16_224.mae` by itself has the class token and no head; the options given
+    go before what the file says. Any other file changes nothing.
+    """
+    if has_decoder(state):
+        encoder = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(DECODER_NAMES))}
+        return dict(options), {"state_dict": encoder, "source": ""}
+    if "fc_norm.weight" in state and "norm.weight" not in state and "head.weight" in state:
+        classes = len(state["head.weight"])
+        return {"global_pool": "avg", "num_classes": classes, **options}, {"num_classes": classes}
+    return dict(options), {}
+
+
+@torch.no_grad()
+def fill_decoder(decoder: Decoder, state: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
+    """Give a decoder the weights of a published one; `state` is the whole checkpoint's, by its own names."""
+    given: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        for theirs, ours in DECODER_NAMES.items():
+            if name.startswith(theirs):
+                given[ours + name.removeprefix(theirs)] = tensor.float()
+    own = decoder.state_dict()
+    table = given.pop("positions.table", torch.empty(0))
+    cells = math.isqrt(max(0, table.shape[1] - 1)) if table.ndim == 3 else 0
+    if table.ndim != 3 or table.shape[0] != 1 or cells**2 != table.shape[1] - 1 or not cells:
+        raise InputError(f"{source} has no decoder_pos_embed of shape (1, 1 + cells, width), but {tuple(table.shape)}")
+    fits = {name: tensor for name, tensor in own.items() if name != "positions.table"}
+    try:
+        refuse_misfit(f"the decoder in {source}", given, fits)
+    except InputError as error:
+        depth = 1 + max((int(name.split(".")[1]) for name in given if name.startswith("blocks.")), default=-1)
+        asked = f"it is {table.shape[2]} wide and {depth} blocks deep (recipe fields decoder_width, decoder_depth)"
+        raise InputError(f"{error}; {asked}") from error
+    if table[0, 0].any():
+        raise InputError(f"decoder_pos_embed in {source} gives the class token a position; published ones do not")
+    for name in ("pixels.weight", "pixels.bias"):  # theirs are pixel by pixel, ours channel by channel
+        side = math.isqrt(len(given[name]) // 3)
+        given[name] = given[name].unflatten(0, (side, side, 3)).movedim(2, 0).flatten(0, 2)
+    decoder.load_state_dict(given, strict=False)
+    decoder.positions.fit(table[0, 1:].float(), (cells, cells))

@@ -7,17 +7,15 @@ placement. Position embeddings are those of the cells' places in the image, as f
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from spot.errors import InputError
-from spot.models.protocol import Wrapper
+from spot.models.spot_vit import SpotViT
+from spot.models.wrappers import Wrapper
 from spot.tokens.position_embedding import grid_positions
-
-if TYPE_CHECKING:
-    from spot.models.spot_vit import SpotViT
 
 MOST_SQUEEZED = 4 / 3  # how much narrower a shrunk image may become than it was, in either direction
 
@@ -62,7 +60,7 @@ def small_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
     return best
 
 
-def shrinkable(model: "SpotViT", budgets: Sequence[int]) -> list[int]:
+def shrinkable(model: SpotViT, budgets: Sequence[int]) -> list[int]:
     """The budgets below the model's grid for which there is a smaller image."""
     fitting = []
     for tokens in budgets:

@@ -22,21 +22,17 @@ from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from torch import Generator, Tensor, nn
 
+from spot.data.picture import Fit
 from spot.errors import InputError, check_kind
-from spot.models.anytime import Cascade, Step, load_cascade, look
-from spot.models.budgets import blended, share_of_change
 from spot.models.card import card
 from spot.models.dense import features_at, to_map
-from spot.models.from_file import FromFile
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
-from spot.placement.policy import Policy, load_policy
-from spot.placement.priors import LEARNED, AnyPrior, check_images, check_tokens, resolve_prior
+from spot.placement.priors import LEARNED, AnyPrior, Prior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
 from spot.placement.sizes import Scale, check_size, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import grid_positions, rotary_embedding
 from spot.tokens.positions import check_positions
-from spot.tokens.pyramid import traced
 from spot.tokens.tokenizer import Tokenizer
 from spot.tokens.windows import check
 
@@ -84,10 +80,8 @@ class SpotViT(
 ):
     """A timm ViT and where its tokens go. Build one with spot.adapt or spot.load."""
 
-    policy = FromFile(Policy, load_policy)  # the learned prior that the name "learned" stands for
-    cascade = FromFile(Cascade, load_cascade)  # the stages of `look`, calibrated by spot calibrate
-    base: Callable[[], "SpotViT"] | None = None  # loads the ViT it was retrofitted from, where that is known
-    fewest: int | None = None  # with more tokens than these it takes less of its change of the base; see `suited`
+    policy: nn.Module | None  # the learned prior, an ordinary submodule: what the name "learned" stands for
+    retrofit_hash: str | None = None  # of a family's model: the hash that policies and cascades know the family by
 
     def __init__(
         self,
@@ -117,21 +111,17 @@ class SpotViT(
         self.tokenizer = tokenizer
         self.sigma = sigma
         self.options = dict(options or {})
+        self.register_module("policy", None)
         self.prior = prior
         self.scale = scale
         self.saliency = saliency
-        self.policy = self.cascade = None
-        self._base: tuple[SpotViT, ...] = ()  # in a tuple, so that it is not a part of this one
-        self._suited: dict[Any, SpotViT] = {}  # by share of the change
-        self._origin: tuple[SpotViT, ...] = ()  # of one of these: whose policies and calibrations are its own too
-        self._policies: dict[str, Policy] = {}  # by the name of their files
         self.tokens = len(self.grid()) if tokens is None else tokens
 
     # What the model is
 
     @property
     def spot_vit(self) -> "SpotViT":
-        """The SpotViT whose weights are used: this one. See spot.models.protocol."""
+        """The SpotViT whose weights are used: this one. See spot.models.wrappers."""
         return self
 
     @property
@@ -150,6 +140,11 @@ class SpotViT(
         config = getattr(self.vit, "pretrained_cfg", None) or {}
         architecture, tag = config.get("architecture", type(self.vit).__name__), config.get("tag")
         return f"{architecture}.{tag}" if tag else architecture
+
+    @property
+    def fit(self) -> Fit:
+        """How a photograph becomes its input, see spot.data.picture.photo_transform: "full" for a finder's pictures."""
+        return self.policy.fit if self.policy is not None and self.prior == LEARNED else "crop"  # type: ignore[return-value]
 
     # Where its tokens go
 
@@ -171,7 +166,15 @@ class SpotViT(
     @prior.setter
     def prior(self, prior: AnyPrior) -> None:
         resolve_prior(prior)  # refuses what is no prior
+        if isinstance(prior, nn.Module):
+            self.policy, prior = prior, LEARNED
         self._prior = prior
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "prior":  # nn.Module would register a policy under this name instead of asking the property
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     @property
     def scale(self) -> Scale | None:
@@ -196,38 +199,14 @@ class SpotViT(
             raise InputError(f"saliency must be a name, file, folder, function or maps, got {type(source).__name__}")
         self._saliency = (source,)  # in a tuple, so that a module is not a part of this one
 
-    def base_vit(self) -> "SpotViT":
-        """The ViT that this one was retrofitted from, which a delta knows; loaded on first use."""
-        if self.base is None:
-            raise InputError(f"{self.name} does not know the ViT it was retrofitted from; load it as a delta")
-        self._base = self._base or (self.base().eval().requires_grad_(False),)
-        return self._base[0].to(next(self.vit.parameters()).device)
-
-    def suited(self, tokens: int, images: Tensor | None = None) -> "SpotViT":
-        """The model with the weights for so many tokens (on these images): itself, unless it follows the budget.
-
-        A retrofit with a budget `fewest` takes less of its change of the base the more tokens there are
-        (spot/models/budgets.py). Forward passes ask for this themselves. What is returned follows no budget.
-        """
-        weight = self.vit.patch_embed.proj.weight
-        if self.fewest is None or self.base is None or weight.is_meta:
-            return self
-        if traced():
-            raise InputError(f"the weights of {self.name} follow the budget; compile or export model.suited(N)")
-        cells = len(self.grid()) if images is None else self.grid(images[:1]).shape[1]
-        share = share_of_change(tokens, cells, self.fewest)
-        key = (share, weight.device, weight.dtype, weight._version)
-        if key not in self._suited:
-            self._suited[key] = blended(self, self.base_vit(), share)
-        made = self._suited[key]
-        made._tokens, made._prior, made._scale = self._tokens, self._prior, self._scale
-        return made
-
-    def placing(self, tokens: int, prior: AnyPrior | None = None, images: Tensor | None = None) -> "SpotViT":
-        """The model with this budget and prior as its own, and the weights that suit it; parameters are shared."""
-        few = copy.copy(self.suited(tokens, images))
-        few.tokens, few.prior = tokens, self.prior if prior is None else prior
-        return few
+    def at(self, *, tokens: int | None = None, prior: AnyPrior | None = None, scale: Scale | None = None) -> "SpotViT":
+        """The same model with another budget, prior or scale of its own. All parts are shared, none is copied."""
+        other = copy.copy(self)
+        other._modules = dict(self._modules)  # so that a policy given to one is not the other's
+        for name, value in {"tokens": tokens, "prior": prior, "scale": scale}.items():
+            if value is not None:
+                setattr(other, name, value)
+        return other
 
     @property
     def random(self) -> bool:
@@ -267,9 +246,7 @@ class SpotViT(
             maps: saliency (B, H, W) for a prior that needs it; by default the model's own, `saliency_maps`.
         """
         check_images(images)
-        chosen = resolve_prior(self.prior if prior is None else prior)
-        if chosen.learned:
-            chosen = resolve_prior(self.named_policy(chosen.name))
+        chosen = self.resolved_prior(prior)
         if chosen.needs_map and maps is None:
             maps = self.saliency_maps(images, keys)
         count = self.tokens if tokens is None else tokens
@@ -277,17 +254,19 @@ class SpotViT(
         check_size(scale)
         size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
         positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=len(self.grid()))
-        return positions if positions.shape[-1] == 3 else sized(positions, size)
+        return positions if positions.shape[-1] > 2 else sized(positions, size)
 
-    def named_policy(self, name: str) -> Policy:
-        """The policy that a prior's name stands for: the model's own, or that of a file."""
-        if name != LEARNED:
-            if name not in self._policies:
-                self._policies[name] = load_policy(name, self)
-            return self._policies[name]
+    def resolved_prior(self, prior: AnyPrior | None = None) -> Prior:
+        """The prior of a name or function, by default the model's own; "learned" is its policy."""
+        chosen = resolve_prior(self.prior if prior is None else prior)
+        if not chosen.learned:
+            return chosen
         if self.policy is None:
-            raise InputError(f"{self.name} has no learned prior yet; train one with spot learn, or give its file")
-        return self.policy
+            raise InputError(
+                f"{self.name} has no learned prior; train one with spot learn, or load it with its policy's file, "
+                'spot.load(name, prior="FILE.policy.safetensors")'
+            )
+        return resolve_prior(self.policy)
 
     def saliency_maps(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
         """Maps (B, H, W) in [0, 1] of images as the model sees them, from `model.saliency`.
@@ -311,25 +290,17 @@ class SpotViT(
         """Images (B, C, H, W), and positions (B, N, 2 or 3) or where the model places them → logits (B, classes)."""
         placing = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
         positions = self.placed(images, positions, **placing)
-        model = self.suited(positions.shape[1], images)
-        return model.forward_head(model.encode(*model.embed(images, positions)))
-
-    def look(self, images: Tensor, until: float | None = None) -> Iterator[Step]:
-        """Few tokens first, more for the images that need them; see spot.models.anytime."""
-        check_images(images)
-        return look(self, images, until)
+        return self.forward_head(self.encode(*self.embed(images, positions)))
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """The normalised output of the last block: prefix tokens, then placed tokens, (B, P + N, D)."""
-        positions = self.placed(images, positions, **placing)
-        model = self.suited(positions.shape[1], images)
-        return model.encode(*model.embed(images, positions))
+        return self.encode(*self.embed(images, self.placed(images, positions, **placing)))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Features (B, P + N, D) → logits, or with pre_logits the pooled features (B, D)."""
         return self.vit.forward_head(features, pre_logits=pre_logits)
 
-    def forward_intermediates(
+    def token_features(
         self,
         images: Tensor,
         positions: Tensor | None = None,
@@ -338,29 +309,75 @@ class SpotViT(
         norm: bool = False,
         **placing: Any,
     ) -> list[Features]:
-        """Token features with their positions after some blocks.
+        """Token features with their positions after some blocks. `forward_intermediates` gives them in timm's formats.
 
         Args:
             indices: the last n blocks if an int, these blocks if a sequence, all if None.
             norm: apply the ViT's final norm to each.
             placing: tokens, prior, scale and generator, as in forward.
         """
+        return self._run_blocks(images, positions, indices, norm, stop_early=True, **placing)[1]
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        *,
+        positions: Tensor | None = None,
+        **placing: Any,
+    ) -> Any:
+        """timm's method of this name: features after some blocks as maps or sequences, with the final features.
+
+        NCHW is a map (B, D, H / K, W / K): on the full grid the tokens in their cells, otherwise interpolated
+        between the nearest tokens, as in `to_map`. NLC is the tokens (B, N, D) in their order.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise InputError(f"the output format must be NCHW or NLC, got {output_fmt!r}")
+        x, taken = self._run_blocks(images, positions, indices, norm, stop_early=stop_early, **placing)
+        if output_fmt == "NCHW":
+            rows, columns = (length // self.patch_size for length in images.shape[-2:])
+            features = [self.to_map(each, (rows, columns)) for each in taken]
+        else:
+            features = [each.tokens for each in taken]
+        prefix = [each.prefix for each in taken] if return_prefix_tokens and self.num_prefix_tokens else None
+        if output_dict:
+            made: dict[str, Any] = {"image_intermediates": features}
+            made |= {} if prefix is None else {"image_intermediates_prefix": prefix}
+            return made | ({} if intermediates_only else {"image_features": self.vit.norm(x)})
+        intermediates: list[Any] = features if prefix is None else list(zip(features, prefix, strict=True))
+        return intermediates if intermediates_only else (self.vit.norm(x), intermediates)
+
+    def _run_blocks(
+        self,
+        images: Tensor,
+        positions: Tensor | None,
+        indices: int | Sequence[int] | None,
+        norm: bool,
+        stop_early: bool,
+        **placing: Any,
+    ) -> tuple[Tensor, list[Features]]:
+        """The output of the last block that ran (B, P + N, D), before the final norm, and the features wanted."""
         positions = self.placed(images, positions, **placing)
-        model = self.suited(positions.shape[1], images)
-        if model is not self:
-            return model.forward_intermediates(images, positions, indices=indices, norm=norm)
         x, rope = self.embed(images, positions)
         try:
-            wanted, _ = feature_take_indices(len(self.vit.blocks), indices)
+            wanted, last = feature_take_indices(len(self.vit.blocks), indices)
         except AssertionError as error:
             raise InputError(f"this ViT has {len(self.vit.blocks)} blocks, got indices {indices}") from error
         taken, prefix = [], self.num_prefix_tokens
         for index, block in enumerate(self._blocks(rope)):
+            if stop_early and index > last:
+                break
             x = block(x)
             if index in wanted:
                 y = self.vit.norm(x) if norm else x
                 taken.append(Features(y[:, prefix:], y[:, :prefix], positions))
-        return taken
+        return x, taken
 
     def features_at(self, images: Tensor, points: Tensor, positions: Tensor | None = None) -> Tensor:
         """Features (B, M, D) at any points (B, M, 2); see spot.models.dense.features_at."""
@@ -368,6 +385,7 @@ class SpotViT(
 
     def to_map(self, features: Features, size: tuple[int, int] | None = None) -> Tensor:
         """Scattered tokens → a map (B, D, height, width), by default of the grid's size; see spot.models.dense."""
+        check_kind("features", features, Features, advice="model.token_features(images) gives a list of them")
         return to_map(features.tokens, features.positions, self.grid_size if size is None else size)
 
     def embed(self, images: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -430,7 +448,7 @@ class SpotViT(
     # To and from disk: the format is checkpoints.py's business
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        """What save_pretrained and push_to_hub write as README.md; `spot card` adds results to it."""
+        """What save_pretrained and push_to_hub write as README.md."""
         return ModelCard(card(self))
 
     def _save_pretrained(self, save_directory: Path) -> None:

@@ -39,6 +39,7 @@ class AnswersAsTimm:
     num_prefix_tokens: int = _of_vit("num_prefix_tokens")
     get_classifier: Callable[[], nn.Module] = _of_vit("get_classifier")
     set_grad_checkpointing: Callable[..., None] = _of_vit("set_grad_checkpointing")
+    prune_intermediate_layers: Callable[..., list[int]] = _of_vit("prune_intermediate_layers")
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -49,6 +50,7 @@ class AnswersAsTimm:
     def pretrained_cfg(self) -> dict[str, Any]:
         """timm's description of the weights, with the ViT's own image size and number of classes."""
         config = dict(getattr(self.vit, "pretrained_cfg", None) or {})
+        config |= {key: _named(config[key]) for key in ("classifier", "first_conv") if config.get(key)}
         channels = self.vit.patch_embed.proj.in_channels
         return {**config, "input_size": (channels, *self.img_size), "num_classes": self.num_classes}
 
@@ -92,6 +94,11 @@ class AnswersAsTimm:
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return {group: _prefixed(patterns) for group, patterns in self.vit.group_matcher(coarse=coarse).items()}
+
+
+def _named(module: Any) -> Any:
+    """timm's name of a module, or several, as it is called here."""
+    return f"vit.{module}" if isinstance(module, str) else tuple(f"vit.{each}" for each in module)
 
 
 def _prefixed(patterns: Any) -> Any:

@@ -13,8 +13,8 @@ half its tokens: there a constant r becomes that half, as in the paper, where r 
 last 20 tokens.
 
 With rotary positions a merged token stands at the mean position of the input tokens it stands
-for. With averaging or attention pooling it also weighs as many times in the pool. Where a block
-runs its MLP beside its attention there is no between, and tokens merge after the block.
+for. With averaging or attention pooling it also weighs as many times in the pool. The blocks must be
+timm's standard ones (`Block`, `EvaBlock`); parallel, post-norm and differential blocks are refused.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spot.errors import InputError
-from spot.models.protocol import Placing, Wrapper
 from spot.models.spot_vit import SpotViT
-from spot.models.tome_schedule import (
-    SIDE_BY_SIDE,
-    BlockCost,
-    as_given,
-    attentions,
-    geometric,
-    merging_macs,
-    to_reach,
-    to_speed_up,
-)
+from spot.models.tome_schedule import BlockCost, as_given, geometric, merging_macs, to_reach, to_speed_up
+from spot.models.wrappers import Placing, Wrapper
 from spot.tokens.position_embedding import rotary_embedding
 from spot.tokens.tokenizer import Tokenizer
 
@@ -164,6 +155,17 @@ class ToMe(Wrapper):
 
     def merge(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Merged:
         """Features with what became of every token."""
+        features, sizes, merges, positions = self._encoded(images, positions, **placing)
+        sources = torch.arange(positions.shape[1], device=sizes.device).expand(len(sizes), -1)
+        for index, share, left in merges:
+            sources = index.gather(1, sources)
+            positions = combine(positions, share, index, left)
+        return Merged(features, sizes, sources, positions)
+
+    def _encoded(
+        self, images: Tensor, positions: Tensor | None, **placing: Any
+    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor, int]], Tensor]:
+        """Features, sizes, each merge as index, shares and tokens left, and the positions that tokens began with."""
         vit, on_grid = self.model.vit, positions is None and not self.own_placement
         positions = self.place(images, **placing) if positions is None else positions
         if on_grid and type(self.model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == self.model.img_size:
@@ -174,8 +176,9 @@ class ToMe(Wrapper):
             positions = self.model.placed(images, positions)
             x, rope = self.model.embed(images, positions)
         start, prefix = positions.shape[1], self.model.num_prefix_tokens
-        sources = torch.arange(start, device=x.device).expand(len(x), -1)
         sizes = torch.ones(len(x), start, device=x.device)
+        merges: list[tuple[Tensor, Tensor, int]] = []
+        began = positions
         given: dict[str, Tensor] = {}  # what blocks take beside the tokens
         for depth, (block, r) in enumerate(zip(vit.blocks, self.schedule(start), strict=True)):
             if rope is not None:
@@ -187,20 +190,20 @@ class ToMe(Wrapper):
             index = match(keys[:, prefix:], r)
             merged = sizes.new_zeros(len(x), sizes.shape[1] - r).scatter_add(1, index, sizes)
             share = sizes / merged.gather(1, index)
-            x = torch.cat([x[:, :prefix], combine(x[:, prefix:], share, index, r)], 1)
+            x = torch.cat([x[:, :prefix], combine(x[:, prefix:], share, index, merged.shape[1])], 1)
             x = _mlp_half(block, x)
-            positions = combine(positions, share, index, r)
-            sources = index.gather(1, sources)
+            merges.append((index, share, merged.shape[1]))
             sizes = merged
             given["attn_mask"] = F.pad(sizes.log(), (prefix, 0))[:, None, None].to(x.dtype)
             if rope is not None:
+                positions = combine(positions, share, index, merged.shape[1])
                 cells = [length / self.model.patch_size for length in images.shape[-2:]]
                 rope = rotary_embedding(vit.rope, positions, cells)
-        return Merged(vit.norm(x), sizes, sources, positions)
+        return vit.norm(x), sizes, merges, began
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """Features (B, P + M, D); `merge` also tells their sizes and sources."""
-        return self.merge(images, positions, **placing).features
+        return self._encoded(images, positions, **placing)[0]
 
     def forward_head(self, features: Tensor, pre_logits: bool = False, sizes: Tensor | None = None) -> Tensor:
         """Logits; sizes (B, M), from `merge`, let a pooled token weigh as many as it stands for."""
@@ -221,8 +224,8 @@ class ToMe(Wrapper):
         return pooled if pre_logits else vit.head(pooled)
 
     def forward(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        merged = self.merge(images, positions, **placing)
-        return self.forward_head(merged.features, sizes=merged.sizes)
+        features, sizes, *_ = self._encoded(images, positions, **placing)
+        return self.forward_head(features, sizes=sizes)
 
 
 # ----------------------------------------------------------------------------- matching
@@ -248,20 +251,19 @@ def match(keys: Tensor, r: int) -> Tensor:
     return index
 
 
-def combine(values: Tensor, share: Tensor, index: Tensor, r: int) -> Tensor:
-    """Sum values (B, N, D), each times its share (B, N) of the token it goes into, by index → (B, N − r, D)."""
+def combine(values: Tensor, share: Tensor, index: Tensor, left: int) -> Tensor:
+    """Sum values (B, N, D), each times its share (B, N) of the token it goes into, by index → (B, left, D)."""
     weighted = values * share[..., None]
     wide = index[..., None].expand(-1, -1, values.shape[-1])
-    summed = weighted.new_zeros(len(values), values.shape[1] - r, values.shape[-1]).scatter_add(1, wide, weighted)
+    summed = weighted.new_zeros(len(values), left, values.shape[-1]).scatter_add(1, wide, weighted)
     return summed.to(values.dtype)
 
 
 # ----------------------------------------------------------------------------- timm's blocks in two halves
 
 # By name, because older versions of timm do not have them all.
-POST_NORM = ("ResPostBlock", "EvaBlockPostNorm")
-BLOCKS = ("Block", "EvaBlock", *POST_NORM, "ParallelThingsBlock", *SIDE_BY_SIDE)
-ATTENTION = ("Attention", "AttentionRope", "EvaAttention", "DiffAttention")
+BLOCKS = ("Block", "EvaBlock")
+ATTENTION = ("Attention", "AttentionRope", "EvaAttention")
 
 
 class _Recording:
@@ -279,39 +281,16 @@ class _Recording:
         return self.keys
 
 
-def _attend(attention: Any, x: Tensor, given: dict[str, Tensor], heads: int = 1) -> tuple[Tensor, Tensor]:
-    """What a timm module makes of x, and the keys (B, P + N, head_dim) averaged over heads."""
-    recording = _Recording(attention)
-    y = type(attention).forward(recording, x, **given)
-    assert recording.keys is not None
-    return y, recording.keys.mean(heads)
-
-
 def _attention_half(block: Any, x: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """x plus the block's attention, and the keys (B, P + N, head_dim) averaged over heads."""
-    kind = type(block).__name__
-    if kind in SIDE_BY_SIDE:
-        return _attend(block, x, given, heads=2 if kind == "ParallelScalingBlock" else 1)
-    if kind == "ParallelThingsBlock":
-        branches = [(branch, *_attend(branch.attn, branch.norm(x), given)) for branch in block.attns]
-        total = torch.stack([branch.drop_path(branch.ls(y)) for branch, y, _ in branches]).sum(0)
-        return x + total, torch.stack([keys for _, _, keys in branches]).mean(0)
-    if kind in POST_NORM:
-        y, keys = _attend(block.attn, x, given)
-        return x + block.drop_path1(block.norm1(y)), keys
-    y, keys = _attend(block.attn, block.norm1(x), given)
-    return x + block.drop_path1(_layer_scale(block, 1, y)), keys
+    recording = _Recording(block.attn)
+    y = type(block.attn).forward(recording, block.norm1(x), **given)
+    assert recording.keys is not None
+    return x + block.drop_path1(_layer_scale(block, 1, y)), recording.keys.mean(1)
 
 
 def _mlp_half(block: Any, x: Tensor) -> Tensor:
     """x plus the block's MLP."""
-    kind = type(block).__name__
-    if kind in SIDE_BY_SIDE:
-        return x  # done with the attention
-    if kind == "ParallelThingsBlock":
-        return x + torch.stack([branch(x) for branch in block.ffns]).sum(0)
-    if kind in POST_NORM:
-        return x + block.drop_path2(block.norm2(block.mlp(x)))
     return x + block.drop_path2(_layer_scale(block, 2, block.mlp(block.norm2(x))))
 
 
@@ -323,12 +302,12 @@ def _layer_scale(block: Any, half: int, y: Tensor) -> Tensor:
 
 
 def check_mergeable(model: SpotViT) -> None:
-    """Refuse blocks whose keys are not known, and pools in which a merged token cannot weigh more."""
+    """Refuse other blocks than timm's standard ones, and pools in which a merged token cannot weigh more."""
     vit = model.vit
     for block in vit.blocks:
-        for part in (block, *attentions(block)):
-            if type(part).__name__ not in (*BLOCKS, *ATTENTION):
-                raise InputError(f"ToMe does not know the keys of {type(part).__name__}")
+        kinds = type(block).__name__, type(getattr(block, "attn", None)).__name__
+        if kinds[0] not in BLOCKS or kinds[1] not in ATTENTION:
+            raise InputError(f"ToMe merges in timm's standard blocks, not in {kinds[0]} with {kinds[1]}")
     if vit.global_pool not in ("", "token", "max", "avg", "map"):
         raise InputError(f"ToMe cannot weigh merged tokens in the pool {vit.global_pool!r}; use token or avg")
     pool = getattr(vit, "attn_pool", None)

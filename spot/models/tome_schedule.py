@@ -13,7 +13,7 @@ from torch import nn
 
 from spot.errors import InputError
 
-SIDE_BY_SIDE = ("ParallelScalingBlock", "DiffParallelScalingBlock")  # timm's blocks with the MLP beside attention
+FEW = (1 / 4, 1 / 3, 1 / 2, 2 / 3)  # the blocks that merge, as shares of the depth: 3, 4, 6 and 8 of 12
 
 
 def as_given(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
@@ -47,11 +47,21 @@ def late(share: float, begin: float, tokens: int, depth: int) -> list[int]:
     """Merge this share of the tokens away, as many in every block, from this share of the blocks on.
 
     The first blocks find out which tokens are alike. At the same multiply-adds a late schedule changes a ViT's
-    answers less than an even one (docs/anytime.md).
+    answers less than an even one (docs/results/ablations/merging.md).
     """
     first = round(begin * depth)
     r = int(share * tokens / (depth - first) + 1e-9)
     return at_most_half([0] * first + [r] * (depth - first), tokens)
+
+
+def in_few_blocks(share: float, tokens: int, depth: int) -> list[int]:
+    """Merge this share of the tokens away, as many in each of FEW blocks.
+
+    A merge costs time for finding pairs, however few they are: four merges take less than half of the time of nine.
+    """
+    blocks = {round(place * depth) for place in FEW}
+    r = int(share * tokens / len(blocks) + 1e-9)
+    return at_most_half([r * (block in blocks) for block in range(depth)], tokens)
 
 
 def to_reach(target: int, tokens: int, depth: int) -> list[int]:
@@ -124,31 +134,16 @@ class BlockCost(NamedTuple):
 
     @classmethod
     def of(cls, block: Any) -> "BlockCost":
-        modules = attentions(block)
-        before = sum(map(_weights, modules))
-        after = 0 if type(block).__name__ in SIDE_BY_SIDE else _weights(block) - before
-        return cls(before, after, sum(map(_pair_macs, modules)), modules[0].head_dim)
+        attention = block.attn
+        before = _weights(attention)
+        width = attention.num_heads * attention.head_dim  # a query times a key, and the value times its weight
+        return cls(before, _weights(block) - before, 2 * width, attention.head_dim)
 
     def macs(self, tokens: int, prefix: int, r: int) -> int:
         """For one image, of which r tokens are merged away."""
         count = tokens + prefix
         matching = (tokens + 1) // 2 * (tokens // 2) * self.match if r else 0
         return count * self.before + count**2 * self.pair + matching + (count - r) * self.after
-
-
-def attentions(block: Any) -> list[Any]:
-    """The attention modules of a timm block; a block that runs its MLP beside its attention is one itself."""
-    if hasattr(block, "attns"):
-        return [branch.attn for branch in block.attns]
-    return [getattr(block, "attn", block)]
-
-
-def _pair_macs(attention: Any) -> int:
-    """What a query takes for a key: its products with the key and with the value."""
-    width = attention.num_heads * attention.head_dim
-    if "Diff" in type(attention).__name__:  # two keys for a value of twice their width
-        return 6 * width if attention.fused_attn else 4 * width
-    return 2 * width
 
 
 def _weights(module: nn.Module) -> int:

@@ -3,7 +3,7 @@
 One safetensors file holds the positions of many images, keyed by image. Any program can read it:
 
     positions     float32 (M, N, 2), or trajectories (M, steps + 1, N, 2): (y, x) as a fraction of the image;
-                  with a third number where windows have a scale other than 1
+                  with a third number where windows have a scale other than 1, and seven with regions
     keys          uint8: the M keys in UTF-8, separated by zero bytes; a key is a path below the data's root
     values.NAME   (M, ...): further numbers per image, such as losses
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from spot import report
 from spot.errors import InputError, check_kind
 from spot.store import decode_names, encode_names, read_tensors, refuse_difference, sweep, write_tensors
+from spot.tokens.positions import COLUMNS
 
 FORMAT, VERSION = "spot-placements", 1
 PREFIX = "values."
@@ -38,7 +39,7 @@ class Placements:
     """Positions of many images. Not to be changed: `merge` makes a larger one."""
 
     keys: Sequence[str]  # M image keys, all different
-    trajectory: Tensor  # float32 (M, steps + 1, N, 2 or 3); positions alone are one step
+    trajectory: Tensor  # float32 (M, steps + 1, N, 2, 3 or 7); positions alone are one step
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON: what made them
     values: Mapping[str, Tensor] = field(default_factory=dict)  # (M, ...) each
 
@@ -48,9 +49,10 @@ class Placements:
         if self.trajectory.is_complex() or not all(isinstance(key, str) for key in self.keys):
             raise InputError("placements are real numbers, and keys are names of images, text")
         trajectory = self.trajectory[:, None] if self.trajectory.ndim == 3 else self.trajectory
-        if trajectory.ndim != 4 or trajectory.shape[-1] not in (2, 3) or 0 in trajectory.shape[1:]:
+        if trajectory.ndim != 4 or trajectory.shape[-1] not in COLUMNS or 0 in trajectory.shape[1:]:
             raise InputError(
-                f"placements have shape (M, N, 2) or (M, steps + 1, N, 2), or 3 numbers for windows with a scale, "
+                f"placements have shape (M, N, 2) or (M, steps + 1, N, 2), or 3 numbers for windows with a scale "
+                f"and 7 with a region, "
                 f"got {tuple(self.trajectory.shape)}"
             )
         object.__setattr__(self, "trajectory", trajectory.detach().to("cpu", torch.float32))
@@ -63,7 +65,7 @@ class Placements:
             raise InputError("keys must not be empty, and free of zero bytes, which separate them in a file")
         if not self.trajectory.isfinite().all():
             raise InputError("placements must be finite, but some are NaN or infinite")
-        if not (self.trajectory[..., 2:] > 0).all():
+        if not (self.trajectory[..., 2:3] > 0).all():
             raise InputError("the third number of a placement is a window's scale and must be above 0")
 
     @cached_property
@@ -72,6 +74,11 @@ class Placements:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __repr__(self) -> str:
+        steps, tokens, numbers = self.trajectory.shape[1:]
+        sized = " with scales" if numbers == 3 else ""
+        return f"Placements({len(self)} images, {tokens} tokens{sized}, {steps - 1} steps)"
 
     def __contains__(self, key: object) -> bool:
         return key in self._row

@@ -1,14 +1,13 @@
 """A learned prior: a cheap look at the image says where it matters, and tokens go there.
 
-    policy = load_policy("vit-ti.policy.safetensors", model)    # refused for any other model
+    policy = spot.load_policy("vit-ti.policy.safetensors", model)   # refused for any other model
     maps = policy.maps(images)              # importance (B, R, R), each summing to 1
     positions = policy(images, 25)          # (B, 25, 2), or with sizes (B, 25, 3): a prior like any other
-    model.prior = policy                    # or model.policy = policy, and prior="learned" by name
+    model.policy = policy                   # a submodule; then prior="learned"
 
-Two looks, which give the logarithm of the map (B, R, R) over the whole image, whatever its shape:
+A look gives the logarithm of the map (B, R, R) over the whole image, whatever its shape. To add one, list it in LOOKS:
 
     Thumbnail       a small convolutional network on the image shrunk to 32 × 32 pixels
-    FirstBlocks     few large tokens that tile the image, through the model's own first blocks, and a linear head
 
 Positions come from the map by the rule of `focus`: isotropic's tokens, moved until each has an equal share of
 importance and area. Importance counts less the more tokens there are, and not at all with as many as the grid
@@ -16,6 +15,7 @@ has cells, where even coverage is the ViT's own grid. Everything is differentiab
 `spot learn` (spot/training/learn.py) trains a policy.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from spot.errors import InputError, unknown
-from spot.hashes import hash_tensors
 from spot.placement.priors import check_images, check_tokens, spread
-from spot.placement.sizes import auto_scale, tiling_scale
+from spot.placement.sizes import auto_scale
 from spot.store import read_tensors, write_tensors
-from spot.tokens.position_embedding import grid_positions
-from spot.tokens.pyramid import traced
 
 KEY, FORMAT = "spot_policy", 1
 FINER = 4  # a map is interpolated to so many times its rows and columns, so that tokens do not jump at their edges
@@ -75,84 +72,46 @@ class Thumbnail(nn.Module):
         return self.head(x)[:, 0] + self.everywhere
 
 
-class FirstBlocks(nn.Module):
-    """side × side large tokens that tile the image, through the model's first blocks, and a linear head.
-
-    Each token says how important `cells` × `cells` parts of its window are. The blocks are the model's: they are
-    neither trained nor saved here.
-    """
-
-    def __init__(self, model: Any, side: int = 4, depth: int = 1, cells: int = 4) -> None:
-        super().__init__()
-        if not 1 <= depth <= len(model.vit.blocks) or min(side, cells) < 1:
-            raise InputError(f"the look takes 1 to {len(model.vit.blocks)} blocks, got {depth}; side {side}")
-        self._model, self.side, self.depth, self.cells = (model,), side, depth, cells  # not a part of this module
-        self.norm = nn.LayerNorm(model.embed_dim)
-        self.head = nn.Linear(model.embed_dim, cells**2)
-        self.everywhere = nn.Parameter(torch.zeros(side * cells, side * cells))
-        nn.init.zeros_(self.head.weight)
-
-    def features(self, images: Tensor) -> Tensor:
-        """What the first blocks make of the tokens: (B, side², D)."""
-        model = self._model[0]
-        height, width = images.shape[-2:]
-        scale = tiling_scale(self.side**2, height, width, model.patch_size)
-        places = grid_positions((self.side, self.side)).to(images.device).expand(images.shape[0], -1, -1)
-        x, rope = model.embed(images, torch.cat([places, torch.full_like(places[..., :1], scale)], -1))
-        for block, _ in zip(model._blocks(rope), range(self.depth), strict=False):
-            x = block(x)
-        return x[:, model.num_prefix_tokens :]
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.read(self.features(images))
-
-    def read(self, features: Tensor) -> Tensor:
-        """Features (B, side², D) → the logarithm of the map (B, side · cells, side · cells)."""
-        parts = self.head(self.norm(features)).unflatten(1, (self.side, self.side))
-        parts = parts.unflatten(3, (self.cells, self.cells)).transpose(2, 3)
-        return parts.flatten(3, 4).flatten(1, 2) + self.everywhere
+LOOKS: dict[str, type[nn.Module]] = {"thumbnail": Thumbnail}
 
 
-LOOKS = {"thumbnail": Thumbnail, "tokens": FirstBlocks}
+class Policy(nn.Module):
+    """A learned prior: images → importance map → positions, for any budget from `min_tokens` on."""
 
-
-class Policy:
-    """A prior that looks: images → importance map → positions, for any budget from `fewest` on.
-
-    Not a module, so that a model whose prior it is does not take it for a part of itself; its weights are `look`'s.
-    """
-
-    random, looks = False, True
+    random = False  # attributes that spot.placement.priors reads from any prior
+    looks = True
+    fit = "crop"  # how a photograph becomes its input; see spot.data.picture.photo_transform
     __name__ = "learned"
 
     def __init__(
         self,
-        model: Any,
+        patch_size: int,
         look: str = "thumbnail",
         *,
         strength: float = 0.9,
         sizes: float = 0.0,
-        fewest: int = 4,
-        made: dict[str, Any] | None = None,
+        min_tokens: int = 4,
+        about: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            model: the SpotViT whose tokens it places; its hash is kept with the policy.
+            patch_size: K of the model whose tokens it places, in pixels.
             look: a name in LOOKS; options go to it.
             strength: the share of importance against area with very few tokens.
             sizes: 0 leaves sizes to the model; 1 makes a window as large as its share of the image.
-            fewest: the smallest budget it was trained for.
-            made: what to say of how it was trained.
+            min_tokens: the smallest budget it was trained for.
+            about: JSON values to keep with it: model and hash, the weights it was trained for, and how.
         """
+        super().__init__()
         if look not in LOOKS:
             raise unknown("look", look, LOOKS)
         if not 0 <= strength < 1:
             raise InputError(f"strength is the share of importance, from 0 to below 1, got {strength}")
-        self.look: nn.Module = FirstBlocks(model, **options) if look == "tokens" else Thumbnail(**options)
-        self.patch_size, self.strength, self.sizes, self.fewest = model.patch_size, strength, sizes, fewest
-        self.about: dict[str, Any] = {"look": look, "options": options, "made": made or {}}
-        self.about |= {"model": model.name, "hash": hash_of(model)}
+        self.look: Any = LOOKS[look](**options)
+        self.patch_size, self.strength, self.sizes, self.min_tokens = patch_size, strength, sizes, min_tokens
+        self.about: dict[str, Any] = {"model": "", "hash": "", "made": {}, **(about or {})}
+        self.about |= {"look": look, "options": options}
 
     def logits(self, images: Tensor) -> Tensor:
         """The logarithm of the map (B, R, R), up to a constant."""
@@ -160,18 +119,18 @@ class Policy:
         if min(images.shape[-2:]) < self.patch_size:
             size = " × ".join(map(str, images.shape[-2:]))
             raise InputError(f"a picture of {size} pixels is smaller than one token ({self.patch_size}); enlarge it")
-        return (self.look if traced() else self.look.to(images.device))(images)
+        return self.look(images)
 
     def maps(self, images: Tensor) -> Tensor:
         """Importance (B, R, R) over the whole image, each map summing to 1."""
         logits = self.logits(images)
         return logits.float().flatten(1).softmax(1).view_as(logits)
 
-    def __call__(self, images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
+    def forward(self, images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
         """Positions (B, N, 2), or with sizes (B, N, 3)."""
         check_tokens(tokens)
-        if tokens < self.fewest:
-            raise InputError(f"the policy was trained for {self.fewest} tokens and more, got {tokens}")
+        if tokens < self.min_tokens:
+            raise InputError(f"the policy was trained for {self.min_tokens} tokens and more, got {tokens}")
         return self.place(self.maps(images), images, tokens)
 
     def place(self, maps: Tensor, images: Tensor, tokens: int) -> Tensor:
@@ -195,12 +154,13 @@ class Policy:
         return torch.cat([positions, scale.clamp(0.5, largest)[..., None]], -1)
 
     def save(self, path: str | Path) -> None:
-        """Write the policy by itself: a safetensors file with its model's hash."""
-        write_tensors(path, self.look.state_dict(), KEY, self.describe())
+        """Write the policy by itself: a safetensors file that names the weights it was trained for."""
+        write_tensors(path, self.look.state_dict(), KEY, {"format": FORMAT, **self.describe()})
 
     def describe(self) -> dict[str, Any]:
-        """What is needed to build the policy again for its model: JSON values only."""
-        return {"format": FORMAT, **self.about, "strength": self.strength, "sizes": self.sizes, "fewest": self.fewest}
+        """What is needed to build the policy again: JSON values only."""
+        how = {"strength": self.strength, "sizes": self.sizes, "fewest": self.min_tokens}  # "fewest": as 0.2 wrote it
+        return {**self.about, **how, "patch_size": self.patch_size}
 
 
 def between(places: Tensor, cells: int) -> Tensor:
@@ -212,27 +172,46 @@ def between(places: Tensor, cells: int) -> Tensor:
     return (1 - (at[..., None] - torch.arange(cells)).abs()).clamp(min=0)
 
 
-def load_policy(path: str | Path, model: Any) -> Policy:
-    """A policy from its file; refuses one that was trained for another model."""
+def is_policy_file(prior: Any) -> bool:
+    """Whether a prior is given as the file of a policy."""
+    return isinstance(prior, (str, Path)) and str(prior).endswith(".safetensors")
+
+
+def read_policy_file(path: str | Path, patch_size: int = 16) -> Policy:
+    """The policy that `spot learn` wrote. For which weights it was trained is in `about`; see `spot.load_policy`.
+
+    patch_size: of the model, for files of version 0.2, which do not say it.
+    """
     state, about = read_tensors(path, KEY, "a policy, as spot learn writes it")
     if about.get("format") != FORMAT:
         raise InputError(f"{path} is a policy in format {about.get('format')!r}; this version reads {FORMAT}")
-    if about.get("hash") != (own := hash_of(model)):
-        raise InputError(
-            f"{path} is a policy for {about.get('model')} ({about.get('hash')}), but this model is {model.name} "
-            f"({own}); train one for it with spot learn"
-        )
-    try:
-        settings: dict[str, Any] = {name: about[name] for name in ("strength", "sizes", "fewest", "made")}
-        policy = Policy(model, about["look"], **settings, **about["options"])
-        policy.look.load_state_dict(state)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path} is a damaged policy: {str(error).splitlines()[0]}") from error
-    policy.look.eval().requires_grad_(False)
+    about = {"patch_size": patch_size, **about}
+    policy = policy_from(about, {f"look.{name}": tensor for name, tensor in state.items()}, str(path))
+    policy.__name__ = Path(path).name
     return policy
 
 
-def hash_of(model: Any) -> str:
-    """What a policy knows its model by: the ViT's weights, however it places tokens, for whichever budget they are."""
-    origin = getattr(model, "_origin", None) or (model,)
-    return hash_tensors(origin[0].vit.state_dict())
+def policy_from(about: Mapping[str, Any], state: Mapping[str, Tensor], path: str) -> Policy:
+    """The policy that `describe` and its weights stand for, frozen; a sentence that names the file if it is damaged."""
+    try:
+        policy = build_policy(about)
+        policy.load_state_dict(state)
+    except InputError as error:
+        raise InputError(f"{path} cannot be used: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path} is a damaged policy: {str(error).splitlines()[0]}") from error
+    return policy
+
+
+def build_policy(about: Mapping[str, Any]) -> Policy:
+    """A policy as `describe` says, with fresh weights that are not trained further unless one asks for it."""
+    if about["look"] == "glimpses":
+        from spot.placement.finder import build_finder  # which is made of this module's policies
+
+        return build_finder(about)
+    if about["look"] not in LOOKS:
+        raise InputError(f"its look {about['look']!r} was removed in version 0.3; train it again with spot learn")
+    known = {name: about[name] for name in ("model", "hash", "made")}
+    how: dict[str, Any] = {name: about[name] for name in ("strength", "sizes", "patch_size")}
+    policy = Policy(look=about["look"], min_tokens=about["fewest"], about=known, **how, **about["options"])
+    return policy.eval().requires_grad_(False)

@@ -17,6 +17,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -70,7 +71,9 @@ def sobol(images: Tensor, tokens: int, generator: Generator | None = None) -> Te
 def isotropic(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """Even coverage: each token is the middle of a cell of equal area; N a full grid gives that grid."""
     height, width = images.shape[-2:]
-    placement = _into_omega(_even(tokens, height, width), images)
+    placement = even_places(tokens, height, width).to(images.device)
+    if tokens > min(height, width):  # a cell may be smaller than a pixel
+        placement = _into_omega(placement, images)
     return placement.expand(len(images), -1, -1).clone()
 
 
@@ -169,7 +172,7 @@ def spread(density: Tensor, strength: float, images: Tensor, tokens: int) -> Ten
     density (B, R, C), whose sum is 1, is `strength` of the mixture; the rest is the plain area.
     """
     mixture = strength * density + (1 - strength) / density.shape[1:].numel()
-    places = _even(tokens, *images.shape[-2:])[0].to(mixture)
+    places = even_places(tokens, *images.shape[-2:])[0].to(mixture)
     return _into_omega(_shared_out(mixture, places), images)
 
 
@@ -187,7 +190,7 @@ class Prior:
     random: bool = False  # another seed places tokens elsewhere
     needs_map: bool = False  # reads saliency maps
     fades: bool = False  # is even coverage where there are as many tokens as the grid has cells
-    learned: bool = False  # names a policy, which a model has or a file holds: see SpotViT.place
+    learned: bool = False  # stands for a model's policy: see SpotViT.resolved_prior
 
     @property
     def looks(self) -> bool:
@@ -253,13 +256,15 @@ PRIORS: dict[str, Prior] = {
 def resolve_prior(prior: AnyPrior) -> Prior:
     """The prior of a name, or of a function (images, tokens, generator), random unless its attribute says otherwise.
 
-    "learned" and the file of a policy need a model, which knows what to put in their place.
+    "learned" needs a model, which knows its policy.
     """
     if isinstance(prior, Prior):
         return prior
     if isinstance(prior, str):
-        if prior == LEARNED or prior.endswith(".safetensors"):
+        if prior == LEARNED:
             return Prior(prior, _without_model, learned=True)
+        if prior.endswith(".safetensors"):
+            raise InputError(f"{prior} is the file of a policy; load it with spot.load_policy(file, model) first")
         if prior not in PRIORS:
             raise unknown("prior", prior, (*PRIORS, LEARNED), hint="or give the file of a policy that spot learn wrote")
         return PRIORS[prior]
@@ -274,7 +279,7 @@ def resolve_prior(prior: AnyPrior) -> Prior:
 
 
 def _without_model(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-    raise InputError("a learned prior places tokens for its model; use model.place, or load_policy(file, model)")
+    raise InputError("a learned prior places tokens for its model; use model.place, or model.policy itself")
 
 
 def drawn(
@@ -336,19 +341,24 @@ def _into_omega(positions: Tensor, images: Tensor) -> Tensor:
     return positions.to(images.device, torch.float32).clamp(low, high)
 
 
-def _even(tokens: int, height: int, width: int) -> Tensor:
+def even_places(tokens: int, height: int, width: int) -> Tensor:
     """tokens positions (1, N, 2) in rows over a height × width rectangle, each in a cell of equal area."""
     check_tokens(tokens)
+    return torch.tensor(_even_numbers(tokens, height, width))[None]
+
+
+@lru_cache(maxsize=256)
+def _even_numbers(tokens: int, height: int, width: int) -> list[tuple[float, float]]:
+    """The same as numbers, which can be kept: a tensor belongs to the mode it was made in."""
     ideal = math.sqrt(tokens * height / width)  # rows of square cells
     rows = min(max(1, round(ideal)), tokens)
     # Row r holds tokens ends[r] to ends[r + 1] and is as high as its share of them.
     ends = [round(row * tokens / rows) for row in range(rows + 1)]
-    placement = []
-    for start, end in pairwise(ends):
-        x = (torch.arange(end - start) + 0.5) / (end - start)
-        y = torch.full_like(x, (start + end) / (2 * tokens))
-        placement.append(torch.stack([y, x], -1))
-    return torch.cat(placement)[None]
+    return [
+        ((start + end) / (2 * tokens), (column + 0.5) / (end - start))
+        for start, end in pairwise(ends)
+        for column in range(end - start)
+    ]
 
 
 def _checked_maps(prior: str, maps: Tensor | None, images: Tensor) -> Tensor:

@@ -253,7 +253,7 @@ def maps_for(
         return resolve_saliency(source or "spectral", model.data_config, transform or model.transform(), root)
     if source is not None:
         needing = ", ".join(name for name, prior in PRIORS.items() if prior.needs_map)
-        raise InputError(f"got saliency={str(source)!r}, but no prior that draws from maps: {needing}")
+        raise InputError(f"got saliency {str(source)!r}, but no prior that draws from maps: {needing}")
     return None
 
 

@@ -54,18 +54,28 @@ def sized(positions: Tensor, scale: float) -> Tensor:
 
 
 def to_steps(positions: Tensor) -> Tensor:
-    """Positions as a search moves them: a scale becomes its logarithm, in units that suit one learning rate."""
-    return torch.cat([positions[..., :2], positions[..., 2:].log() / STEP], -1)
+    """Positions as a search moves them: a scale becomes its logarithm, in units that suit one learning rate.
+
+    Regions are not moved: their gradient is zero.
+    """
+    return torch.cat([positions[..., :2], positions[..., 2:3].log() / STEP, positions[..., 3:]], -1)
 
 
 def from_steps(place: Tensor) -> Tensor:
     """The positions that to_steps came from."""
-    return torch.cat([place[..., :2], (place[..., 2:] * STEP).exp()], -1)
+    return torch.cat([place[..., :2], (place[..., 2:3] * STEP).exp(), place[..., 3:].detach()], -1)
 
 
-def step_limits(low: Tensor, high: Tensor, columns: int, largest: float) -> tuple[Tensor, Tensor]:
-    """Corners of Ω for so many columns, as a search moves them: scales between a half and the largest."""
-    if columns == 2:
+def step_limits(low: Tensor, high: Tensor, positions: Tensor, largest: float) -> tuple[Tensor, Tensor]:
+    """Corners of Ω for positions as a search moves them: scales between a half, or below it half of the smallest, and
+    the largest."""
+    if positions.shape[-1] == 2:
         return low, high
-    ends = (math.log(limit) / STEP for limit in (0.5, max(largest, 1.0)))
-    return tuple(torch.cat([corner, corner.new_tensor([end])]) for corner, end in zip((low, high), ends, strict=True))  # type: ignore[return-value]
+    start = float(positions[..., 2].min())
+    smallest = 0.5 if start >= 0.5 else start / 2
+    ends = (math.log(limit) / STEP for limit in (smallest, max(largest, 1.0)))
+    free = (positions.shape[-1] - 3) * [math.inf]  # a region, which no step moves
+    return tuple(
+        torch.cat([corner, corner.new_tensor([end, *(sign * each for each in free)])])
+        for corner, end, sign in zip((low, high), ends, (-1, 1), strict=True)
+    )  # type: ignore[return-value]

@@ -24,11 +24,12 @@ from torchvision.transforms.functional import to_pil_image
 from spot.draws import generator_for
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import macs
-from spot.evaluation.photos import PhotoSearch, names_of, search_figure, short
+from spot.evaluation.photos import names_of, short
+from spot.evaluation.searches import PhotoSearch, search_figure
+from spot.models.family import Source, at_budget
 from spot.models.spot_vit import SpotViT
-from spot.placement.controls import moved_as_far
 from spot.placement.files import Placements
-from spot.placement.oracle import LABELLED, PRESETS, search, wrong_labels
+from spot.placement.oracle import LABELLED, PRESETS, moved_at_random, search, wrong_labels
 from spot.placement.priors import LEARNED, PRIORS, omega
 from spot.placement.saliency import rgb
 from spot.play.pictures import Picture, Pictures
@@ -50,19 +51,21 @@ SHARP = 3  # a photograph is shown at so many times the model's resolution
 class View(NamedTuple):
     """A model and a picture as that model sees it."""
 
-    model: SpotViT
+    model: SpotViT  # for what does not depend on the budget
     picture: Picture
     images: Tensor  # (1, 3, H, W), normalised
+    weights_for: Callable[[int], SpotViT]  # the model with the weights for a number of tokens
 
 
 class Session:
     """The models by name, loaded on first use, and the pictures."""
 
     def __init__(
-        self, loaders: Mapping[str, Callable[[], SpotViT]], pictures: Pictures, saliency: str = "spectral"
+        self, loaders: Mapping[str, Callable[[], Source]], pictures: Pictures, saliency: str = "spectral"
     ) -> None:
         self.loaders, self.pictures, self.saliency = dict(loaders), pictures, saliency
-        self.model = lru_cache(maxsize=None)(self._model)
+        self.source = lru_cache(maxsize=None)(self._source)
+        self.at_budget = lru_cache(maxsize=8)(self._at_budget)
         self.picture = lru_cache(maxsize=2)(pictures.open)  # a photograph may have 120 MB
         self.names = lru_cache(maxsize=None)(lambda model: names_of(self.model(model)))  # of its classes
         self.view = lru_cache(maxsize=4)(self._view)
@@ -87,17 +90,28 @@ class Session:
             "limit": MAX_TOKENS,
         }
 
-    def _model(self, name: str) -> SpotViT:
+    def _source(self, name: str) -> Source:
         if name not in self.loaders:
             raise unknown("model", name, self.loaders)
-        model = self.loaders[name]()
-        names_of(model)  # refuses a model without a classifier
+        source = self.loaders[name]()
+        names_of(at_budget(source))  # refuses a model without a classifier
+        return source
+
+    def model(self, name: str) -> SpotViT:
+        """A model by name, for what does not depend on the budget."""
+        return self.at_budget(name)
+
+    def _at_budget(self, name: str, tokens: int | None = None, image_size: tuple[int, int] | None = None) -> SpotViT:
+        """A model with the weights for a budget; the last few are kept, as the page's slider goes to and fro."""
+        model = at_budget(self.source(name), tokens, image_size=image_size)
         model.saliency = self.saliency
         return model.eval().requires_grad_(False)
 
     def _view(self, picture: str, model: str) -> View:
         loaded, opened = self.model(model), self.picture(picture)
-        return View(loaded, opened, opened.tensor(loaded))
+        images = opened.tensor(loaded)
+        size = (images.shape[2], images.shape[3])
+        return View(loaded, opened, images, lambda tokens: self.at_budget(model, tokens, size))
 
     def asked(self, request: Request) -> View:
         """The model and picture that a request names."""
@@ -134,8 +148,9 @@ class Session:
 
 def forward(view: View, positions: Tensor) -> Tensor:
     """Logits (B, classes) of the picture at placements (B, N, 2 or 3)."""
+    model = view.weights_for(positions.shape[1])
     with torch.inference_mode():
-        return view.model(view.images.expand(len(positions), -1, -1, -1), positions).float()
+        return model(view.images.expand(len(positions), -1, -1, -1), positions).float()
 
 
 # ----------------------------------------------------------------------------- what can be asked
@@ -208,14 +223,14 @@ def searched(session: Session, request: Request, job: Job) -> None:
         if objective == "obfuscate":
             chance = generator_for(request.number("seed"), view.picture.name)
             labels, objective = wrong_labels(labels, view.model.num_classes, chance), "descent"
-    dense = session.dense_logits(request.text("picture"), name)
+    dense, model = session.dense_logits(request.text("picture"), name), view.weights_for(positions.shape[1])
     shown = labels if labels is not None else dense.argmax()[None] if objective == "agree" else None
     step = 0
 
     def watched(images: Tensor, positions: Tensor) -> Tensor:
         """The model, which tells the page what it was asked and what it answered."""
         nonlocal step
-        logits = view.model(images, positions)
+        logits = model(images, positions)
         first = logits.detach()[0].float()
         index = int(first.argmax() if shown is None else shown[0])
         told = {"part": step / settings.steps, "steps": settings.steps, "positions": positions.detach()[0].tolist()}
@@ -236,7 +251,7 @@ def control(session: Session, request: Request, job: Job) -> None:
     chance = generator_for(request.number("seed"), view.picture.name)
     start, end = trajectory[0], trajectory[-1]
     sized = torch.cat([start[:, :2], end[:, 2:]], -1)  # windows keep the sizes of the end
-    moved = moved_as_far(sized.expand(CONTROLS, -1, -1), end, view.model.img_size, chance, TRIES)
+    moved = moved_at_random(sized.expand(CONTROLS, -1, -1), end, view.model.img_size, chance, TRIES)
     probabilities = []
     for places in moved:
         probabilities.append(forward(view, places[None])[0].softmax(-1)[label].item())

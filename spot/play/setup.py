@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import spot
 from spot.data.files import photo_files
 from spot.errors import InputError
-from spot.models.checkpoints import built_in
-from spot.models.spot_vit import SpotViT
+from spot.models.family import Source
+from spot.models.loading import load_source
+from spot.models.shipped import built_in
 from spot.placement.saliency import open_saliency
 from spot.play.pictures import Pictures, file_samples, folder_samples, scene_samples
 from spot.play.session import Session
@@ -33,12 +33,12 @@ def open_session(
     if len(weights) not in (0, 1, len(named)):
         raise InputError(f"give one --weights for all models or one each, got {len(weights)} for {len(named)} models")
     files = [weights[index % len(weights)] if weights else None for index in range(len(named))]
-    loaders: dict[str, Callable[[], SpotViT]] = {}
+    loaders: dict[str, Callable[[], Source]] = {}
     for name, file in zip(named, files, strict=True):
-        loaders[name] = partial(spot.load, name, weights=None if name in ON_SCENES else file)
+        loaders[name] = partial(load_source, name, weights=None if name in ON_SCENES else file)
     for name in ON_SCENES:
         if name in built_in():
-            loaders.setdefault(name, partial(spot.load, name))
+            loaders.setdefault(name, partial(load_source, name))
     samples = file_samples(photo_files(images)) if images else []
     pictures = Pictures(samples)
     session = Session(loaders, pictures, saliency)

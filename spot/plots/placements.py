@@ -23,6 +23,7 @@ from torch import Tensor
 
 from spot.errors import InputError
 from spot.plots.layout import PlainFigure, Row
+from spot.tokens.windows import windows
 
 TOWARDS: Colormap = matplotlib.colormaps["viridis"]
 AWAY: Colormap = LinearSegmentedColormap.from_list("ascent", [TOWARDS(0.0), (0.863, 0.196, 0.125)])
@@ -51,11 +52,12 @@ def placement_figure(
     figure = PlainFigure(10.5, 3.5 * height / width + 0.7, dpi=130)
     first, middle, last = figure.subplots(1, 3)
     for axes, step, color, caption in ((first, 0, colors(0.0), start), (last, -1, colors(1.0), end)):
-        draw_image(axes, image, seen(image, trajectory[step], window))
+        draw_image(axes, image, covered(image, trajectory[step], window))
         draw_windows(axes, image, trajectory[step], window, color)
         axes.set_title(caption, fontsize=10)
     draw_image(middle, image)
     times = magnification([trajectory])
+    draw_sizes(middle, image, trajectory, window, colors, times)
     draw_paths(middle, image, trajectory, colors, times)
     steps = len(trajectory) - 1
     told = f"{trajectory.shape[1]} tokens, {steps} step{'s' if steps != 1 else ''}"
@@ -77,27 +79,36 @@ def prediction(
 
     Args:
         image: (3, H, W) in [0, 1].
-        positions: (N, 2), (y, x), fraction of height and width: the windows' centres; or (N, 3) with their scales.
+        positions: (N, 2), (y, x), fraction of height and width: the windows' centres; or (N, 3) with their scales, or
+            (N, 7) with regions too, whose samples are then shown beside the picture.
         window: K, a window's side in pixels.
         rows: "class" and "probability" (in percent), best first.
         saliency: (H, W), the map that the tokens were placed by, in a panel of its own.
     """
     height, width = image.shape[-2:]
     pictures = 2 if saliency is None else 3
-    figure = PlainFigure(3.4 * pictures + 4.2, 3 * height / width + 0.7, dpi=130)
+    tall = max(3 * height / width, 0.45 * len(rows) + 0.5)  # a wide image leaves the classes room to stand apart
+    figure = PlainFigure(3.4 * pictures + 4.2, tall + 0.7, dpi=130)
     *panels, bars = figure.subplots(1, pictures + 1, width_ratios=[*[1] * pictures, 1.2])
+    glimpses = positions.shape[-1] == 7
     if saliency is not None:
         draw_image(panels[0], image)
         panels[0].imshow(saliency.detach().cpu(), extent=(0, width, height, 0), cmap="magma", alpha=0.7)
         panels[0].set_title("the map that places them", fontsize=10)
-    shown = seen(image, positions, window)
+    shown = covered(image, positions, window)
     draw_image(panels[-2], image)
-    draw_windows(panels[-2], image, positions, window, TOWARDS(1.0))
+    if glimpses:
+        draw_regions(panels[-2], image, positions, TOWARDS(1.0))
+    else:
+        draw_windows(panels[-2], image, positions, window, TOWARDS(1.0))
     sides = window_sides(positions, window)
     side = f"{sides.min():.0f}" if sides.max() - sides.min() < 0.5 else f"{sides.min():.0f} to {sides.max():.0f}"
     panels[-2].set_title(f"{len(positions)} windows of {side} × {side}", fontsize=10)
-    draw_image(panels[-1], image, shown)
-    panels[-1].set_title(f"the model saw {shown.mean().item():.0%} of the pixels", fontsize=10)
+    if glimpses:
+        draw_glimpses(panels[-1], image, positions)
+    else:
+        draw_image(panels[-1], image, shown)
+        panels[-1].set_title(f"the model saw {shown.mean().item():.0%} of the pixels", fontsize=10)
 
     percent = [float(row["probability"]) for row in rows]
     bars.barh(range(len(rows)), percent, color=TOWARDS(0.35), height=0.35)
@@ -227,7 +238,53 @@ def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap =
         axes.scatter(x, y, s=size, color=colors(float(step != 0)), edgecolors="black", linewidths=0.3, zorder=3)
 
 
-def seen(image: Tensor, positions: Tensor, window: int) -> Tensor:
+def draw_regions(axes: Axes, image: Tensor, positions: Tensor, color: tuple) -> None:
+    """Outlines of the regions of positions (N, 7): its windows would hide a small one."""
+    height, width = image.shape[-2:]
+    for y, x, tall, wide in torch.unique(positions[:, 3:].detach().cpu(), dim=0).tolist():
+        corner = ((x - wide / 2) * width, (y - tall / 2) * height)
+        for edge, extra in (("black", 1.2), (color, 0.0)):
+            size = (wide * width, tall * height)
+            axes.add_patch(Rectangle(corner, *size, facecolor="none", edgecolor=edge, linewidth=1.6 + extra))
+
+
+def draw_glimpses(axes: Axes, image: Tensor, positions: Tensor) -> None:
+    """What the tokens at positions (N, 7) saw: each of their regions as they sample it, side by side."""
+    height, width = image.shape[-2:]
+    groups = torch.unique(positions[:, 2:].detach().cpu(), dim=0)  # a scale and a region each
+    groups = groups[groups[:, 3] < 1] if bool((groups[:, 3] < 1).any()) else groups  # without the whole picture
+    views = []
+    for scale, y, x, tall, wide in groups.tolist():
+        side = max(1, round(max(tall * height, wide * width) / scale))
+        place = torch.tensor([[[y, x, scale]]])
+        views.append(windows(image.detach().cpu().float()[None], place, side)[0, 0])
+    largest = max(view.shape[-1] for view in views)
+    row = torch.ones(3, largest, sum(view.shape[-1] for view in views) + 4 * (len(views) - 1))
+    left = 0
+    for view in views:
+        row[:, : view.shape[-2], left : left + view.shape[-1]] = view
+        left += view.shape[-1] + 4
+    draw_image(axes, row)
+    axes.set_title(f"what they saw, {largest} × {largest} samples", fontsize=10)
+
+
+def draw_sizes(
+    axes: Axes, image: Tensor, trajectory: Tensor, window: int, colors: Colormap = TOWARDS, times: float = 1
+) -> None:
+    """Where windows have scales, their outlines at the start, half way and at the end, in the colours of the path.
+
+    Sizes are as they are; the centres lie on the paths that `draw_paths` draws, so many times as long.
+    """
+    if trajectory.shape[-1] < 3:
+        return
+    last = len(trajectory) - 1
+    for step in sorted({0, last // 2, last}):
+        there = trajectory[step].clone()
+        there[:, :2] = trajectory[0, :, :2] + times * (there[:, :2] - trajectory[0, :, :2])
+        draw_windows(axes, image, there, window, colors(step / max(last, 1)), linewidth=0.7)
+
+
+def covered(image: Tensor, positions: Tensor, window: int) -> Tensor:
     """1 for the pixels (H, W) of an image whose centre lies in a window, else 0."""
     height, width = image.shape[-2:]
     places = pixels(image, positions)
@@ -244,5 +301,5 @@ def pixels(image: Tensor, positions: Tensor) -> Tensor:
 
 def window_sides(positions: Tensor, window: int) -> Tensor:
     """The side of each window in pixels, (N, 1): K, or K times its scale."""
-    scale = positions[..., 2:].detach().cpu().float()
+    scale = positions[..., 2:3].detach().cpu().float()
     return window * (scale if scale.shape[-1] else torch.ones(*positions.shape[:-1], 1))

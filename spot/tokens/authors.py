@@ -32,7 +32,7 @@ class AuthorsTokenizer(nn.Module):
 
     def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, table: Tensor | None = None) -> Tensor:
         """Images (B, C, H, W) and positions (B, N, 2) → tokens (B, N, D)."""
-        if positions.shape[-1] == 3:
+        if positions.shape[-1] != 2:
             raise InputError("the authors' checkpoints read windows of one size; give positions (B, N, 2)")
         check(images, positions, self.patch_size)
         projection = patch_embed.proj

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spot.errors import InputError, check_kind
+from spot.tokens.positions import in_region
 
 
 class GaussianKernels(nn.Module):
@@ -29,6 +30,11 @@ class GaussianKernels(nn.Module):
     smooth, and little enough that K is well conditioned (11 along each axis of a 14 × 14 grid).
     """
 
+    centres: Tensor
+    widths: Tensor
+    axis: Tensor
+    inverse: Tensor
+
     def __init__(self, grid_size: Sequence[int], sigma: float = 0.8) -> None:
         super().__init__()
         self.grid_size = (int(grid_size[0]), int(grid_size[1]))
@@ -36,12 +42,18 @@ class GaussianKernels(nn.Module):
         self.sigma = float(sigma)
         if min(self.grid_size) < 1 or not 0 < self.sigma < math.inf:
             raise InputError(f"a grid of kernels needs cells and sigma > 0, got {self.grid_size} and {sigma}")
-        for axis, cells in zip("yx", self.grid_size, strict=True):
-            centres = (torch.arange(cells) + 0.5) / cells
+        # Along both axes at once: rows' kernels of y, then columns' kernels of x.
+        centres = torch.cat([(torch.arange(cells) + 0.5) / cells for cells in self.grid_size])
+        axis = torch.tensor([0] * self.grid_size[0] + [1] * self.grid_size[1])
+        widths = torch.tensor([cells / self.sigma for cells in self.grid_size])[axis]
+        inverses = []
+        for own in centres.split(self.grid_size):
             # The inverse of the kernels as float32 computes them: their rounding cancels on the grid.
-            inverse = torch.linalg.inv(self._kernels(centres, centres, cells).double()).float()
-            self.register_buffer(f"centres_{axis}", centres, persistent=False)
-            self.register_buffer(f"inverse_{axis}", inverse, persistent=False)
+            kernels = torch.exp(-0.5 * ((own[:, None] - own) * (len(own) / self.sigma)).square())
+            inverses.append(torch.linalg.inv(kernels.double()).float())
+        for name, value in (("centres", centres), ("widths", widths), ("axis", axis)):
+            self.register_buffer(name, value, persistent=False)
+        self.register_buffer("inverse", torch.block_diag(*inverses), persistent=False)
 
     def _apply(self, fn, recurse: bool = True):
         """Go to the model's device, but not to its bfloat16 or float16: those round positions to pixels."""
@@ -52,24 +64,18 @@ class GaussianKernels(nn.Module):
                 self._buffers[name] = exact[name].to(buffer.device)  # type: ignore[union-attr]
         return self
 
-    def _kernels(self, positions: Tensor, centres: Tensor, cells: int) -> Tensor:
-        distance = (positions[..., None] - centres) * (cells / self.sigma)
-        return torch.exp(-0.5 * distance.square())
-
     def forward(self, positions: Tensor) -> Tensor:
         """Positions (..., 2), (y, x) fractions (a scale in a third column is ignored) → weights (..., rows × columns).
 
         Cells are in row order.
         """
-        weights = []
-        for axis, (name, cells) in enumerate(zip("yx", self.grid_size, strict=True)):
-            kernels = self._kernels(positions[..., axis].float(), getattr(self, f"centres_{name}"), cells)
-            weights.append(kernels @ getattr(self, f"inverse_{name}"))
+        distance = (positions.float().index_select(-1, self.axis) - self.centres) * self.widths
+        weights = torch.exp(-0.5 * distance.square()) @ self.inverse
+        y, x = weights.split(self.grid_size, -1)
         # Kernels fade beyond the outermost centres. What is missing from one goes to all cells alike,
         # which is a bias in the linear map: an edge token drifts to the table's mean, not to zero.
-        missing = 1 - weights[0].sum(-1) * weights[1].sum(-1)
-        cell = weights[0][..., :, None] * weights[1][..., None, :]
-        return cell.flatten(-2) + missing[..., None] / math.prod(self.grid_size)
+        missing = (1 - y.sum(-1, keepdim=True) * x.sum(-1, keepdim=True)) / math.prod(self.grid_size)
+        return (y[..., :, None] * x[..., None, :]).flatten(-2) + missing
 
     def extra_repr(self) -> str:
         return f"grid_size={self.grid_size}, sigma={self.sigma}"
@@ -118,17 +124,20 @@ def rotary_embedding(rope: Any, positions: Tensor, cells: Sequence[float]) -> Te
     """What a timm rotary module gives at continuous positions (B, N, 2), in the layout its blocks take.
 
     cells is the image's size in patches, (H / K, W / K). Cell j of timm's grid is position
-    (j + 0.5) / cells, so its integer coordinates become `position * cells - 0.5`.
+    (j + 0.5) / cells, so its integer coordinates become `position * cells - 0.5`. A token with a region
+    (B, N, 7) has those of its region, whose size is counted in windows of the token's scale.
     Returns (B, 1, N, 2 · head_dim), or (depth, B, heads, N, 2 · head_dim) for mixed frequencies.
     """
     kind = type(rope).__name__
     if kind not in ROTARY:
         raise InputError(f"rotary embedding {kind} has no continuous form here; use one of {', '.join(ROTARY)}")
     size = torch.tensor(cells, dtype=positions.dtype, device=positions.device)
-    coordinates = positions[..., :2] * size - 0.5
+    if positions.shape[-1] == 7:
+        size = size * positions[..., 5:] / positions[..., 2:3]  # (B, N, 2)
+    coordinates = in_region(positions) * size - 0.5
     if kind == "RotaryEmbeddingDinoV3":
         # timm counts from the cell's edge and normalises to [-1, 1]; always (y, x).
-        whole = {"max": size.max(), "min": size.min(), "separate": size}[rope.normalize_coords]
+        whole = {"max": size.amax(-1, True), "min": size.amin(-1, True), "separate": size}[rope.normalize_coords]
         angles = 2 * ((coordinates + 0.5 + rope.grid_offset) / whole) - 1
         angles = 2 * math.pi * angles[..., None] / rope.periods
         return _sin_cos(angles.flatten(-2), half=rope.rotate_half)[:, None]

@@ -1,4 +1,13 @@
-"""What can be known to be wrong with positions before a window is read at them."""
+"""What the columns of positions mean, and what can be known to be wrong with them before a window is read.
+
+    2   (y, x): the window's centre, as a fraction of the picture's height and width
+    3   (y, x, scale): and how many pixels stand between its samples; 1 where there is no such column
+    7   (y, x, scale, region): and the region of the picture in which the token has its position embedding, as
+        (y, x, height, width): centre and size, as fractions of the picture; without it the whole picture
+
+A region changes no window. It changes what the ViT is told of the token's place: a token in the middle of a region has
+the embedding of the middle of an image, wherever in the picture the region is (spot/placement/glimpses.py).
+"""
 
 import warnings
 from functools import cache
@@ -7,6 +16,15 @@ from torch import Tensor
 
 from spot.errors import InputError, check_kind
 from spot.tokens.pyramid import traced
+
+COLUMNS = (2, 3, 7)
+
+
+def in_region(positions: Tensor) -> Tensor:
+    """Where tokens are in their regions, (..., 2), as fractions of it; in the picture without one."""
+    if positions.shape[-1] != 7:
+        return positions[..., :2]
+    return (positions[..., :2] - positions[..., 3:5]) / positions[..., 5:] + 0.5
 
 
 def check_positions(positions: Tensor) -> None:
@@ -23,6 +41,8 @@ def check_positions(positions: Tensor) -> None:
         return
     if not bool(positions.isfinite().all()):
         raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")
+    if positions.shape[-1] == 7 and not bool((positions[..., 5:] > 0).all()):
+        raise InputError("a region must have a height and a width above 0, as fractions of the picture")
     places = positions[..., :2]
     if ((places < 0) | (places > 1)).float().mean() > 0.5:
         _warn_of_pixels()

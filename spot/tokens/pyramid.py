@@ -54,10 +54,13 @@ def halve(images: Tensor) -> Tensor:
     return (rows[..., 0::2] + rows[..., 1::2]) * 0.25
 
 
-def check_scale(scale: Tensor, images: Tensor, size: int) -> None:
-    """Refuse scales that are no size of a window, where values can be looked at without waiting for a device."""
+def scale_range(scale: Tensor, images: Tensor, size: int) -> tuple[float, float] | None:
+    """The least and the largest scale, where values can be looked at without waiting for a device.
+
+    Refuses scales that are no size of a window.
+    """
     if traced() or scale.device.type != "cpu" or not scale.numel():
-        return
+        return None
     low, high = (float(each) for each in scale.detach().aminmax())
     if not (low > 0 and math.isfinite(high)):
         bad = high if not math.isfinite(high) else low
@@ -68,6 +71,7 @@ def check_scale(scale: Tensor, images: Tensor, size: int) -> None:
             f"a window of scale {high:g} is {size * high:g} pixels wide, more than the image of "
             f"{images.shape[-2]} × {images.shape[-1]}; use a scale of at most {largest:g}"
         )
+    return low, high
 
 
 def scaled_windows(source: Pyramid, positions: Tensor, scale: Tensor, size: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spot.tokens.position_embedding import GaussianKernels
+from spot.tokens.positions import in_region
 from spot.tokens.windows import windows
 
 
@@ -23,7 +24,7 @@ class Tokenizer(nn.Module):
         self.kernels = GaussianKernels(grid_size, sigma)
 
     def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, table: Tensor | None) -> Tensor:
-        """Images (B, C, H, W) and positions (B, N, 2), or (B, N, 3) with scales → tokens (B, N, D).
+        """Images (B, C, H, W) and positions (B, N, 2, 3 or 7: see spot.tokens.positions) → tokens (B, N, D).
 
         A large token has the position embedding of its centre: averaging it over the window's area was no
         better (plain ViT-Ti on 500 shrunk images: 64.2 against 64.8 % with 100 tokens, 36.4 against 37.0 with 49).
@@ -44,4 +45,4 @@ class Tokenizer(nn.Module):
         device = positions.device.type
         active = device != "meta" and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if active else nullcontext():
-            return self.kernels(positions).to(table.dtype) @ table
+            return self.kernels(in_region(positions)).to(table.dtype) @ table

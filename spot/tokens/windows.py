@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from spot.errors import InputError, check_kind
-from spot.tokens.pyramid import Pyramid, check_scale, pyramid, scaled_windows, traced
+from spot.tokens.positions import COLUMNS
+from spot.tokens.pyramid import Pyramid, pyramid, scale_range, scaled_windows, traced
 
 
 def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float | Tensor | None = None) -> Tensor:
@@ -26,7 +27,7 @@ def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float
     Args:
         images: floating point (B, C, H, W), or their Pyramid, so that it is built once for many calls.
         positions: float32 (or float64) (B, N, 2), (y, x) as a fraction of height and width; or (B, N, 3)
-            with each window's scale as the third number.
+            with each window's scale as the third number; or (B, N, 7), whose region changes no window.
         size: K, the number of samples along each side.
         scale: samples stand this many pixels apart, so that the window spans `scale * size` pixels: one
             number, or a tensor that broadcasts to (B, N), instead of a third column. Above 1 samples
@@ -40,11 +41,10 @@ def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float
     positions = positions[..., :2]
     if scales is None:
         return _at_level(levels, 0, positions, size)
-    check_scale(scales, pixels, size)
-    level = _one_level(scales)
+    known = scale_range(scales, pixels, size)
+    level = None if known is None or scales.requires_grad else _one_level(*known)
     if not isinstance(images, Pyramid) and level != 0:
-        known = not traced() and scales.device.type == "cpu" and scales.numel()
-        levels = pyramid(pixels, size, float(scales.detach().max()) if known else None)
+        levels = pyramid(pixels, size, None if known is None else known[1])
     if level is not None:
         return _at_level(levels, level, positions, size)
     return scaled_windows(levels, positions, scales, size).to(pixels.dtype)
@@ -70,7 +70,7 @@ def _at_level(levels: Pyramid, level: int, positions: Tensor, size: int) -> Tens
 
 def _scales(positions: Tensor, scale: float | Tensor | None) -> Tensor | None:
     """The scale of each window (B, N) from the third column or the argument, or None where all are 1."""
-    if positions.shape[-1] == 3:
+    if positions.shape[-1] > 2:
         if scale is not None:
             raise InputError(
                 "positions have a scale as their third column; give scale there or as an argument, not both"
@@ -90,13 +90,10 @@ def _scales(positions: Tensor, scale: float | Tensor | None) -> Tensor | None:
     return scale.to(positions.dtype).expand(positions.shape[:2])
 
 
-def _one_level(scales: Tensor) -> int | None:
-    """The level that all windows are exactly on, if there is one and it can be seen without waiting for a device."""
-    if not _plain(scales) or not scales.numel():
-        return None
-    first = float(scales.flatten()[0])
-    level = math.log2(first)
-    return int(level) if level >= 0 and level == int(level) and bool((scales == first).all()) else None
+def _one_level(low: float, high: float) -> int | None:
+    """The level that all windows are exactly on, if there is one, of their least and largest scale."""
+    level = math.log2(high)
+    return int(level) if low == high and level >= 0 and level == int(level) else None
 
 
 def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
@@ -112,10 +109,12 @@ def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
         raise InputError(f"images must have at least one pixel, got shape {tuple(images.shape)}")
     if not images.is_floating_point():
         raise InputError(f"images must be floating point, got {images.dtype}; normalise them as the model expects")
-    if positions.ndim != 3 or positions.shape[-1] not in (2, 3):
+    if positions.ndim != 3 or positions.shape[-1] not in COLUMNS:
         advice = "; for the authors' placements use positions[:, :, 0, 0]" if positions.ndim == 5 else ""
         advice = "; add a batch dimension with positions.expand(B, -1, -1)" if positions.ndim == 2 else advice
-        raise InputError(f"positions must have shape (B, N, 2) or (B, N, 3), got {tuple(positions.shape)}{advice}")
+        raise InputError(
+            f"positions must have shape (B, N, 2), (B, N, 3) or (B, N, 7), got {tuple(positions.shape)}{advice}"
+        )
     if positions.shape[0] != images.shape[0]:  # not len(): it would fix the batch when traced
         raise InputError(f"positions are for {len(positions)} images, but there are {len(images)}; pass one each")
     if positions.dtype not in (torch.float32, torch.float64):

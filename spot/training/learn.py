@@ -1,20 +1,17 @@
 """Training a policy without labels: `spot learn`.
 
-    policy = learn(model, "images", "vit-ti.policy.safetensors", look="tokens", target="attention")
+    policy = learn(spot.Family("vit-ti"), "images", "vit-ti.policy.safetensors", LearnOptions(target="attention"))
 
 What the policy's map should be is computed once for every image and for random crops of it (`views`), and kept beside
 the output in shards of 64; so is what the look sees. Then the look alone is trained, which takes minutes. A kill costs
 at most one shard or one epoch: the same command goes on. Targets, densities (B, R, R) over the image that sum to 1:
 
     attention    how much the class token of a dense ViT attends to each cell, in its last blocks (the square root)
-    occlusion    how much its answer changes where a part of the grid is left out (KL)
-    trials       where tokens had better be: few tokens are placed around each of 17 points in turn, and the
-                 points at which the model then says what the dense ViT says (KL) are the important ones
-    oracle       where tokens stand after a search for the dense ViT's answer (SPoT-ON)
-    saliency     maps of a saliency network, through the same rule as `focus`
+    saliency     maps of a saliency network, an .onnx file, through the same rule as `focus`
 
 All are then taken relative to their mean over the images, around the middle (`center`; 0 leaves them as they are).
-To add one, write a function (model, teacher, images) → (B, R, R) and list it in TARGETS.
+To add one, write a function (model, teacher, images, options) → (B, R, R) and list it in TARGETS, as paper/targets.py
+does with those that were tried and are worse.
 """
 
 import math
@@ -40,12 +37,11 @@ from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError, unknown
+from spot.models.family import Source, at_budget, dense_model, hash_weights
 from spot.models.spot_vit import SpotViT
-from spot.placement.oracle import PRESETS, search
-from spot.placement.policy import FirstBlocks, Policy, Thumbnail, hash_of
-from spot.placement.priors import spread
+from spot.options import LearnOptions
+from spot.placement.policy import Policy
 from spot.placement.saliency import open_saliency, rgb
-from spot.placement.sizes import resolve_scale, sized
 from spot.store import (
     as_json,
     locked,
@@ -57,13 +53,9 @@ from spot.store import (
     write_state,
     write_tensors,
 )  # fmt: skip
-from spot.training.options import Learning
 
 SHARD = 64  # images whose targets are kept in one file
 LAST = 3  # blocks whose class attention is the target
-LEFT_OUT = 7  # occlusion leaves out each of 7 × 7 parts of the grid
-POINTS, WIDTH, TEMPERATURE = 4, 0.15, 1.0  # trials: a side of the grid of points, width of a bump, of the softmax
-PLACES = (torch.arange(28) + 0.5) / 28  # the cells of such maps, along a side
 LARGER = 1.5  # thumbnails are kept so much larger than they are seen, to be cropped
 CROP = 0.3  # of its image that a view shows at least
 JITTER = 0.3, 0.2  # how much contrast and colour of thumbnails vary, in training
@@ -91,7 +83,7 @@ class Views(Images):
 # Targets
 
 
-def attention(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
+def attention(model: SpotViT, teacher: SpotViT, images: Tensor, how: LearnOptions) -> Tensor:
     """The square root of the class attention, so that one bright cell does not take all tokens: (B, rows, columns)."""
     return density(class_attention(teacher, seen_by(teacher, model, images)).sqrt())
 
@@ -99,7 +91,6 @@ def attention(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -
 @torch.no_grad()
 def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
     """How much the class token attends to each cell of the grid: (B, rows, columns), each map summing to 1."""
-    model = model.suited(model.grid(images[:1]).shape[1], images)  # the weights that it has on its grid
     blocks = model.vit.blocks[-last:]
     seen: list[tuple[Tensor, Tensor | None]] = []
 
@@ -128,50 +119,6 @@ def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
     return density(torch.stack(maps).mean(0).unflatten(1, (rows, columns)))
 
 
-@torch.no_grad()
-def occlusion(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
-    """What leaving out a part of the grid does to the dense ViT's answer: KL for each of 7 × 7 parts."""
-    images = seen_by(teacher, model, images)
-    grid = teacher.grid(images)
-    full = teacher(images, grid).softmax(1)
-    part = ((grid[0] * LEFT_OUT).long().clamp(max=LEFT_OUT - 1) * grid.new_tensor([LEFT_OUT, 1]).long()).sum(1)
-    changes = [divergence(full, teacher(images, grid[:, part != number])) for number in range(LEFT_OUT**2)]
-    return density(torch.stack(changes, 1).unflatten(1, (LEFT_OUT, LEFT_OUT)) + 1e-4)
-
-
-@torch.no_grad()
-def trials(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
-    """A mixture of bumps, weighed by how well the model agrees with the dense ViT on tokens placed around each."""
-    full = teacher(seen_by(teacher, model, images), teacher.grid(images)).softmax(1)
-    bumps = bumps_at()
-    losses = []
-    for bump in bumps:
-        positions = spread(bump.double().expand(len(images), -1, -1), how.strength, images, how.tokens)
-        size = resolve_scale(model.scale, how.tokens, images, model.patch_size)
-        losses.append(divergence(full, model(images, sized(positions, size))))
-    weights = (-torch.stack(losses, 1) / TEMPERATURE).softmax(1)
-    return torch.einsum("bk,kij->bij", weights, bumps.to(weights))
-
-
-def oracle(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
-    """A bump around each token after a search, from isotropic, that makes few tokens say what the dense ViT says."""
-    with torch.no_grad():
-        dense = teacher(seen_by(teacher, model, images), teacher.grid(images))
-    start = model.place(images, tokens=how.tokens, prior="isotropic")
-    found = search(model, images, None, start, PRESETS["agree"], dense=dense).positions[..., :2]
-    width = 0.5 / how.tokens**0.5
-    y, x = (torch.exp(-((PLACES.to(found) - at[..., None]) ** 2) / (2 * width**2)) for at in found.unbind(-1))
-    return density(torch.einsum("bni,bnj->bij", y, x))
-
-
-def bumps_at() -> Tensor:
-    """Densities (K, 28, 28) around a grid of points, and the middle."""
-    points = (torch.arange(POINTS) + 1) / (POINTS + 1)
-    centres = [*torch.cartesian_prod(points, points), torch.tensor([0.5, 0.5])]
-    bumps = [torch.exp(-((PLACES[:, None] - y) ** 2 + (PLACES - x) ** 2) / (2 * WIDTH**2)) for y, x in centres]
-    return density(torch.stack(bumps))
-
-
 def seen_by(teacher: SpotViT, model: SpotViT, images: Tensor) -> Tensor:
     """A model's images with the teacher's mean and std."""
     here, there = model.data_config, teacher.data_config
@@ -192,15 +139,15 @@ def density(maps: Tensor) -> Tensor:
     return maps / maps.sum((1, 2), keepdim=True)
 
 
-Target = Callable[[SpotViT, SpotViT, Tensor, Learning], Tensor]
-TARGETS: dict[str, Target] = {"attention": attention, "occlusion": occlusion, "trials": trials, "oracle": oracle}
+Target = Callable[[SpotViT, SpotViT, Tensor, LearnOptions], Tensor]
+TARGETS: dict[str, Target] = {"attention": attention}
 
 
 def saliency_target(path: str) -> Target:
     """Maps of a saliency, such as an .onnx file, as a target."""
     source = open_saliency(path)
 
-    def maps(model: SpotViT, teacher: SpotViT, images: Tensor, how: Learning) -> Tensor:
+    def maps(model: SpotViT, teacher: SpotViT, images: Tensor, how: LearnOptions) -> Tensor:
         return density(F.adaptive_avg_pool2d(source(rgb(images, model.data_config)), 28) + 1e-4)
 
     return maps
@@ -221,46 +168,40 @@ def around_the_middle(targets: Tensor, width: float, whole: int) -> Tensor:
 # What the look sees, kept so that every epoch costs little
 
 
-def seen(policy: Policy, images: Tensor) -> Tensor:
-    """What is kept of images: large thumbnails (B, 3, S, S), or features of the images and their mirror images."""
-    if isinstance(policy.look, Thumbnail):
-        return F.adaptive_avg_pool2d(images, int(policy.look.side * LARGER))
-    assert isinstance(policy.look, FirstBlocks)
-    return torch.stack([policy.look.features(images), policy.look.features(images.flip(-1))], 1)
+def thumbnails(policy: Policy, images: Tensor) -> Tensor:
+    """What is kept of images: large thumbnails (B, 3, S, S)."""
+    return F.adaptive_avg_pool2d(images, int(policy.look.side * LARGER))
 
 
-def read(policy: Policy, kept: Tensor, targets: Tensor, rows: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+def augmented_rows(
+    policy: Policy, kept: Tensor, targets: Tensor, rows: Tensor, draws: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Logits of the map and the target density, both (B, R, R), of some rows, as one epoch sees them."""
     mirrored = torch.rand(len(rows), generator=draws) < 0.5
     target = targets[rows].float()
-    if isinstance(policy.look, Thumbnail):
-        x, cells = kept[rows].float(), policy.look.side // 4
-        zoom = 1 - 0.4 * (2 * torch.rand(len(rows), generator=draws) - 1).clamp(min=0)  # half of them whole
-        shift = (2 * torch.rand(len(rows), 2, generator=draws) - 1) * (1 - zoom)[:, None]
-        theta = torch.zeros(len(rows), 2, 3)
-        theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = torch.where(mirrored, -zoom, zoom), zoom, shift
-        x = F.grid_sample(x, F.affine_grid(theta, [*x.shape], align_corners=False), align_corners=False)
-        contrast, colour = JITTER
-        x = x * (1 + contrast * torch.randn(len(rows), 1, 1, 1, generator=draws))
-        x = x + colour * torch.randn(len(rows), x.shape[1], 1, 1, generator=draws)
-        logits = policy.look(x)
-        places = F.affine_grid(theta, [len(rows), 1, cells, cells], align_corners=False)
-        target = F.grid_sample(target[:, None], places, align_corners=False, padding_mode="border")[:, 0]
-        return logits, density(target)
-    assert isinstance(policy.look, FirstBlocks)
-    logits = policy.look.read(kept[rows, mirrored.long()].float())
-    target = torch.where(mirrored[:, None, None], target.flip(-1), target)
-    return logits, density(F.interpolate(target[:, None], logits.shape[1:], mode="bilinear")[:, 0])
+    x, cells = kept[rows].float(), policy.look.side // 4
+    zoom = 1 - 0.4 * (2 * torch.rand(len(rows), generator=draws) - 1).clamp(min=0)  # half of them whole
+    shift = (2 * torch.rand(len(rows), 2, generator=draws) - 1) * (1 - zoom)[:, None]
+    theta = torch.zeros(len(rows), 2, 3)
+    theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = torch.where(mirrored, -zoom, zoom), zoom, shift
+    x = F.grid_sample(x, F.affine_grid(theta, [*x.shape], align_corners=False), align_corners=False)
+    contrast, colour = JITTER
+    x = x * (1 + contrast * torch.randn(len(rows), 1, 1, 1, generator=draws))
+    x = x + colour * torch.randn(len(rows), x.shape[1], 1, 1, generator=draws)
+    logits = policy.look(x)
+    places = F.affine_grid(theta, [len(rows), 1, cells, cells], align_corners=False)
+    target = F.grid_sample(target[:, None], places, align_corners=False, padding_mode="border")[:, 0]
+    return logits, density(target)
 
 
 # The run
 
 
 def learn(
-    model: SpotViT,
+    source: Source,
     data: str | Path,
     out: str | Path,
-    how: Learning | None = None,
+    how: LearnOptions | None = None,
     *,
     teacher: SpotViT | None = None,
     limit: int | None = None,
@@ -270,22 +211,26 @@ def learn(
     """Train a policy on unlabelled images and write it to `out`; see the module.
 
     Args:
+        source: the model or family whose tokens it will place.
         data: a folder of images, a timm data set, "scenes" or "needle"; or "needle:" and a folder, for canvases.
-        teacher: the dense ViT; by default the model on its own grid.
+        teacher: the dense ViT; by default the model on its own grid, of a family the ViT that was retrofitted.
         limit, leave_out: at most so many images, and a file that names images never to train on.
     """
-    out, how = Path(out), how or Learning()
+    out, how = Path(out), how or LearnOptions()
     if out.suffix != ".safetensors":
         raise InputError(f"a policy is written to a .safetensors file, got {out}")
-    teacher = model if teacher is None else teacher
+    model, known = at_budget(source, how.tokens), hash_weights(source)
+    teacher_hash = known if teacher is None else hash_weights(teacher)
+    teacher = dense_model(source) if teacher is None else teacher
     if how.target not in TARGETS and not how.target.endswith(".onnx"):
         raise unknown("target", how.target, TARGETS, hint="or give an .onnx file of a saliency network")
     images = images_of(model, data, limit, leave_out, split)
     whole = len(images)
     with seeded(how.seed, Draw.WEIGHTS):
         options: dict[str, Any] = {} if how.side is None else {"side": how.side}
-        policy = Policy(model, how.look, strength=how.strength, sizes=how.sizes, **options)
-    settings = as_json({**asdict(how), "model": hash_of(model), "teacher": hash_of(teacher), "images": whole})
+        about = {"model": model.name, "hash": known}
+        policy = Policy(model.patch_size, strength=how.strength, sizes=how.sizes, about=about, **options)
+    settings = as_json({**asdict(how), "model": known, "teacher": teacher_hash, "images": whole})
     if how.views and isinstance(images, Images) and not isinstance(images, Canvas):
         images = Views(images, how.views, how.seed, model.data_config)
     folder = out.with_suffix(".learning")
@@ -295,12 +240,12 @@ def learn(
             advice = f"delete {folder} to begin again"
             refuse_difference(str(folder), read_json(folder / "settings.json"), settings, advice)
         write_json(folder / "settings.json", settings)
-        kept, targets = prepared(policy, model, teacher, images, how, folder)
+        kept, targets = compute_targets(policy, model, teacher, images, how, folder)
         targets = around_the_middle(targets, how.center, whole) if how.center else targets
-        loss = fitted(policy, kept, targets, how, folder)
+        loss = fit(policy, kept, targets, how, folder)
     policy.about["made"] = {**settings, "loss": round(loss, 4)}
-    policy.look.eval().requires_grad_(False)
-    for part in (*policy.look.head.parameters(), policy.look.everywhere):  # type: ignore[operator, union-attr, misc]
+    policy.eval().requires_grad_(False)
+    for part in (*policy.look.head.parameters(), policy.look.everywhere):
         part.mul_(how.power)
     policy.save(out)
     return policy
@@ -323,8 +268,8 @@ def images_of(
 
 
 @torch.no_grad()
-def prepared(
-    policy: Policy, model: SpotViT, teacher: SpotViT, images: Images | Scenes, how: Learning, folder: Path
+def compute_targets(
+    policy: Policy, model: SpotViT, teacher: SpotViT, images: Images | Scenes, how: LearnOptions, folder: Path
 ) -> tuple[Tensor, Tensor]:
     """What the look sees (M, ...) and the targets (M, R, R) of all images, float16, from shards or into them."""
     device = next(model.parameters()).device
@@ -340,13 +285,13 @@ def prepared(
         given = batch.images.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=how.precision == "bf16"):
             wanted = target(model, teacher, given, how)
-        made = {"seen": seen(policy, given).half(), "targets": wanted.half()}
+        made = {"seen": thumbnails(policy, given).half(), "targets": wanted.half()}
         write_tensors(folder / f"{number:05d}.safetensors", made, "spot_targets", {})
     shards = [read_tensors(path)[0] for path in sorted(folder.glob("[0-9]*.safetensors"))]
     return torch.cat([each["seen"] for each in shards]), torch.cat([each["targets"] for each in shards])
 
 
-def fitted(policy: Policy, kept: Tensor, targets: Tensor, how: Learning, folder: Path) -> float:
+def fit(policy: Policy, kept: Tensor, targets: Tensor, how: LearnOptions, folder: Path) -> float:
     """Train the look to give the targets: cross-entropy of densities. Returns the last epoch's mean KL."""
     look = policy.look.train()
     optimizer = torch.optim.AdamW(look.parameters(), how.lr, weight_decay=how.weight_decay)
@@ -364,7 +309,7 @@ def fitted(policy: Policy, kept: Tensor, targets: Tensor, how: Learning, folder:
             done = (epoch * steps + step) / (how.epochs * steps)
             for group in optimizer.param_groups:
                 group["lr"] = how.lr * min(1.0, (epoch * steps + step + 1) / 20) * (1 + math.cos(math.pi * done)) / 2
-            logits, target = read(policy, kept, targets, rows, generator(how.seed, Draw.CROP, epoch, step))
+            logits, target = augmented_rows(policy, kept, targets, rows, generator(how.seed, Draw.CROP, epoch, step))
             mean = F.kl_div(logits.flatten(1).log_softmax(1), target.flatten(1), reduction="batchmean")
             optimizer.zero_grad()
             mean.backward()

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from spot import report
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
+from spot.options import TrainOptions
 from spot.plots import save as save_figure
 from spot.plots.training import training_logs
 from spot.processes import this_process
 from spot.training.batches import Part, Plan, Share, parts
 from spot.training.objectives import Objective
 from spot.training.optim import build_optimizer, learning_rate, rate_scale, set_rate
-from spot.training.options import Options
 from spot.training.recipes import Recipe
 from spot.training.run_folder import RunFolder
 
@@ -74,7 +74,9 @@ def steps_in(recipe: Recipe, images: int) -> tuple[int, int]:
 class Trainer:
     """An objective, what it is trained on, and where training stands."""
 
-    def __init__(self, objective: Objective, plan: Plan, recipe: Recipe, options: Options, folder: RunFolder) -> None:
+    def __init__(
+        self, objective: Objective, plan: Plan, recipe: Recipe, options: TrainOptions, folder: RunFolder
+    ) -> None:
         self.objective, self.plan, self.recipe, self.options, self.folder = objective, plan, recipe, options, folder
         self.total, self.warmup = steps_in(recipe, len(plan))
         this_process()  # tells accelerate, before it asks, whether there is only a CPU

@@ -20,17 +20,13 @@ from torch.nn import functional as F
 
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError
-from spot.models.budgets import share_of_change
-from spot.models.mae import MaskedAutoencoder
-from spot.models.resize import Resize, shrunk
+from spot.models.family import share_of_change
+from spot.models.mae import MaskedAutoencoder, fill_decoder
 from spot.models.spot_vit import Features, SpotViT
-from spot.models.tome import ToMe
 from spot.placement.priors import isotropic, omega, resolve_prior
-from spot.placement.sizes import auto_scale, sized, tiling_scale
-from spot.training import recipes
-from spot.training.batches import Part
-from spot.training.recipes import Recipe
-from spot.training.views import Targets
+from spot.placement.sizes import auto_scale, tiling_scale
+from spot.training.batches import Part, Targets
+from spot.training.recipes import DistilRecipe, MaskedRecipe, Recipe, SupervisedRecipe
 
 T = TypeVar("T")
 
@@ -59,7 +55,7 @@ class Objective(nn.Module):
 class Supervised(Objective):
     """Cross-entropy on labels with smoothing, mixup and cutmix, at the recipe's prior and budget or drawn ones."""
 
-    def __init__(self, model: SpotViT, recipe: recipes.Supervised) -> None:
+    def __init__(self, model: SpotViT, recipe: SupervisedRecipe) -> None:
         super().__init__()
         self.model, self.recipe = model, recipe
         self.budgets = recipe.budgets or (recipe.tokens or len(model.grid()),)
@@ -74,7 +70,7 @@ class Supervised(Objective):
         tokens, prior = one_of(self.budgets, draw), one_of(self.priors, draw)
         positions = place(self.model, self.recipe, prior, images, tokens, part)
         if self.recipe.near and tokens < self.model.grid(images).shape[1]:
-            positions = gathered(positions, images, part, one_of(self.recipe.near, draw), self.recipe.seed)
+            positions = around_object(positions, images, part, one_of(self.recipe.near, draw), self.recipe.seed)
         with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
             logits = self.model(images, positions)
         return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == part.labels).float().sum())
@@ -90,7 +86,7 @@ class Distil(Objective):
     teacher says what a mixture is, so no labels are needed.
     """
 
-    def __init__(self, model: SpotViT, recipe: recipes.Distil, teacher: SpotViT | None = None) -> None:
+    def __init__(self, model: SpotViT, recipe: DistilRecipe, teacher: SpotViT | None = None) -> None:
         """teacher: another model of the same shape, to go on with an earlier retrofit; else the model as it is now."""
         super().__init__()
         self.model, self.recipe = model, recipe
@@ -98,7 +94,6 @@ class Distil(Objective):
         teacher = copy.deepcopy(model) if teacher is None else teacher
         if [tensor.shape for tensor in teacher.parameters()] != [tensor.shape for tensor in model.parameters()]:
             raise InputError(f"the teacher must be of the student's shape, but {teacher.name} is not {model.name}")
-        self._merging: dict[int, ToMe] = {}  # by budget, of view tome
         self.targets: Targets | None = None  # where the run keeps what the teacher said of fixed views
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list: not a part, so neither trained nor saved
         depth = len(model.vit.blocks)
@@ -117,15 +112,8 @@ class Distil(Objective):
             part_of_change = self.share(positions.shape[1], images)
             if not part_of_change:
                 continue
-            seen = images[rows]
-            if recipe.view == "resize":
-                seen = shrunk(seen, positions.shape[1], self.model.patch_size)
             with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
-                if recipe.view == "tome":
-                    predicted = self.merge(seen, self.budget(number, part))
-                else:
-                    at = positions[..., :2] if recipe.view == "resize" else positions
-                    predicted = self.predict(self.model, seen, at, part_of_change)
+                predicted = self.student(images[rows], positions, part_of_change, self.budget(number, part))
             # The mean over the rows that this pass takes of the step's whole batch, however that is cut.
             taken = max(1, round(share * part.of)) * len(images) / part.of
             mean = self.difference(predicted, target.of(rows), positions).sum() / taken
@@ -170,14 +158,8 @@ class Distil(Objective):
         recipe, draw = self.recipe, generator(self.recipe.seed, Draw.BUDGET, part.step, number)
         tokens = one_of(recipe.budgets[number], draw)
         grid = self.model.grid(images)
-        if tokens >= grid.shape[1] or recipe.view == "tome":
+        if tokens >= grid.shape[1]:
             return grid
-        if recipe.view == "resize":
-            tiling = tiling_scale(tokens, images.shape[-2], images.shape[-1], self.model.patch_size)
-            return sized(Resize(self.model, tokens).place(images), tiling)
-        if recipe.view == "dropout":
-            order = part.own(torch.rand(part.of, grid.shape[1], generator=draw)).argsort(1)
-            return grid.gather(1, order[:, :tokens, None].expand(-1, -1, 2).to(grid.device))
         prior = one_of(recipe.priors, draw)
         positions = place(self.model, recipe, prior, images, tokens, part, number)[..., :2]
         if (prior in ("isotropic", "center") or resolve_prior(prior).learned) and recipe.jitter:
@@ -200,8 +182,12 @@ class Distil(Objective):
 
     def share(self, tokens: int, images: Tensor) -> float:
         """How much of the change a forward pass with so many tokens has."""
-        fewest = self.recipe.fewest
-        return 1.0 if fewest is None else share_of_change(tokens, self.model.grid(images).shape[1], fewest)
+        least = self.recipe.min_tokens
+        return 1.0 if least is None else share_of_change(tokens, self.model.grid(images).shape[1], least)
+
+    def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> "Prediction":
+        """The student's forward pass on some of the images (r, C, H, W), at positions (r, N, 2 or 3)."""
+        return self.predict(self.model, images, positions, share)
 
     def predict(self, model: SpotViT, images: Tensor, positions: Tensor, share: float = 1.0) -> "Prediction":
         """One forward pass, with the teacher's weights and a share of the change."""
@@ -209,21 +195,11 @@ class Distil(Objective):
         if share == 1:
             return run(images, positions)
         if model.vit.grad_checkpointing:
-            raise InputError("a recipe with fewest exchanges weights, which gradient checkpointing would not notice")
+            raise InputError("a recipe with min_tokens swaps weights, which gradient checkpointing would not notice")
         base = dict(self._teacher[0].named_parameters())
-        each = model.named_parameters()
+        each = [(name, ours) for name, ours in model.named_parameters() if name in base]  # a policy is no part of it
         weights = {f"model.{name}": torch.lerp(base[name].to(ours), ours, share) for name, ours in each}
         return functional_call(run, weights, (images, positions))
-
-    def merge(self, images: Tensor, tokens: int) -> "Prediction":
-        """The grid's tokens, merged on the way at the cost of so many. No merged token stands for one of the map."""
-        if tokens not in self._merging:
-            self._merging[tokens] = ToMe.matching(self.model, tokens)
-        merged = self._merging[tokens].merge(images)
-        logits, pooled = (
-            self._merging[tokens].forward_head(merged.features, each, merged.sizes) for each in (False, True)
-        )
-        return Prediction(logits, pooled, [])
 
     def difference(self, predicted: "Prediction", target: "Prediction", positions: Tensor) -> Tensor:
         """How far each image's prediction is from the teacher's: (b,)."""
@@ -245,7 +221,8 @@ class Distil(Objective):
 class Masked(Objective):
     """Reconstruct hidden windows from a visible share of them: mean squared error."""
 
-    def __init__(self, model: SpotViT, recipe: recipes.Masked) -> None:
+    def __init__(self, model: SpotViT, recipe: MaskedRecipe, decoder: Mapping[str, Tensor] | None = None) -> None:
+        """decoder: a published checkpoint, by its own names, whose decoder goes on learning; else a new one begins."""
         super().__init__()
         self.recipe = recipe
         trainable([recipe.prior], model)
@@ -254,6 +231,8 @@ class Masked(Objective):
             self.autoencoder = MaskedAutoencoder(
                 model, width=recipe.decoder_width, depth=recipe.decoder_depth, heads=recipe.decoder_heads
             )
+        if decoder is not None:
+            fill_decoder(self.autoencoder.decoder, decoder)
         self.tokens = recipe.tokens or len(model.grid())
         self.visible = round(recipe.visible * self.tokens)
         if not 0 < self.visible < self.tokens:
@@ -289,7 +268,7 @@ class Pass(nn.Module):
 
     def forward(self, images: Tensor, positions: Tensor) -> "Prediction":
         model = self.model
-        features = model.forward_intermediates(images, positions, indices=[*self.depths, len(model.vit.blocks) - 1])
+        features = model.token_features(images, positions, indices=[*self.depths, len(model.vit.blocks) - 1])
         last = features[-1]
         x = model.vit.norm(torch.cat([last.prefix, last.tokens], 1))
         return Prediction(model.forward_head(x), model.forward_head(x, pre_logits=True), features[: len(self.depths)])
@@ -363,7 +342,7 @@ def trainable(priors: Sequence[str], model: SpotViT) -> Sequence[str]:
     for name in priors:
         prior = resolve_prior(name)
         if prior.learned:
-            model.named_policy(name)  # loaded while it is the model's: training changes the weights it knows it by
+            model.resolved_prior(name)  # refuses a model without a policy
         elif prior.needs_map:
             raise InputError(f"training draws positions without looking at images, but the prior {name} needs maps")
     return priors
@@ -372,13 +351,13 @@ def trainable(priors: Sequence[str], model: SpotViT) -> Sequence[str]:
 def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *numbers: int) -> Tensor:
     """Positions for a part's rows: drawn for the whole batch, or where the model's policy looks in each image."""
     if resolve_prior(prior).learned:
-        return model.named_policy(prior)(images, tokens).detach()
+        return model.resolved_prior(prior)(images, tokens).detach()
     batch = images[:1].expand(part.of, *images.shape[1:])
     draw = generator(recipe.seed, Draw.PLACE, part.step, *numbers)
     return part.own(model.place(batch, tokens=tokens, prior=prior, generator=draw))
 
 
-def gathered(positions: Tensor, images: Tensor, part: Part, share: float, seed: int) -> Tensor:
+def around_object(positions: Tensor, images: Tensor, part: Part, share: float, seed: int) -> Tensor:
     """Positions (b, N, 2) of which the first share is moved into a square around each scene's object.
 
     The square is 32 to 96 pixels a side and its middle up to a sixth of that from the object's; in it tokens

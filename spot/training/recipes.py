@@ -7,13 +7,14 @@ checkpoint was trained, also where the paper's table has ImageNet's mean and dev
 list an instance in RECIPES.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+import ast
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from spot.errors import InputError, unknown
-from spot.training.fields import read
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Recipe:
     # as many tokens as the grid *is* the grid: no token would ever stand off it, and this were plain fine-tuning
     tokens: int | None = None  # None: as many as the ViT's grid has
 
-    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: from nothing (spot/training/muon.py)
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: from nothing (spot/training/optim.py)
     lr: float = 6e-5  # at the top, for the whole batch: not scaled by batch size
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
@@ -77,7 +78,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Supervised(Recipe):
+class SupervisedRecipe(Recipe):
     """Cross-entropy with labels."""
 
     smoothing: float = 0.1
@@ -88,7 +89,7 @@ class Supervised(Recipe):
 
 
 @dataclass(frozen=True)
-class Distil(Recipe):
+class DistilRecipe(Recipe):
     """The frozen dense ViT on its grid teaches the same weights off the grid. No labels."""
 
     budgets: tuple[tuple[int, ...], ...] = ((25, 25, 36), (49, 49, 64), (81, 100, 100, 121), (196,))
@@ -96,9 +97,6 @@ class Distil(Recipe):
     shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # of the batch that each pass takes
     weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss: few tokens have large losses
     priors: tuple[str, ...] = ("isotropic",) * 5 + ("center", "center", "sobol", "uniform")
-    view: Literal["windows", "dropout", "resize", "tome"] = "windows"  # few tokens are placed windows; or, to compare
-    # ^ with, random patches of the grid, the grid of a smaller image (budgets are squares), or all patches, merged by
-    # ToMe at the cost of so many
     sizes: float | None = None  # draw each image's scale around "auto", with this deviation as a share of log tiling
     views: int = 0  # show each image in so many fixed views, of which the teacher is asked once; 0: always new ones
     jitter: float = 1.0  # isotropic and center tokens move by up to half this share of their spacing
@@ -109,8 +107,8 @@ class Distil(Recipe):
     temperature: float = 1.0
     balance: float = 0.5  # draw images with weight count^−balance, by the class the teacher predicts
     blend: float = 1.0  # in the end keep so much of the change; less gives back some of the dense accuracy
-    fewest: int | None = None  # train weights that follow the budget, as `spot delta --fewest` takes them: each pass
-    # has its tokens' share of the change, and one on the grid, which has none, is left out; None: all of it in each
+    min_tokens: int | None = None  # train a family of weights by budget (spot.Family): each pass has its tokens' share
+    # of the change, all of it with this many tokens; a pass on the grid has none and is left out. None: all in each
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,19 +117,10 @@ class Distil(Recipe):
             raise InputError(f"recipe {self.name} needs as many of each and at least one, but has {counts}")
         if not all(self.budgets) or not self.priors or not any(self.weights):
             raise InputError(f"recipe {self.name} needs a budget in every group, a prior, and a weight above 0")
-        if self.view != "windows" and self.sizes is not None:
-            raise InputError(
-                f"recipe {self.name} has a scale for placed windows only; with view={self.view} leave sizes out"
-            )
-        if self.view == "tome" and self.fewest is not None:
-            raise InputError(f"recipe {self.name} merges with one set of weights; with view=tome leave fewest out")
-        odd = [tokens for group in self.budgets for tokens in group if math.isqrt(tokens) ** 2 != tokens]
-        if self.view == "resize" and odd:
-            raise InputError(f"the grid of a smaller image has a square number of tokens, but a budget is {odd[0]}")
 
 
 @dataclass(frozen=True)
-class Masked(Recipe):
+class MaskedRecipe(Recipe):
     """Masked autoencoder: a quarter of the windows is seen, the others are reconstructed."""
 
     visible: float = 0.25
@@ -141,15 +130,15 @@ class Masked(Recipe):
     normalize: bool = True  # each hidden window's pixels to mean 0, variance 1, as the MAE paper does
 
 
-OBJECTIVES: dict[type[Recipe], str] = {Supervised: "supervised", Distil: "distil", Masked: "mae"}
+OBJECTIVES: dict[type[Recipe], str] = {SupervisedRecipe: "supervised", DistilRecipe: "distil", MaskedRecipe: "mae"}
 
 # Which numbers the named fields may hold.
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "a finite number": (lambda number: abs(number) < 1e300, ""),  # every field
     "above 0": (
         lambda number: number > 0,
-        "batch_size epochs img_size tokens budgets fewest lr eps llrd clip_grad crop_scale shares depths temperature "
-        "visible decoder_width decoder_depth decoder_heads",
+        "batch_size epochs img_size tokens budgets min_tokens lr eps llrd clip_grad crop_scale shares depths "
+        "temperature visible decoder_width decoder_depth decoder_heads",
     ),
     "at least 0": (
         lambda number: number >= 0,
@@ -175,7 +164,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 # A recipe's values stand in a few lines, not one in each.
 # fmt: off
-PAPER = Supervised(
+PAPER = SupervisedRecipe(
     name="cls-in1k",
     origin="SPoT paper, table of training protocols for retrofitting, CLS-IN1k; positions i.i.d. uniform, as its "
     "equation says",
@@ -185,7 +174,7 @@ PAPER = Supervised(
     model="vit_base_patch16_224.augreg_in1k",
 )
 
-DISTIL = Distil(
+DISTIL = DistilRecipe(
     name="distil",
     origin="ours: the practical retrofit, from unlabelled images",
     cost="ViT-Ti/16 on 5,500 images, 688 steps: 40 minutes of one CPU core",
@@ -209,16 +198,17 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         model="vit_base_patch16_224.augreg2_in21k_ft_in1k",
         drop_path=0.2,
     ),
-    Masked(
+    MaskedRecipe(
         name="mae-in1k",
         origin=f"{PAPER.origin.replace('CLS', 'MAE')}; hidden pixels normalised as in He et al.",
         cost=PAPER.cost,
         expected="no accuracy of its own: fine-tune afterwards with mae-finetune",
-        command="spot pretrain vit_base_patch16_224.mae --recipe mae-in1k --data imagenet --out runs/mae",
+        command="spot pretrain vit_base_patch16_224.mae --weights mae_pretrain_vit_base_full.pth --recipe mae-in1k "
+        "--data imagenet --out runs/mae",
         model="vit_base_patch16_224.mae",
         batch_size=4096, betas=(0.9, 0.95), lr=3e-3, drop_path=0.0, randaug=None, llrd=0.75,
     ),
-    Supervised(
+    SupervisedRecipe(
         name="mae-finetune",
         origin="He et al. (2022), table of end-to-end fine-tuning, ViT-B; the SPoT paper's footnote: cosine "
         "warm-up from 1e-7 to 1e-3, clipping 3. Here later layers learn faster, as is usual in fine-tuning",
@@ -229,11 +219,11 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         batch_size=1024, epochs=100, lr=1e-3, betas=(0.9, 0.999), faster="late", warmup_shape="cosine",
         warmup_lr=1e-7, clip_grad=3.0, randaug=(9, 0.5), global_pool="avg",
     ),
-    Supervised(
+    SupervisedRecipe(
         name="finetune-small",
         origin="ours: a retrofitted ViT on a few hundred images of one's own",
         cost="ViT-Ti/16, 10 classes of 30 images: 56 steps, 9 seconds of one CPU core",
-        expected="87.2 / 92.3 / 95.0 / 95.7 % at 25 / 49 / 100 / 196 isotropic tokens (docs/fine-tuning.md)",
+        expected="87.2 / 92.3 / 95.0 / 95.7 % at 25 / 49 / 100 / 196 isotropic tokens (docs/results/ablations)",
         command=f"spot finetune {DISTIL.model}+spot --recipe finetune-small --data photos --out runs/mine",
         model=DISTIL.model,
         batch_size=16, epochs=3, lr=5e-4, betas=(0.9, 0.999), llrd=0.75, faster="late", warmup_share=0.1,
@@ -246,8 +236,8 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         name="distil-sizes",
         origin="ours: distil, with windows that grow as tokens get fewer",
         cost="ViT-Ti/16 on 5,000 images, 1,562 steps in bfloat16: 40 minutes of one CPU core",
-        expected="as a delta with fewest=16, at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: ViT-Ti/16 "
-        "43.6 / 59.7 / 69.5 / 73.8, DeiT-Ti/16 (6 epochs) 45.8 / 59.2 / 67.8 / 71.3",
+        expected="as a delta with min_tokens=16, at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: "
+        "ViT-Ti/16 43.6 / 59.7 / 69.5 / 73.8, DeiT-Ti/16 (6 epochs) 45.8 / 59.2 / 67.8 / 71.3",
         command=f"spot retrofit {DISTIL.model} --recipe distil-sizes "
         "--data images --leave-out tools/set_aside.txt --out runs/tiny-sizes",
         epochs=10, lr=4e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, views=3, shares=(0.75, 0.75, 0.4, 0.1875),
@@ -256,12 +246,12 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
     replace(
         DISTIL,
         name="distil-again",
-        origin="ours: goes on from a retrofit and its policy, with weights as a delta with fewest=16 takes them",
+        origin="ours: goes on from a retrofit and its policy, with weights as a delta with min_tokens=16 takes them",
         cost="ViT-Ti/16 on 5,000 images, 1,875 steps in bfloat16: 65 minutes of one CPU core",
         expected="spot/assets/RETROFITS.md has what was measured",
         command=f"spot retrofit {DISTIL.model}+spot --recipe distil-again "
         "--data images --leave-out tools/set_aside.txt --out runs/tiny-again",
-        epochs=12, lr=3e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, blend=1.0, seed=2, fewest=16,
+        epochs=12, lr=3e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, blend=1.0, seed=2, min_tokens=16,
         budgets=((16, 25, 25, 36), (49, 49, 64), (81, 100, 100, 121)), shares=(0.75, 0.75, 0.5),
         weights=(0.6, 1.0, 1.0), priors=("isotropic",) * 4 + ("learned",) * 3 + ("center", "sobol", "uniform"),
     ),
@@ -294,32 +284,32 @@ NEEDLE = (
 ANYWHERE = ("isotropic", "isotropic", "center", "sobol", "uniform")
 
 SCENES: tuple[Recipe, ...] = (
-    on_scenes(Supervised, "scenes", 6, NANO, "scenes", epochs=4, warmup_epochs=0.25, smoothing=0.0),
+    on_scenes(SupervisedRecipe, "scenes", 6, NANO, "scenes", epochs=4, warmup_epochs=0.25, smoothing=0.0),
     on_scenes(
-        *(Supervised, "scenes-retrofit", 2, "retrofit runs/scenes/model", "retrofitted"),
+        *(SupervisedRecipe, "scenes-retrofit", 2, "retrofit runs/scenes/model", "retrofitted"),
         epochs=2.5, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, budgets=(9, 16, 16, 25, 36, 64), priors=ANYWHERE,
     ),
     on_scenes(
-        *(Distil, "scenes-distil", 3, "retrofit runs/scenes/model", "distilled"),
+        *(DistilRecipe, "scenes-distil", 3, "retrofit runs/scenes/model", "distilled"),
         epochs=1.5, lr=1e-3, warmup_epochs=0.1, budgets=((9, 16), (16, 25), (36, 49), (64,)),
         shares=(0.5, 0.5, 0.5, 0.25), weights=(1.0, 1.0, 1.0, 1.0), priors=ANYWHERE, balance=0.0,
     ),
     on_scenes(
-        *(Masked, "scenes-mae", 2, NANO, "mae"),
+        *(MaskedRecipe, "scenes-mae", 2, NANO, "mae"),
         expected="no accuracy of its own: fine-tune afterwards with scenes-finetune",
         epochs=3, decoder_width=64, decoder_depth=2, decoder_heads=2,
     ),
     on_scenes(
-        *(Supervised, "scenes-finetune", 5, "finetune runs/mae/model", "finetuned"),
+        *(SupervisedRecipe, "scenes-finetune", 5, "finetune runs/mae/model", "finetuned"),
         epochs=3.5, smoothing=0.0, global_pool="avg",
     ),
     on_scenes(
-        *(Supervised, "scenes-needle-crops", 8, NEEDLE, "needle-crops", "needle:64"),
+        *(SupervisedRecipe, "scenes-needle-crops", 8, NEEDLE, "needle-crops", "needle:64"),
         img_size=192, epochs=8, warmup_epochs=0.25, smoothing=0.0, budgets=(25, 36, 49, 49, 64),
         priors=("isotropic", "isotropic", "sobol", "uniform"), precision="bf16",
     ),
     on_scenes(
-        *(Supervised, "scenes-needle", 8, "retrofit runs/needle-crops/model", "needle", "needle"),
+        *(SupervisedRecipe, "scenes-needle", 8, "retrofit runs/needle-crops/model", "needle", "needle"),
         img_size=192, batch_size=32, epochs=1.2, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, ema=0.98,
         budgets=(49, 64, 64, 64, 100, 144, 576), near=(0.0, 0.4, 0.6, 0.8, 1.0), priors=("isotropic", "sobol"),
         precision="bf16",
@@ -348,7 +338,7 @@ def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
     for name, value in changes.items():
         if name not in known:
             raise unknown(f"field of recipe {recipe.name}", name, known)
-        values[name] = read(value, hints[name], name)
+        values[name] = read_value(value, hints[name], name)
     return replace(recipe, **values)
 
 
@@ -360,3 +350,57 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
 def decisive(recipe: Recipe) -> dict[str, Any]:
     """Its name and what decides a run's outcome: all but the words about it, which a new version may put better."""
     return {name: value for name, value in as_dict(recipe).items() if name == "name" or name not in DESCRIPTIVE}
+
+
+def pairs(words: Iterable[str], needed: str) -> dict[str, str]:
+    """NAME=VALUE words by name."""
+    values = {}
+    for word in words:
+        name, equals, values[name] = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"{needed}, got {word!r}")
+    return values
+
+
+def literal(text: str) -> Any:
+    """Text as the Python value it writes; a bare word stays as it is."""
+    with suppress(ValueError, SyntaxError):
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+    return text
+
+
+def read_value(value: Any, hint: Any, name: str) -> Any:
+    """Text as a Python value of the type, or a sentence about what would be."""
+    value = literal(value) if isinstance(value, str) and hint is not str else value
+    fitted = fit(value, hint)
+    if fitted is REFUSED:
+        raise InputError(f"recipe field {name} must be {spell(hint)}, got {value!r}")
+    return fitted
+
+
+REFUSED = object()
+
+
+def fit(value: Any, hint: Any) -> Any:
+    """The value as the type has it (4 as 4.0, a list as a tuple), or REFUSED."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return value if value in inner else REFUSED
+    if kind in (Union, types.UnionType):
+        return next((fitted for each in inner if (fitted := fit(value, each)) is not REFUSED), REFUSED)
+    if kind is tuple:
+        if not isinstance(value, (tuple, list)):
+            return REFUSED
+        wanted = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        parts = [fit(part, each) for part, each in zip(value, wanted, strict=False)]
+        return REFUSED if len(value) != len(wanted) or any(part is REFUSED for part in parts) else tuple(parts)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value if type(value) is hint or (hint is type(None) and value is None) else REFUSED
+
+
+def spell(hint: Any) -> str:
+    """A type as a person writes its values."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    return str(getattr(hint, "__name__", hint) if not get_args(hint) else hint).replace("typing.", "")

@@ -10,7 +10,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,34 +26,35 @@ from spot.data.loader import loader
 from spot.data.scenes import Scenes
 from spot.errors import InputError, unknown
 from spot.evaluation.accuracy import Setting, evaluate
-from spot.hashes import hash_model
-from spot.models.checkpoints import load
+from spot.hashes import hash_model, hash_tensors
+from spot.models.checkpoints import read_state as read_weights
+from spot.models.family import Family, dense_model, full_retrofit
+from spot.models.loading import load_source
+from spot.models.mae import has_decoder
 from spot.models.spot_vit import SpotViT
+from spot.options import TrainOptions
 from spot.placement.oracle import frozen
 from spot.processes import this_process
 from spot.store import read_state, write_state
-from spot.training.batches import SCENES_PER_EPOCH, Plan, ScenePlan, parts
-from spot.training.classifier import for_data
-from spot.training.fields import pairs
-from spot.training.fresh import fresh, read_options
+from spot.training.batches import SCENES_PER_EPOCH, Plan, ScenePlan, Targets, ViewPlan, parts, views_folder
+from spot.training.fresh import for_data, fresh, read_options
 from spot.training.loop import Trainer, steps_in
-from spot.training.objectives import OBJECTIVES
-from spot.training.objectives import Distil as DistilObjective
+from spot.training.objectives import OBJECTIVES, Distil, Objective
 from spot.training.optim import parameter_groups
-from spot.training.options import Options
 from spot.training.recipes import (
     DESCRIPTIVE,
     RECIPES,
-    Distil,
+    DistilRecipe,
+    MaskedRecipe,
     Recipe,
-    Supervised,
+    SupervisedRecipe,
     as_dict,
     decisive,
     find_recipe,
     override,
+    pairs,
 )
 from spot.training.run_folder import RunFolder
-from spot.training.views import Targets, ViewPlan, views_folder
 
 CHUNK = 4096  # images in a file of the teacher's predictions: what processes share out, and a kill can lose
 BUDGETS = (25, 49, 100)  # validated during training, isotropic, beside the grid
@@ -63,7 +64,7 @@ def begin(
     name: str,
     recipe_name: str,
     objectives: Sequence[str],
-    options: Options,
+    options: TrainOptions,
     *,
     new_head: bool = False,
     classes: int | None = None,
@@ -81,14 +82,17 @@ def begin(
         )
     recipe = override(recipe, pairs(options.set, "a change of the recipe is FIELD=VALUE"))
     report.check_outputs(options.json, folder=options.out)
+    base = None
     if options.fresh is None:
-        model = load(name, weights=options.weights)
+        source = load_source(name, weights=options.weights)
+        base = source.model(source.cells) if isinstance(source, Family) and isinstance(recipe, DistilRecipe) else None
+        model = full_retrofit(source)
     else:
         model = fresh(name, read_options(options.fresh), recipe.seed)
     if new_head:
         model = for_data(model, recipe, options, classes)
     if not options.dry_run:
-        run(model, recipe, options)
+        run(model, recipe, options, base)
         if this_process().is_main_process:
             report.say(f"The trained model is in {options.out / 'model'}")
         return
@@ -98,45 +102,66 @@ def begin(
         report.save_json(options.json, plan.pop("groups"), plan)
 
 
-def run(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT:
-    """Train a model by a recipe into a folder, or go on with the run that is there."""
-    model.fewest = None  # what is trained are the weights that are there, at any budget
+def run(
+    model: SpotViT,
+    recipe: Recipe,
+    options: TrainOptions,
+    base: SpotViT | None = None,
+    objective: Callable[..., Objective] | None = None,
+) -> SpotViT:
+    """Train a model by a recipe into a folder, or resume the run that is there.
+
+    base: the ViT that the model was retrofitted from: the teacher, unless the options name another.
+    objective: makes the objective, instead of the recipe's own.
+    """
     images = training_images(model, recipe, options)
     steps_in(recipe, len(images))  # refuses a batch or a warm-up that does not fit, before anything is written
-    teacher = teacher_of(model, recipe, options)
-    folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher))
+    teacher = base if options.teacher is None else dense_model(load_source(options.teacher))
+    decoder = decoder_of(model, recipe, options)
+    folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher, decoder))
     this_process().wait_for_everyone()  # all have seen the folder before one writes to it
-    objective = OBJECTIVES[recipe.objective](model, recipe, *([] if teacher is None else [teacher]))
+    make = objective or OBJECTIVES[recipe.objective]
+    begun = [each for each in (teacher, decoder) if each is not None]  # by a recipe's kind there is one of them at most
+    goal = make(model, recipe, *begun)
     validated = options.val is not None and recipe.objective != "mae"
     validate = Validation(model, str(options.val), options.val_limit, options.workers) if validated else None
     with folder.held():
         weights = sampling_weights(teacher or model, recipe, images, folder, options.workers)
         plan = plan_of(images, recipe, model.data_config, weights)
         cache = options.cache or options.out / "views"
-        if isinstance(recipe, Distil) and recipe.views and isinstance(images, Images):
+        if isinstance(recipe, DistilRecipe) and recipe.views and isinstance(images, Images):
             kept = views_folder(cache, hash_model(teacher or model), folder.settings["images"], recipe)
             plan = ViewPlan(images, recipe, model.data_config, weights, kept)
-            cast(DistilObjective, objective).targets = Targets(kept, len(images) * recipe.views)
-        trained = Trainer(objective, plan, recipe, options, folder).train(validate)
+            cast(Distil, goal).targets = Targets(kept, len(images) * recipe.views)
+        trained = Trainer(goal, plan, recipe, options, folder).train(validate)
         if options.cache is None and this_process().is_main_process:
             shutil.rmtree(cache, ignore_errors=True)
         return trained
 
 
-def teacher_of(model: SpotViT, recipe: Recipe, options: Options) -> SpotViT | None:
-    """Another teacher than the model as it is: the one asked for, or the ViT that a delta was made from."""
-    if options.teacher is not None:
-        return load(options.teacher)
-    return model.base_vit() if isinstance(recipe, Distil) and model.base is not None else None
+def decoder_of(model: SpotViT, recipe: Recipe, options: TrainOptions) -> dict[str, Tensor] | None:
+    """The weights of a masked autoencoder's file, if its decoder is in it; if not, this says that a new one begins."""
+    if not isinstance(recipe, MaskedRecipe):
+        return None
+    state = {} if options.weights is None else read_weights(options.weights)
+    if has_decoder(state):
+        return state
+    if options.fresh is None and this_process().is_main_process:
+        where = model.name if options.weights is None else options.weights
+        report.say(
+            f"{where} has no decoder, so a new one learns beside the encoder. The paper retrofits both: for that give "
+            "the full checkpoint, such as mae_pretrain_vit_base_full.pth, as --weights."
+        )
+    return None
 
 
-def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images | Scenes:
+def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Images | Scenes:
     """The images, with the model's own class numbers where the recipe needs labels; refuses what does not fit."""
     if recipe.precision == "fp16" and this_process().device.type == "cpu":  # accelerate would use float32
         raise InputError("precision=fp16 needs an accelerator; on a CPU use precision=bf16 or no")
-    if options.teacher is not None and not isinstance(recipe, Distil):
+    if options.teacher is not None and not isinstance(recipe, DistilRecipe):
         raise InputError(f"recipe {recipe.name} has no teacher; --teacher goes with --recipe distil")
-    supervised = isinstance(recipe, Supervised)
+    supervised = isinstance(recipe, SupervisedRecipe)
     difficulty = difficulty_of(options.data)
     if difficulty is not None:
         images: Any = Scenes("train", options.limit or SCENES_PER_EPOCH, difficulty=difficulty, seed=recipe.seed)
@@ -148,9 +173,9 @@ def training_images(model: SpotViT, recipe: Recipe, options: Options) -> Images 
             )
         if supervised and model.num_classes != count:
             raise InputError(f"scenes have {count} classes, the model {model.num_classes}; use spot finetune")
-        if isinstance(recipe, Distil) and recipe.balance:
+        if isinstance(recipe, DistilRecipe) and recipe.balance:
             raise InputError("scenes are never shown twice, so none can be drawn more often; use --set balance=0")
-        if isinstance(recipe, Distil) and recipe.views:
+        if isinstance(recipe, DistilRecipe) and recipe.views:
             raise InputError("scenes are never shown twice, so they have no fixed views; use --set views=0")
     else:
         images = open_data(
@@ -185,7 +210,12 @@ def plan_of(images: Images | Scenes, recipe: Recipe, config: dict[str, Any], wei
 
 
 def settings_of(
-    model: SpotViT, recipe: Recipe, images: Images | Scenes, options: Options, teacher: SpotViT | None = None
+    model: SpotViT,
+    recipe: Recipe,
+    images: Images | Scenes,
+    options: TrainOptions,
+    teacher: SpotViT | None = None,
+    decoder: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Any]:
     """What decides the outcome of a run; a folder is only ever continued under the same."""
     keys = hashlib.sha256("\n".join(images.keys).encode(errors="surrogateescape")).hexdigest()[:16]
@@ -195,6 +225,7 @@ def settings_of(
     return {
         "recipe": decisive(recipe),
         **{role: {"name": each.name, "weights": hash_model(each)} for role, each in models.items()},
+        **({} if decoder is None else {"decoder": {"weights": hash_tensors(decoder)}}),
         "images": {"count": len(images), "keys": keys},
         "accumulate": options.accumulate,
     }
@@ -207,7 +238,8 @@ def sampling_weights(
 
     Labels are not used: an image's class is what the model itself says of it, on its grid.
     """
-    if isinstance(images, Scenes) or not isinstance(recipe, Distil) or not recipe.balance or not model.num_classes:
+    balanced = isinstance(recipe, DistilRecipe) and recipe.balance and model.num_classes
+    if isinstance(images, Scenes) or not balanced:
         return None
     file, state = folder.path / "predictions.pt", this_process()
     predictions: Any = read_state(file, "the teacher's predictions") if file.is_file() else None
@@ -221,7 +253,7 @@ def sampling_weights(
             write_state(file, predictions)
             shutil.rmtree(pieces, ignore_errors=True)
     counts = torch.bincount(predictions, minlength=model.num_classes)[predictions]
-    return counts.double() ** -recipe.balance
+    return counts.double() ** -cast(DistilRecipe, recipe).balance
 
 
 def is_predictions(made: Any, count: int, classes: int) -> bool:
@@ -284,11 +316,12 @@ class Validation:
         return {f"val_{row['tokens']}": row["top1"] for row in rows}
 
 
-def dry_run(model: SpotViT, recipe: Recipe, options: Options, *, passes: int = 2) -> dict[str, Any]:
+def dry_run(model: SpotViT, recipe: Recipe, options: TrainOptions, *, passes: int = 2) -> dict[str, Any]:
     """What a run would do, after timing a few of its backward passes; nothing is written."""
     images = training_images(model, recipe, options)
-    folder = RunFolder(options.out, settings_of(model, recipe, images, options))
-    objective = OBJECTIVES[recipe.objective](model, recipe)
+    decoder = decoder_of(model, recipe, options)
+    folder = RunFolder(options.out, settings_of(model, recipe, images, options, decoder=decoder))
+    objective = OBJECTIVES[recipe.objective](model, recipe, *([] if decoder is None else [decoder]))
     trainer = Trainer(objective, plan_of(images, recipe, model.data_config), recipe, options, folder)
     objective.train()
     stream = parts(trainer.plan, trainer.share(range(passes + 1)), options.workers)

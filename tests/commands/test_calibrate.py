@@ -1,4 +1,4 @@
-"""spot calibrate, evaluate --anytime and predict --until belong together."""
+"""spot calibrate, evaluate --cascade and predict --until belong together."""
 
 import json
 
@@ -9,43 +9,51 @@ import spot
 from spot.cli import main
 from spot.data.scenes import Scenes
 
+C = "c.cascade.json"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A saved model beside which its calibration stands."""
+    """A saved model, and a cascade that was calibrated for it."""
     folder = tmp_path_factory.mktemp("calibrate")
     spot.load("scenes-a").save_pretrained(folder / "model")
-    out = folder / "model" / "model.anytime.json"
+    out = folder / "c.cascade.json"
     words = ["--limit", "64", "--workers", "0", "--agree", "0.9", "--tokens", "9", "25"]
     main(["calibrate", str(folder / "model"), "--data", "scenes", *words, "--out", str(out)])
     to_pil_image(Scenes("test", 2)[0][0]).save(folder / "photo.png")
     return folder
 
 
-def test_evaluate_shows_what_stopping_when_sure_costs(folder, tmp_path):
-    made = json.loads((folder / "model" / "model.anytime.json").read_text())["made"]
+def test_evaluate_shows_what_early_exit_costs(folder, tmp_path):
+    made = json.loads((folder / "c.cascade.json").read_text())["made"]
     assert made["images"] == 64 and made["agreed"] >= 0.9
-    words = ["--data", "scenes", "--limit", "32", "--workers", "0", "--anytime", "--json", str(tmp_path / "t.json")]
-    main(["evaluate", str(folder / "model"), *words])
+    words = ["--data", "scenes", "--limit", "32", "--workers", "0", "--json", str(tmp_path / "t.json")]
+    main(["evaluate", str(folder / "model"), *words, "--cascade", str(folder / "c.cascade.json")])
     dense, row = json.loads((tmp_path / "t.json").read_text())["rows"]
-    assert row["placement"] == "anytime" and row["images"] == 32
+    assert row["placement"] == "early-exit" and row["images"] == 32
     assert row["gmacs"] < dense["gmacs"]
 
 
-def test_predict_stops_when_sure(folder, tmp_path):
+def test_predict_exits_early(folder, tmp_path):
     words = ["predict", str(folder / "photo.png"), "--model", str(folder / "model"), "--json", str(tmp_path / "p.json")]
-    main([*words, "--until", "0.01"])
+    main([*words, "--cascade", str(folder / "c.cascade.json"), "--until", "0.01"])
     assert len(json.loads((tmp_path / "p.json").read_text())["rows"]) == 5
 
 
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        (["predict", "photo.png", "--model", "scenes-a", "--until", "0.8"], "was never calibrated"),
-        (["predict", "photo.png", "--model", "model", "--until", "80"], "until is a confidence"),
-        (["predict", "photo.png", "--model", "model", "--until", "0.8", "--tokens", "9"], "the calibration says where"),
-        (["evaluate", "scenes-a", "--data", "scenes", "--limit", "8", "--anytime"], "was never calibrated"),
+        (["predict", "photo.png", "--model", "scenes-a", "--until", "0.8"], "has no calibrated cascade"),
+        (["predict", "photo.png", "--model", "model", "--cascade", C, "--until", "80"], "until is a confidence"),
+        (["predict", "photo.png", "--model", "model", "--cascade", C, "--tokens", "9"], "says itself where tokens go"),
+        (["predict", "photo.png", "--model", "scenes-b", "--cascade", C], "calibrated for other weights"),
+        (["evaluate", "scenes-a", "--data", "scenes", "--limit", "8", "--early-exit"], "has no calibrated cascade"),
+        (
+            ["calibrate", "scenes-a", "--data", "scenes", "--out", "a.json", "--prior", "p.safetensors"],
+            "cannot be a file here",
+        ),
         (["calibrate", "scenes-a", "--data", "scenes", "--out", "a.json", "--keep", "none.txt"], "no file none.txt"),
+        (["calibrate", "scenes-a", "--data", "scenes", "--out", "a.json", "--runtime", "onnx"], "goes with --time"),
         (["evaluate", "scenes-a", "--data", "scenes", "--limit", "8", "--prior", "learned"], "has no learned prior"),
     ],
 )

@@ -3,7 +3,6 @@
 import csv
 import json
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,6 +13,7 @@ from spot.evaluation.knn import Bank
 from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
 from spot.placement.files import Placements
+from tests.conftest import write_noise
 
 
 @pytest.fixture
@@ -26,12 +26,7 @@ def model(nano, tmp_path):
 @pytest.fixture
 def images(tmp_path):
     """Twenty images in ten class folders."""
-    numbers = np.random.default_rng(0)
-    for index in range(20):
-        path = tmp_path / "images" / str(index % 10) / f"{index:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(numbers.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(path)
-    return tmp_path / "images"
+    return write_noise(tmp_path / "images", 20)
 
 
 def rows_of(path) -> list[dict]:
@@ -163,7 +158,7 @@ def test_a_model_without_a_classifier_has_neighbours_only(images, tmp_path, caps
     shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 0}
     save_folder(spot.adapt("vit_tiny_patch16_224", **shape), tmp_path / "model")
     model = str(tmp_path / "model")
-    assert "has no classifier; pass --knn FOLDER to measure its features" in refused(capsys, model, "--data", images)
+    assert "its features can be measured with knn=FOLDER (--knn FOLDER)" in refused(capsys, model, "--data", images)
     wanted = ["--knn", str(images), "--k", "1", "--workers", "0", "--cache", str(tmp_path / "cache")]
     main(["evaluate", model, "--data", str(images), *wanted, "--json", str(tmp_path / "out.json")])
     (row,) = rows_of(tmp_path / "out.json")
@@ -210,7 +205,7 @@ def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_window
         (["--seeds", "0"], "at least one seed"),
         (["--limit", "0"], "limit of 0"),
         (["--batch-size", "0"], "batch size of 0"),
-        (["--workers", "-1"], "0 or more processes besides this one, got --workers -1"),
+        (["--workers", "-1"], "0 or more processes besides this one, got -1"),
         (["--split", "tset"], "'test'"),
         (["--plot", "out.xyz"], "a picture can be"),
         (["--placements", "nowhere.safetensors"], "nowhere.safetensors is missing"),

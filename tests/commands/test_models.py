@@ -1,6 +1,8 @@
 """spot models: the names there are, with what they need and their accuracy."""
 
 import json
+import subprocess
+import sys
 
 from spot.cli import main
 from tests.conftest import VIT_TINY
@@ -17,3 +19,10 @@ def test_every_built_in_model_has_a_row_with_its_accuracy(tmp_path, capsys):
     assert rows[f"{VIT_TINY}+spot"]["alias"] == "vit-ti"
     assert rows["scenes-a"]["needs"] == "nothing"
     assert set(rows["scenes-a"]["accuracy"]) == {"9", "16", "36", "64"}
+
+
+def test_the_table_is_printed_without_importing_anything_heavy():
+    heavy = "{'torch', 'timm', 'numpy', 'matplotlib'}"
+    code = f"import sys, spot.cli as c; c.main(['models']); print({heavy} & {{*sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "scenes-a" in result.stdout and result.stdout.strip().endswith("set()")

@@ -66,7 +66,7 @@ def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path
     assert found["settings"]["merge"] and said == sorted(said, reverse=True)
     (made,) = predict(model, [Path(file)], tokens=16, merge=True)
     assert len(made.positions) == merging.starting_tokens > 16
-    with pytest.raises(InputError, match="with until the calibration says"):
+    with pytest.raises(InputError, match="until goes with a cascade"):
         next(predict(model, [Path(file)], until=0.8, merge=True))
 
 
@@ -85,7 +85,7 @@ def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path
     "wrong, sentence",
     [
         (["--prior", "centre"], "'center'"),
-        (["--saliency", "spectral"], "got --saliency 'spectral', but no prior"),
+        (["--saliency", "spectral"], "got saliency 'spectral', but no prior"),
         (["--tokens", "-1"], "at least 1"),
         (["--top", "0"], "at least one class"),
         (["nowhere.jpg"], "nowhere.jpg is missing"),
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_stops_the_run_or_is_named_and_left_out(model, tmp_p
     given = ["predict", str(tmp_path / "all"), "--model", model, "--json", str(tmp_path / "said.json")]
     with pytest.raises(SystemExit):
         main(given)
-    assert "bad.png is not an image; pass --skip-unreadable to go on" in capsys.readouterr().err
+    assert "bad.png is not an image; skip=True (--skip-unreadable) goes on without it" in capsys.readouterr().err
     main([*given, "--skip-unreadable"])
     assert "bad.png" in capsys.readouterr().err
     assert {row["image"] for row in json.loads((tmp_path / "said.json").read_text())["rows"]} == {file}

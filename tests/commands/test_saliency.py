@@ -73,12 +73,12 @@ def test_a_prompt_can_be_the_images_class():
 def test_bad_input_is_one_sentence(folder, tmp_path, capsys):
     out = tmp_path / "maps"
     assert "either images or --data" in refused(capsys, "--out", out)
-    assert "pass --method clipseg" in refused(capsys, "--data", folder, "--prompt", "dog", "--out", out)
+    assert "a prompt goes with the method clipseg" in refused(capsys, "--data", folder, "--prompt", "dog", "--out", out)
     assert "did you mean 'spectral'" in refused(capsys, "--data", folder, "--method", "spectrl", "--out", out)
     assert "missing" in refused(capsys, "--data", tmp_path / "nowhere", "--out", out)
     assert not out.exists()
     main(["saliency", "--data", str(folder), "--out", str(out)])
     (out / "saliency.json").write_text('{"method": "u2netp.onnx", "prompt": null}')
-    assert "choose another --out" in refused(capsys, "--data", folder, "--out", out)
+    assert "choose another" in refused(capsys, "--data", folder, "--out", out)
     Image.new("RGB", (9, 9)).save(folder / "a" / "0.png")
     assert "would have the same map" in refused(capsys, "--data", folder, "--out", tmp_path / "other")

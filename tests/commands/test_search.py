@@ -5,7 +5,8 @@ import torch
 from PIL import Image
 
 from spot.cli import main
-from spot.evaluation.photos import class_numbers, picture_files
+from spot.evaluation.photos import picture_files
+from spot.evaluation.searches import class_numbers
 from spot.placement.files import Placements
 from tests.conftest import VIT_TINY, make_nano
 

@@ -2,6 +2,7 @@
 
 import struct
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -230,7 +231,10 @@ def test_ten_digits_are_not_the_first_ten_of_a_thousand_classes(mnist):
     assert len(open_data("torch/mnist", transform=plain, root=mnist, classes=10)) == 3
 
 
-def test_a_timm_name_that_cannot_be_opened_says_why(tmp_path):
+def test_a_timm_name_that_cannot_be_opened_says_why(tmp_path, monkeypatch):
+    if find_spec("datasets"):  # which would ask the hub, again and again
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="give the data root"):
         open_data("torch/mnist", transform=plain)
     with pytest.raises(InputError, match=r"torch/nothing: Unknown torchvision dataset"):

@@ -15,7 +15,6 @@ from spot.data.loader import loader as batches_of
 from spot.data.scenes import draw
 from spot.errors import InputError
 from spot.evaluation.cache import hash_images
-from tests.test_launchers import torchrun
 
 
 def plain(image):
@@ -173,11 +172,3 @@ def test_they_are_evaluated_searched_mapped_and_trained_on(data, tmp_path, capsy
     run = ["--data", data, "--out", str(tmp_path / "run")]
     main(["retrofit", "vit_tiny_patch16_224", "--fresh", *nano, *settings, *run])
     assert "The trained model is in" in capsys.readouterr().out
-
-
-def test_shards_under_torchrun_give_the_rows_of_one_process(shards, tmp_path):
-    words = ["evaluate", "scenes-a", "--data", f"wds/{shards}", "--tokens", "9", "--json"]
-    main([*words, str(tmp_path / "one.json")])
-    torchrun(*words, tmp_path / "two.json")
-    one, two = (json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in ("one", "two"))
-    assert one == two and one[0]["images"] == 11

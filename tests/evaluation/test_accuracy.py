@@ -1,10 +1,5 @@
 """The numbers are those of the plainest possible loop, whatever the batch, process or company."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -18,24 +13,23 @@ from spot.data.loader import Batch, loader
 from spot.data.picture import evaluation_transform
 from spot.draws import generator_for
 from spot.errors import InputError
-from spot.evaluation.accuracy import Candidate, Setting, evaluate, judge, wilson
+from spot.evaluation.accuracy import Setting, evaluate, judge, wilson
 from spot.evaluation.cost import macs
-from spot.evaluation.options import Baseline
 from spot.models.baselines import BASELINES
 from spot.models.elastic import ElasticViT
-from spot.models.patch_dropout import PatchDropout
-from spot.models.plain import PlainViT
 from spot.models.tome import ToMe
+from spot.models.wrappers import PatchDropout, PlainViT
+from spot.options import Baseline
 from spot.placement.files import Placements
 from spot.placement.priors import PRIORS
-from tests.conftest import make_nano
+from tests.conftest import make_nano, write_noise
 
 IMAGES = 23  # odd on purpose: the last batch and the processes' shares are uneven
 
 
 @pytest.fixture
-def folder(tmp_path, write_images) -> Path:
-    return write_images(tmp_path / "images", IMAGES)
+def folder(tmp_path) -> Path:
+    return write_noise(tmp_path / "images", IMAGES)
 
 
 @pytest.fixture
@@ -111,7 +105,7 @@ def test_predictions_are_those_of_one_image_at_a_time(nano, data, batch_size):
     cases = [("isotropic", 4, 0), ("uniform", 4, 0), ("uniform", 4, 1), ("sobol", 9, 7)]
     found = evaluate(nano, loader(data, batch_size), [Setting(*case) for case in cases])
     assert found.keys == sorted(data.keys)
-    assert [candidate.budget for candidate in found.candidates] == [4, 4, 4, 9]
+    assert [candidate.budget for candidate in found.settings] == [4, 4, 4, 9]
     for predictions, case in zip(found.predictions, cases, strict=True):
         assert predictions.tolist() == one_by_one(nano, data, *case)
     assert found.predictions[1].tolist() != found.predictions[2].tolist()  # the seed does something
@@ -158,7 +152,7 @@ def test_every_image_is_decoded_once_for_all_settings(nano, folder):
 def test_without_a_setting_of_its_own_the_models_budget_counts(nano, data):
     nano.tokens = 7
     found = evaluate(nano, loader(data, 8), [Setting("center")])
-    assert found.candidates[0].budget == 7
+    assert found.settings[0].budget == 7
     assert (nano.tokens, nano.prior) == (7, "isotropic")  # left as it was
 
 
@@ -170,7 +164,7 @@ def test_placements_are_found_by_key_and_not_by_order(nano, data):
     with torch.no_grad():
         expected = {key: int(nano(image[None], by_key[key][None]).argmax()) for image, _, key in data}
     assert found.predictions[0].tolist() == [expected[key] for key in found.keys]
-    assert found.candidates[0].budget == 5
+    assert found.settings[0].budget == 5
 
 
 def test_an_image_without_a_placement_is_named(nano, data):
@@ -181,10 +175,10 @@ def test_an_image_without_a_placement_is_named(nano, data):
 
 def test_other_models_answer_the_same_call(nano, data):
     settings = [
-        Candidate(PlainViT(nano), name="timm"),
+        Setting(name="timm", model=PlainViT(nano)),
         Setting("isotropic", 16),
-        Candidate(PatchDropout(nano, 16)),
-        Candidate(PatchDropout(nano, 5), seed=1),
+        Setting(model=PatchDropout(nano, 16)),
+        Setting(seed=1, model=PatchDropout(nano, 5)),
     ]
     found = evaluate(nano, loader(data, 8), settings)
     with torch.no_grad():
@@ -197,7 +191,9 @@ def test_other_models_answer_the_same_call(nano, data):
 
 @pytest.mark.parametrize("baseline", [PatchDropout, ElasticViT])
 def test_random_baselines_do_not_depend_on_the_batch_either(nano, data, baseline):
-    results = [evaluate(nano, loader(data, size), [Candidate(baseline(nano, 5))]).predictions for size in (1, 4, 23)]
+    results = [
+        evaluate(nano, loader(data, size), [Setting(model=baseline(nano, 5))]).predictions for size in (1, 4, 23)
+    ]
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -234,11 +230,11 @@ def test_baselines_go_by_their_names(nano, data):
     by_hand = [
         PlainViT(nano), PatchDropout(nano, 5), ToMe(nano, tokens=5), ToMe.matching(nano, 9), ElasticViT(nano, 5),
     ]  # fmt: skip
-    expected = evaluate(nano, loader(data, 8), [Candidate(model) for model in by_hand])
+    expected = evaluate(nano, loader(data, 8), [Setting(model=model) for model in by_hand])
     assert torch.equal(found.losses, expected.losses)
     assert [row["placement"] for row in found.rows()] == list(names)
-    assert [candidate.random for candidate in found.candidates] == [BASELINES[name].random for name in names]
-    assert [candidate.model.random for candidate in found.candidates] == [BASELINES[name].random for name in names]
+    assert [candidate.random for candidate in found.settings] == [BASELINES[name].random for name in names]
+    assert [candidate.model.random for candidate in found.settings] == [BASELINES[name].random for name in names]
     with pytest.raises(InputError, match="plain has all 16 tokens of its grid, not 5"):
         Setting("plain", 5).of(nano)
 
@@ -247,7 +243,7 @@ def test_a_budget_that_contradicts_the_placements_is_refused(nano, data):
     with pytest.raises(InputError, match="have 5 tokens, not 6"):
         evaluate(nano, loader(data), [Setting(Placements(["a"], torch.rand(1, 5, 2)), 6)])
     with pytest.raises(InputError, match="has 5 tokens, not 6"):
-        evaluate(nano, loader(data), [Candidate(PatchDropout(nano, 5), tokens=6)])
+        evaluate(nano, loader(data), [Setting(tokens=6, model=PatchDropout(nano, 5))])
     with pytest.raises(InputError, match="at least 1"):
         evaluate(nano, loader(data), [Setting("isotropic", 0)])
 
@@ -270,7 +266,7 @@ def test_features_are_what_the_classifier_reads(nano, data):
 def test_a_model_in_training_is_left_in_training(nano, data):
     nano.train()
     nano.vit.norm.eval()
-    evaluate(nano, loader(data), [Setting("isotropic", 4), Candidate(PatchDropout(nano, 4))])
+    evaluate(nano, loader(data), [Setting("isotropic", 4), Setting(model=PatchDropout(nano, 4))])
     assert nano.training
     assert nano.vit.blocks.training
     assert not nano.vit.norm.training
@@ -292,77 +288,6 @@ def test_nothing_readable_is_nothing_to_measure(nano, tmp_path):
     data = open_data(tmp_path, transform=evaluation_transform(nano.data_config), unreadable="skip")
     with pytest.raises(InputError, match="no image could be read"):
         evaluate(nano, loader(data), [Setting("isotropic", 4)])
-
-
-# Many processes --------------------------------------------------------------------------------------
-
-PROGRAM = """
-import json, sys
-sys.path[:0] = [{tests!r}]
-from accelerate import PartialState
-from conftest import make_nano
-from spot.data.images import open_data
-from spot.data.loader import loader
-from spot.data.picture import evaluation_transform
-from spot.draws import generator_for
-from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate
-
-state = PartialState(cpu=True)
-model = make_nano()
-
-def run(unreadable):
-    transform = evaluation_transform(model.data_config)
-    data = open_data({folder!r}, transform=transform, classes=10, unreadable=unreadable)
-    batches = loader(data, 4, process=state.process_index, processes=state.num_processes)
-    return evaluate(model, batches, [Setting("uniform", 4, seed) for seed in (0, 1)], features=True)
-
-found = run("skip")
-try:
-    run("stop")  # the unreadable image is met by one process only
-except InputError as error:
-    problem = str(error)
-print("RESULT", json.dumps({{
-    "processes": state.num_processes, "rows": found.rows(), "keys": found.keys, "skipped": found.skipped,
-    "predictions": found.predictions.tolist(), "features": [len(part) for part in found.features],
-    "problem": problem,
-}}))
-"""
-
-
-def in_processes(count: int, program: str) -> list[tuple[str, str]]:
-    """What each of the processes, joined by gloo, printed to stdout and stderr."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = []
-    for rank in range(count):
-        where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        where |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        environment = os.environ | {name: str(value) for name, value in where.items()}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        running.append(subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes))
-    return [process.communicate(timeout=180) for process in running]
-
-
-def test_two_processes_give_the_numbers_of_one_and_share_an_error(nano, folder):
-    (folder / "3" / "99.png").write_text("not an image")
-    options = {"transform": evaluation_transform(nano.data_config), "classes": 10, "unreadable": "skip"}
-    settings = [Setting("uniform", 4, seed) for seed in (0, 1)]
-    alone = evaluate(nano, loader(open_data(folder, **options), 4), settings)
-    program = PROGRAM.format(tests=str(Path(__file__).parents[1]), folder=str(folder))
-    for stdout, stderr in in_processes(2, program):
-        assert "RESULT" in stdout, stderr
-        found = json.loads(stdout.split("RESULT")[1])
-        assert found["processes"] == 2
-        assert found["keys"] == alone.keys  # 23 of them, none twice
-        assert found["predictions"] == alone.predictions.tolist()
-        assert found["skipped"] == ["3/99.png"]
-        assert found["features"] == [IMAGES, IMAGES]
-        assert "3/99.png is not an image" in found["problem"]
-        for here, there in zip(alone.rows(), found["rows"], strict=True):
-            assert there["loss"] == pytest.approx(here["loss"], abs=1e-6)
-            assert {**there, "loss": 0} == {**here, "loss": 0}
 
 
 # The real model ---------------------------------------------------------------------------------------
@@ -400,7 +325,7 @@ def test_only_seeds_are_pooled(nano, data):
     batches, keys = loader(data), list(data.keys)
     files = [Placements(keys, torch.full((len(keys), 4, 2), place)) for place in (0.2, 0.8)]
     settings = [Setting("uniform", 4, seed) for seed in range(2)] + [Setting("uniform", 4, scale=2)]
-    settings += [Candidate(make_nano(seed=1), "uniform", 4), *(Setting(file) for file in files)]
+    settings += [Setting("uniform", 4, model=make_nano(seed=1)), *(Setting(file) for file in files)]
     settings += [Setting("patch-dropout", 4, seed) for seed in range(2)]
     made = evaluate(nano, batches, settings)
     assert made.groups() == [[0, 1], [2], [3], [4], [5], [6, 7]]

@@ -7,10 +7,8 @@ import torch
 import spot
 from spot.evaluation.cost import arithmetic, flops, macs, pyramid_flops, sampling_flops
 from spot.models.elastic import ElasticViT
-from spot.models.patch_dropout import PatchDropout
-from spot.models.plain import PlainViT
-from spot.models.protocol import Placed
 from spot.models.tome import ToMe
+from spot.models.wrappers import PatchDropout, PlainViT
 from spot.tokens.pyramid import pyramid
 from spot.tokens.windows import windows
 from tests.conftest import make_nano
@@ -29,10 +27,29 @@ def test_vit_b16_has_its_published_multiply_adds():
     assert macs(PlainViT(model)) < macs(model) < 1.002 * macs(PlainViT(model))
 
 
+@pytest.mark.parametrize("tokens", [25, 50, 100, 196])  # the columns of the paper's table of overhead
+def test_the_papers_vit_b16_is_counted_to_the_last_digit(tokens):
+    with torch.device("meta"):
+        vit = timm.create_model("vit_base_patch16_224")
+    model = spot.adapt(vit).to("meta")
+    width, depth, sequence = 768, 12, tokens + 1
+    patches, table, norms = width * (3 * 16**2 + 1), (1 + 196) * width, 2 * 2 * width
+    block = 4 * width**2 + 4 * width + 8 * width**2 + 5 * width + norms  # attention, MLP, two norms
+    head = 2 * width + 1000 * (width + 1)  # the last norm and the classifier
+    parameters = patches + width + table + depth * block + head
+    assert parameters == 86_567_656  # timm's own table: 86.57 M
+    assert sum(each.numel() for each in model.parameters()) == parameters  # SPoT adds none
+    placed = 196 * width + (14 + 14) ** 2  # a token's position: all cells' kernels, and one inverse for both axes
+    products = depth * (12 * sequence * width**2 + 2 * sequence**2 * width)
+    assert macs(model, tokens=tokens) == tokens * (3 * 16**2 * width + placed) + products + 1000 * width
+    assert sampling_flops(tokens) == tokens * 16**2 * (7 * 3 + 8)
+    assert sampling_flops(tokens) < 1e-3 * flops(model, tokens=tokens)  # "asymptotically negligible"
+
+
 def test_every_product_of_a_small_vit_by_hand():
     model = make_nano()  # width 32, MLP 128, 10 classes, 2 blocks; 192 pixels in a patch; 4 × 4 kernels
     tokens = 5
-    embed = tokens * (192 * 32 + 4 * 4 + 4 * 4 + 16 * 32)  # window, kernels along y and x, position
+    embed = tokens * (192 * 32 + (4 + 4) ** 2 + 16 * 32)  # window, kernels along y and x at once, position
     block = (1 + tokens) * (3 * 32 * 32 + 32 * 32 + 2 * 32 * 128) + 2 * (1 + tokens) ** 2 * 32
     assert macs(model, tokens=tokens) == embed + 2 * block + 32 * 10
     assert flops(model, tokens=tokens) == 2 * macs(model, tokens=tokens)
@@ -60,7 +77,7 @@ def test_what_blocks_do_not_cost_is_the_tokenizers_and_the_heads():
     model = make_nano(depth=3)
     model.tokens, model.prior = 12, "uniform"
     tome = ToMe(model, tokens=4, own_placement=True)
-    assert macs(tome) - sum(tome.macs()) == 12 * (192 * 32 + 32 + 16 * 32) + 320
+    assert macs(tome) - sum(tome.macs()) == 12 * (192 * 32 + 64 + 16 * 32) + 320
 
 
 def test_counting_leaves_the_global_generator_alone():
@@ -106,4 +123,4 @@ def test_the_pyramid_of_large_windows_is_counted():
 def test_a_prior_that_needs_maps_has_a_cost(name):
     """A blank image's map left `background` no pixel, so that no evaluation with it came to its end."""
     model = spot.load("scenes-a", tokens=9)
-    assert flops(Placed(model, prior=name)) > flops(Placed(model, prior="isotropic"))  # looking costs too
+    assert flops(model.at(prior=name)) > flops(model.at(prior="isotropic"))  # looking costs too

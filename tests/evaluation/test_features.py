@@ -9,9 +9,7 @@ from spot.cli import main
 from spot.data.images import data_for
 from spot.errors import InputError
 from spot.evaluation.features import embed, read_features
-from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
-from tests.test_launchers import torchrun
 
 
 def nano_64():
@@ -35,15 +33,14 @@ def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
 
 
 @torch.no_grad()
-def test_they_are_those_of_evaluation_with_the_weights_of_the_budget(tmp_path):
-    model, base = (make_nano(img_size=64, global_pool="avg", seed=seed) for seed in (0, 1))
-    model.vit.fc_norm.weight.add_(1)  # the norm after the mean follows the budget too
+def test_they_are_those_of_evaluation(tmp_path):
+    model = make_nano(img_size=64, global_pool="avg")
+    model.vit.fc_norm.weight.add_(1)
     model.vit.blocks[0].drop_path1 = DropPath(0.9)
-    model.base, model.fewest = lambda: base, 2
     data = data_for(model, "scenes", limit=4)
     images = torch.stack([data[index][0] for index in range(4)])
-    suited = model.eval().suited(16)
-    pooled = suited.forward_head(suited.forward_features(images, model.place(images, tokens=16)), pre_logits=True)
+    model.eval()
+    pooled = model.forward_head(model.forward_features(images, model.place(images, tokens=16)), pre_logits=True)
     made = embed(model.train(), data, tmp_path / "f.safetensors", tokens=16)
     torch.testing.assert_close(made.features, pooled, atol=1e-5, rtol=1e-4)
     assert model.training
@@ -71,17 +68,6 @@ def test_a_run_that_was_killed_goes_on_and_writes_the_same_bytes(tmp_path, monke
     embed(model, data, tmp_path / "f.safetensors", **settings)
     assert batches == [3, 3, 3, 1]  # none twice
     assert (tmp_path / "f.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
-
-
-def test_two_processes_write_what_one_writes(tmp_path):
-    save_folder(nano_64(), tmp_path / "model")
-    command = ["embed", "scenes", "--model", str(tmp_path / "model"), "--limit", "6", "--tokens", "4", "--workers", "0"]
-    main([*command, "--out", str(tmp_path / "one.safetensors")])
-    said = torchrun(*command, "--out", tmp_path / "two.safetensors")
-    assert said.count("6 features of 32 numbers") == 1
-    one, two = (read_features(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
-    assert one.keys == two.keys
-    torch.testing.assert_close(one.features, two.features, atol=1e-6, rtol=1e-5)
 
 
 def test_folders_of_classes_that_the_model_does_not_have_are_embedded_too(tmp_path):

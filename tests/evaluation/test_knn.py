@@ -12,12 +12,13 @@ from spot.data.images import open_data
 from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
-from spot.evaluation.accuracy import Candidate, Setting, evaluate
+from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.knn import Bank, build_banks, classify, knn_rows
 from spot.hashes import hash_model
-from spot.models.patch_dropout import PatchDropout
+from spot.models.wrappers import PatchDropout
 from spot.placement.files import Placements
 from spot.placement.priors import PRIORS
+from tests.conftest import write_noise
 
 
 def at(*degrees: float) -> torch.Tensor:
@@ -147,8 +148,8 @@ def counted(nano):
     return count, seen
 
 
-def test_a_bank_holds_the_models_features_at_length_one(nano, tmp_path, write_images):
-    data = open_data(write_images(tmp_path / "images", 6), transform=evaluation_transform(nano.data_config))
+def test_a_bank_holds_the_models_features_at_length_one(nano, tmp_path):
+    data = open_data(write_noise(tmp_path / "images", 6), transform=evaluation_transform(nano.data_config))
     (bank,) = build_banks(nano, data, [Setting("isotropic", 4)], tmp_path / "cache")
     image, label, key = data[2]
     with torch.no_grad():
@@ -161,9 +162,9 @@ def test_a_bank_holds_the_models_features_at_length_one(nano, tmp_path, write_im
     assert bank.about["weights"] == hash_model(nano)
 
 
-def test_a_bank_is_made_once_for_the_same_model_placement_and_files(nano, counted, tmp_path, write_images):
+def test_a_bank_is_made_once_for_the_same_model_placement_and_files(nano, counted, tmp_path):
     transform, seen = counted
-    folder = write_images(tmp_path / "images", 6)
+    folder = write_noise(tmp_path / "images", 6)
 
     def build(*settings, limit=None):
         seen.clear()
@@ -181,39 +182,39 @@ def test_a_bank_is_made_once_for_the_same_model_placement_and_files(nano, counte
     assert build(Setting("uniform", 4)) == 6
 
 
-def test_the_models_own_budget_is_part_of_the_name(nano, tmp_path, write_images):
-    data = open_data(write_images(tmp_path / "images", 3), transform=evaluation_transform(nano.data_config))
+def test_the_models_own_budget_is_part_of_the_name(nano, tmp_path):
+    data = open_data(write_noise(tmp_path / "images", 3), transform=evaluation_transform(nano.data_config))
     for tokens in (4, 9):
         nano.tokens = tokens
         build_banks(nano, data, [Setting("isotropic")], tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "banks").iterdir())) == 2
 
 
-def test_banks_too_large_for_memory_are_made_one_after_the_other(nano, counted, tmp_path, write_images):
+def test_banks_too_large_for_memory_are_made_one_after_the_other(nano, counted, tmp_path):
     transform, seen = counted
-    data = open_data(write_images(tmp_path / "images", 6), transform=transform)
+    data = open_data(write_noise(tmp_path / "images", 6), transform=transform)
     settings = [Setting("uniform", tokens) for tokens in (1, 4, 9)]
     build_banks(nano, data, settings, tmp_path / "cache", memory=6 * 32 * 4 * 2)  # room for two
     assert len(seen) == 12
 
 
-def test_images_without_labels_make_no_bank(nano, tmp_path, write_images):
-    folder = write_images(tmp_path / "images", 1) / "0"
+def test_images_without_labels_make_no_bank(nano, tmp_path):
+    folder = write_noise(tmp_path / "images", 1) / "0"
     with pytest.raises(InputError, match="needs labels"):
         build_banks(
             nano, open_data(folder, transform=evaluation_transform(nano.data_config)), [Setting("center", 4)], tmp_path
         )
 
 
-def test_placements_of_other_images_make_no_bank(nano, tmp_path, write_images):
-    data = open_data(write_images(tmp_path / "images", 3), transform=evaluation_transform(nano.data_config))
+def test_placements_of_other_images_make_no_bank(nano, tmp_path):
+    data = open_data(write_noise(tmp_path / "images", 3), transform=evaluation_transform(nano.data_config))
     with pytest.raises(InputError, match="give a bank file"):
         build_banks(nano, data, [Setting(Placements(["a"], torch.rand(1, 4, 2)))], tmp_path / "cache")
 
 
-def test_images_are_their_own_nearest_neighbours(nano, tmp_path, write_images):
-    data = open_data(write_images(tmp_path / "images"), transform=evaluation_transform(nano.data_config))
-    settings = [Setting("uniform", 4, seed) for seed in (0, 1)] + [Candidate(PatchDropout(nano, 4), name="dropout")]
+def test_images_are_their_own_nearest_neighbours(nano, tmp_path):
+    data = open_data(write_noise(tmp_path / "images", 23), transform=evaluation_transform(nano.data_config))
+    settings = [Setting("uniform", 4, seed) for seed in (0, 1)] + [Setting(name="dropout", model=PatchDropout(nano, 4))]
     found = evaluate(nano, loader(data, 8), settings, features=True)
     banks = build_banks(nano, data, settings, tmp_path / "cache")
     first, second = knn_rows(found, banks, k=1)
@@ -223,8 +224,8 @@ def test_images_are_their_own_nearest_neighbours(nano, tmp_path, write_images):
     assert crossed < 100  # another seed's placements are other features
 
 
-def test_seeds_give_a_mean_and_a_deviation(nano, tmp_path, write_images):
-    data = open_data(write_images(tmp_path / "images", 4), transform=evaluation_transform(nano.data_config))
+def test_seeds_give_a_mean_and_a_deviation(nano, tmp_path):
+    data = open_data(write_noise(tmp_path / "images", 4), transform=evaluation_transform(nano.data_config))
     found = evaluate(nano, loader(data, 8), [Setting("uniform", 4, seed) for seed in (0, 1)], features=True)
     right = Bank(torch.nn.functional.normalize(found.features[0], dim=1), found.labels)
     wrong = Bank(torch.nn.functional.normalize(found.features[1], dim=1), found.labels.roll(1))

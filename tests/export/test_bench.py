@@ -1,71 +1,98 @@
-"""Runtimes timed in turns."""
+"""spot bench, on models small enough to time in no time. No absolute time is asserted."""
 
 import json
 
 import pytest
 
 from spot.cli import main
-from spot.export.bench import ratio, table_rows
+from spot.export.bench import Timed, accuracies, table_rows
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
 
 
+@pytest.fixture
+def folder(tmp_path):
+    save_folder(make_nano(), tmp_path / "nano")
+    return str(tmp_path / "nano")
+
+
+def rows_of(tmp_path, *given):
+    main(["bench", *given, "--rounds", "2", "--threads", "1", "--json", str(tmp_path / "out.json")])
+    return json.loads((tmp_path / "out.json").read_text())["rows"]
+
+
 def test_speed_ups_are_medians_of_paired_ratios_and_stand_beside_the_macs():
+    dense, few = Timed("vit", "plain", 196, None, 75.0, 86), Timed("vit", "spot", 25, None, 45.0, 10)
     seconds = {
         ("eager", 0): [0.008, 0.010, 0.020],
-        ("eager", 25): [0.004, 0.005, 0.020],
+        ("eager", 1): [0.004, 0.005, 0.020],
         ("onnx", 0): [0.004, 0.004, 0.004],
-        ("onnx", 25): [0.001, 0.001, 0.002],
+        ("onnx", 1): [0.001, 0.001, 0.002],
     }
-    plain, spot, _, onnx = table_rows(seconds, {0: 86.0, 25: 10.0}, 1, 2)
-    assert plain["speed-up"] == 1 and plain["method"] == "plain"
-    assert spot["speed-up"] == 2  # of 2, 2, 1
+    plain, spot, _, onnx = table_rows([dense, few], seconds, 2)
+    assert plain["speed-up"] == 1 and plain["accuracy"] == 75
+    assert (spot["low"], spot["speed-up"], spot["high"]) == (1.5, 2, 2)  # of 2, 2, 1
     assert spot["over fastest dense"] == pytest.approx(0.8)  # of 1, 0.8, 0.2
     assert onnx["speed-up"] == onnx["over fastest dense"] == 4
-    assert onnx["ms"] == 0.5  # of a batch of two
+    assert (onnx["ms"], onnx["ms low"], onnx["ms high"]) == (0.5, 0.5, 0.75)  # of a batch of two
     assert onnx["MAC ratio"] == 8.6
-    assert ratio([1, 2, 9], [1, 1, 1]) == 2
 
 
-def test_every_runtime_runs_the_plain_vit_and_every_budget(tmp_path):
-    model = make_nano()
-    save_folder(model, tmp_path / "model")
-    command = ["bench", str(tmp_path / "model"), "--runtime", "eager", "onnx", "onnx-int8", "--batch-size", "1"]
-    main([*command, "--tokens", "4", "9", "--rounds", "2", "--threads", "1", "--json", str(tmp_path / "out.json")])
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert [(row["runtime"], row["tokens"]) for row in rows] == [
-        (runtime, tokens) for runtime in ("eager", "onnx", "onnx-int8") for tokens in (None, 4, 9)
+METHODS = [("plain", 16), ("spot", 4), ("merged", 4), ("spot", 9), ("merged", 9)]
+
+
+@pytest.mark.parametrize(  # ONNX at one budget and batch size, because each is a file to export
+    "budgets, batches, runtimes", [((4, 9), (1, 2), ("eager",)), ((4,), (2,), ("eager", "onnx"))]
+)
+def test_every_runtime_runs_the_plain_vit_and_every_method(folder, tmp_path, capsys, budgets, batches, runtimes):
+    given = ("--tokens", *budgets, "--batch-size", *batches, "--runtime", *runtimes, "--baseline", "merged")
+    rows = rows_of(tmp_path, folder, *map(str, given), "--plot", str(tmp_path / "bench.png"))
+    methods = [each for each in METHODS if each[1] in (16, *budgets)]
+    assert [(row["batch"], row["method"], row["tokens"], row["runtime"]) for row in rows] == [
+        (batch, *each, runtime) for batch in batches for each in methods for runtime in runtimes
     ]
-    assert all(row["ms"] > 0 and row["speed-up"] > 0 for row in rows)
-    small, large = (row["MAC ratio"] for row in rows[1:3])
-    assert small > large > 1
+    assert all(row["ms low"] <= row["ms"] <= row["ms high"] and row["speed-up"] > 0 for row in rows)
+    few = next(row for row in rows if row["method"] == "spot")
+    assert few["MAC ratio"] == pytest.approx(rows[0]["GMACs"] / few["GMACs"])
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert "as fast" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("wrong", [("--rounds", "0"), ("--batch-size", "0")])
-def test_no_rounds_and_no_images_are_refused(tmp_path, capsys, wrong):
-    save_folder(make_nano(), tmp_path / "model")
-    with pytest.raises(SystemExit):
-        main(["bench", str(tmp_path / "model"), "--runtime", "eager", "--tokens", "4", *wrong])
-    assert "at least one round and batches of at least one image" in capsys.readouterr().err
+def test_budgets_are_by_default_parts_of_the_grid(folder, tmp_path):
+    rows = rows_of(tmp_path, folder, "--baseline", "plain", "--batch-size", "1")
+    assert [row["tokens"] for row in rows] == [16, 2, 4, 8, 16]
 
 
-def test_a_model_whose_windows_have_a_scale_is_timed_with_its_own_placement(tmp_path):
-    """As shipped retrofits have: fewer tokens come with a third column, the whole grid without."""
-    model = make_nano()
-    model.scale = "auto"
-    save_folder(model, tmp_path / "model")
-    command = [
-        "bench",
-        str(tmp_path / "model"),
-        "--runtime",
-        "eager",
-        "onnx",
-        "--batch-size",
-        "2",
-        "--tokens",
-        "4",
-        "16",
+def test_accuracy_is_the_card_s_and_another_timm_model_is_a_row_and_a_point(tmp_path):
+    known = accuracies("scenes-a")
+    given = ("--tokens", "9", "--batch-size", "1", "--baseline", "plain", "--against", "test_vit=41.5")
+    rows = rows_of(tmp_path, "scenes-a", *given, "--plot", str(tmp_path / "bench.png"))
+    assert [(row["model"], row["method"], row["accuracy"]) for row in rows] == [
+        ("scenes-a", "plain", known["plain", 64]),
+        ("scenes-a", "spot", known["spot", 9]),
+        ("test_vit", "timm", 41.5),
     ]
-    main([*command, "--batch-size", "2", "--rounds", "1", "--threads", "1", "--json", str(tmp_path / "out.json")])
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert [row["tokens"] for row in rows] == [None, 4, 16, None, 4, 16]
+    assert known["plain", 64] == known["spot", 64] > known["spot", 9]
+    assert (tmp_path / "bench.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--tokens", "17", "--baseline", "patch-dropout"], "at most the 16 patches"),
+        (["--tokens", "0"], "at least 1"),
+        (["--rounds", "0"], "at least one round and batches of at least one image"),
+        (["--batch-size", "0"], "at least one round and batches of at least one image"),
+        (["--device", "abacus"], "'abacus' cannot be used here"),
+        (["--prior", "isotopic"], "isotropic"),
+        (["vit_tiny_patch16_224"], "different sizes"),
+        (["--against", "vit_tiny_patch16_225"], "vit_tiny_patch16_224"),
+        (["--against", "test_vit=good"], "NAME=TOP1"),
+    ],
+)
+def test_bad_input_is_one_sentence(folder, given, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", folder, *given, *([] if "--baseline" in given else ["--baseline", "plain"])])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error

@@ -5,8 +5,10 @@ import torch
 
 import spot
 from spot.errors import InputError
-from spot.export.flat import flat_windows, scaled_flat_windows
+from spot.export.flat import FixedWindows, flat_windows, scaled_flat_windows
 from spot.export.graph import DenseGraph, Graph
+from spot.models.merging import Merging
+from spot.models.tome import ToMe
 from tests.conftest import make_nano
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
@@ -101,6 +103,31 @@ def test_gathered_windows_of_any_size_are_the_library_s_windows(size, largest):
     images, placed = pixels.permute(0, 3, 1, 2), with_sizes(positions, largest)
     expected = spot.windows(images.float(), placed, 8)
     torch.testing.assert_close(scaled_flat_windows(pixels, placed, 8, 4), expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(31, 45), (64, 32)])
+@pytest.mark.parametrize("largest", [1.0, 2.0])
+def test_windows_as_constants_are_the_library_s_windows(size, largest):
+    pixels, positions = bytes_and_positions(batch=3, size=size, tokens=11)
+    placed = with_sizes(positions[:1], largest) if largest > 1 else positions[:1]
+    expected = spot.windows(pixels.permute(0, 3, 1, 2).float(), placed.expand(3, -1, -1), 8)
+    torch.testing.assert_close(FixedWindows(placed[0], size, 8, 3)(pixels), expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@torch.no_grad()
+def test_merging_without_sorting_is_what_tome_merges(pool):
+    model = random_model("vit_tiny_patch16_224", depth=12, img_size=64, global_pool=pool, class_token=pool == "token")
+    pixels, _ = bytes_and_positions(batch=3, size=(64, 64))
+    images = normalised(model, pixels)
+    merging = Merging(model, 25)
+    assert sum(merging.schedule()) > 8
+    placement = merging.model.place(images)[0]
+    (logits,) = Graph(merging.model, positions=placement, merging=merging)(pixels)
+    torch.testing.assert_close(logits, merging(images), atol=2e-5, rtol=1e-4)
+    dense = ToMe(model, r=[0, 3, 0, 5, *[0] * 8])
+    (logits,) = DenseGraph(model, merging=dense)(pixels)
+    torch.testing.assert_close(logits, dense(images), atol=2e-5, rtol=1e-4)
 
 
 @torch.no_grad()

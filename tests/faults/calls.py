@@ -5,6 +5,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import spot
-from spot.cli import main, options_of
+from spot.cli import main
+from spot.commands import verb_function
 from spot.placement.priors import omega
 from tests.conftest import make_nano
 from tests.faults.harness import Tally
@@ -21,6 +23,14 @@ from tests.faults.harness import Tally
 SPECIAL = (0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, float("nan"), float("inf"))
 DTYPES = (torch.float32,) * 40 + (torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64)
 OTHERS = st.sampled_from([None, 0, -1, 3, 2.5, True, "x", "", b"x", [], [1.0], (), {}, object(), 10**20, float("nan")])
+
+
+def options_of(verb: str) -> set[str]:
+    """The names that a verb's arguments have in Python."""
+    names: set[str] = set()
+    for name, parameter in signature(verb_function(verb)).parameters.items():
+        names |= {name, *getattr(getattr(parameter.annotation, "__origin__", None), "__dataclass_fields__", {})}
+    return names
 
 
 @st.composite
@@ -145,10 +155,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # a call that is right and quick; PICTURE
     "retrofit": ("MODEL", "--recipe", "cls-in1k", "--data", "DATA", "--out", "OUT", "--dry-run", *SMALL),
     "finetune": ("MODEL", "--recipe", "finetune-small", "--data", "DATA", "--out", "OUT", "--dry-run", *SMALL),
     "pretrain": ("MODEL", "--recipe", "mae-in1k", "--data", "DATA", "--out", "OUT", "--dry-run", *SMALL),
-    "delta": ("MODEL", "--base", "MODEL", "--out", "OUT/d.safetensors"),
     "models": (),
-    "data": ("--out", "OUT"),
-    "completion": ("bash",),
 }
 OPTIONS = (
     *("--model", "--weights", "--tokens", "--prior", "--scale", "--saliency", "--seed", "--limit", "--split", "--fit"),

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from PIL import Image
 
+from paper.cache import Cache
 from spot.data.picture import open_image
-from spot.evaluation.cache import Cache
 from spot.evaluation.knn import Bank, classify
 from spot.hashes import hash_tensors
 from spot.models.checkpoints import load_file, read_state

@@ -14,7 +14,7 @@ from spot.data.loader import Loader, loader
 from spot.errors import InputError
 from spot.evaluation.compare import compare
 from spot.evaluation.knn import Bank
-from spot.models.checkpoints import describe
+from spot.models.checkpoints import model_config
 from spot.models.deltas import save_delta
 from spot.placement.oracle import frozen
 from spot.placement.priors import PRIORS
@@ -29,7 +29,7 @@ LABELS = torch.tensor([0, 1])
 def load_with_header(folder: Path, **changes) -> spot.SpotViT:
     """A saved model whose header says something else."""
     model, path = make_nano(), folder / "model.safetensors"
-    config = describe(model)
+    config = model_config(model)
     for part, values in changes.items():
         config[part] = {**config[part], **values} if isinstance(values, dict) else values
     write_tensors(path, model.state_dict(), "spot_vit", config)

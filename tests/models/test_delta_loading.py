@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 import spot
 from spot.errors import InputError
-from spot.models import checkpoints
+from spot.models import loading, shipped
 from spot.models.deltas import save_delta
 from tests.conftest import VIT_TINY
 
@@ -20,7 +20,8 @@ def retrofit(shared_data, vit_tiny, tmp_path, monkeypatch):
         trained.vit.blocks[0].mlp.fc1.weight += 0.01 * torch.randn_like(trained.vit.blocks[0].mlp.fc1.weight)
     path = tmp_path / f"{VIT_TINY}+spot.safetensors"
     save_delta(trained, base, path, base=VIT_TINY, method="float16", config={"tokens": 49, "prior": "center"})
-    monkeypatch.setattr(checkpoints, "built_in", lambda: {path.stem: path})
+    for module in (loading, shipped):
+        monkeypatch.setattr(module, "built_in", lambda: {path.stem: path})
     return trained, path
 
 

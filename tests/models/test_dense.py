@@ -60,7 +60,7 @@ def test_points_of_another_shape_are_refused():
 @torch.no_grad()
 def test_on_the_grid_the_map_is_the_grid_s_map():
     model = make_nano()
-    (features,) = model.forward_intermediates(images(), model.grid(images()), indices=1)
+    (features,) = model.token_features(images(), model.grid(images()), indices=1)
     assert torch.equal(model.to_map(features), features.tokens.transpose(1, 2).unflatten(2, (4, 4)))
 
 

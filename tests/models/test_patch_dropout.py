@@ -6,8 +6,7 @@ import torch
 
 import spot
 from spot.errors import InputError
-from spot.models.patch_dropout import PatchDropout
-from spot.models.plain import PlainViT
+from spot.models.wrappers import PatchDropout, PlainViT
 from tests.conftest import make_nano
 
 

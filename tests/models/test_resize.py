@@ -8,7 +8,6 @@ from torchvision.transforms.v2.functional import resize
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.models.baselines import BASELINES
-from spot.models.protocol import Placed
 from spot.models.resize import Resize, shrinkable, small_grid
 from tests.conftest import make_nano
 
@@ -55,7 +54,7 @@ def test_a_number_without_such_a_grid_is_refused_with_the_nearest():
 
 def test_it_costs_what_as_many_placed_tokens_cost():
     model = make_nano()
-    assert macs(BASELINES["resize"].build(model, 9)) == macs(Placed(model, 9))
+    assert macs(BASELINES["resize"].build(model, 9)) == macs(model.at(tokens=9))
 
 
 def test_budgets_that_have_a_smaller_image_are_those_that_build():

@@ -5,20 +5,15 @@ import math
 
 import pytest
 import torch
-from timm.models.vision_transformer import (
-    DiffParallelScalingBlock,
-    ParallelScalingBlock,
-    ParallelThingsBlock,
-    ResPostBlock,
-)
+from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock
 from torch.utils.flop_counter import FlopCounterMode
 
 import spot
 from spot.errors import InputError
-from spot.models.plain import PlainViT
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe, match
 from spot.models.tome_schedule import evenly
+from spot.models.wrappers import PlainViT
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import rotary_embedding
 from tests.conftest import make_nano
@@ -32,11 +27,6 @@ KINDS = {
     "mean pooling with the class token": {**SMALL, "global_pool": "avg", "pool_include_prefix": True},
     "attention pooling": {**SMALL, "global_pool": "map", "class_token": False},
     "stochastic depth": {**SMALL, "drop_path_rate": 0.5},
-    "post-norm": {**SMALL, "block_fn": ResPostBlock},
-    "differential attention": {**SMALL, "attn_layer": "diff"},
-    "parallel branches": {**SMALL, "block_fn": ParallelThingsBlock, "init_values": 0.3},
-    "MLP beside attention": {**SMALL, "block_fn": ParallelScalingBlock, "qk_norm": True},
-    "MLP beside differential attention": {**SMALL, "block_fn": DiffParallelScalingBlock},
 }
 ROTARY = {
     "eva02": "eva02_tiny_patch14_224",
@@ -64,23 +54,11 @@ def pictures(model: spot.SpotViT, batch: int = 2) -> torch.Tensor:
 
 def attention_half(block, x, repeated, first, given):
     """The block up to where tokens merge, on repeated tokens, of which one each is returned."""
-    if isinstance(block, (ParallelScalingBlock, DiffParallelScalingBlock)):
-        return block(x[:, repeated])[:, first]
-    if isinstance(block, ParallelThingsBlock):
-        return x + sum(branch(x[:, repeated])[:, first] for branch in block.attns)
-    if isinstance(block, ResPostBlock):
-        return x + block.norm1(block.attn(x[:, repeated])[:, first])
     y = block.attn(block.norm1(x)[:, repeated], **given)[:, first]
     return x + (block.ls1(y) if hasattr(block, "ls1") else y if block.gamma_1 is None else y * block.gamma_1)
 
 
 def mlp_half(block, x):
-    if isinstance(block, (ParallelScalingBlock, DiffParallelScalingBlock)):
-        return x
-    if isinstance(block, ParallelThingsBlock):
-        return x + sum(branch(x) for branch in block.ffns)
-    if isinstance(block, ResPostBlock):
-        return x + block.norm2(block.mlp(x))
     y = block.mlp(block.norm2(x))
     return x + (block.ls2(y) if hasattr(block, "ls2") else y if block.gamma_2 is None else y * block.gamma_2)
 
@@ -110,8 +88,7 @@ def slow_tome(model, image, positions, schedule):
         x = attention_half(block, x, repeated, first, given)
         for hook in hooks:
             hook.remove()
-        over_heads = 2 if isinstance(block, ParallelScalingBlock) else 1
-        keys = torch.stack([keys.mean(over_heads)[0] for keys in kept]).mean(0)[first][prefix:]
+        keys = kept[0].mean(1)[0][first][prefix:]
         pairs = []
         for a in range(0, len(members), 2):
             cosines = {b: float(torch.cosine_similarity(keys[a], keys[b], dim=0)) for b in range(1, len(members), 2)}
@@ -357,11 +334,9 @@ def test_a_refused_token_count_leaves_the_model_as_it_was():
     assert tome.tokens == 12
 
 
-def test_blocks_with_unknown_keys_are_refused():
-    class OtherAttention(torch.nn.Module):
-        pass
-
-    model = make_nano()
-    model.vit.blocks[1].attn = OtherAttention()
-    with pytest.raises(InputError, match="keys of OtherAttention"):
-        ToMe(model, r=1)
+@pytest.mark.parametrize(
+    "options", [{"block_fn": ResPostBlock}, {"block_fn": ParallelScalingBlock}, {"attn_layer": "diff"}]
+)
+def test_other_blocks_than_timms_standard_ones_are_refused(options):
+    with pytest.raises(InputError, match="timm's standard blocks, not in"):
+        ToMe(make_nano(**SMALL, **options), r=1)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from paper.backbone import vit_b16
 from spot.evaluation.cost import macs
 from spot.models.tome import ToMe
-from spot.models.tome_schedule import as_given, evenly, geometric, late, to_reach
-from spot.studies.backbone import vit_b16
+from spot.models.tome_schedule import as_given, evenly, geometric, in_few_blocks, late, to_reach
 from tests.conftest import make_nano
 
 
@@ -13,6 +13,13 @@ def test_a_geometric_schedule_keeps_its_share_until_its_floor():
     assert geometric(0.75, 30, 100, 6) == [25, 19, 14, 10, 2, 0]  # 75, 56, 42, 32, 30, 30
     assert geometric(0.3, 1, 20, 3) == [10, 5, 2]  # never more than half
     assert geometric(1.0, 1, 20, 3) == [0, 0, 0]
+
+
+def test_few_blocks_merge_the_same_number_a_quarter_to_two_thirds_of_the_way():
+    assert in_few_blocks(0.7, 37, 12) == [0, 0, 0, 6, 6, 0, 6, 0, 6, 0, 0, 0]  # 25.9 of 37, in four blocks
+    assert in_few_blocks(0.7, 100, 24) == [17 if block in (6, 8, 12, 16) else 0 for block in range(24)]
+    assert in_few_blocks(1.0, 10, 2) == [5, 2]  # blocks 0 and 1, never more than half
+    assert in_few_blocks(0.0, 10, 12) == [0] * 12
 
 
 def test_a_late_schedule_merges_nothing_at_first_and_then_as_much_in_every_block():

@@ -197,7 +197,8 @@ def test_a_file_that_is_no_image_stops_in_one_sentence_or_is_skipped(tmp_path, w
         return open_data(tmp_path / "data", transform=nano().transform(), unreadable=unreadable)
 
     with pytest.raises(
-        InputError, match=r"1\.png is not an image \(1\.png\); pass unreadable='skip' to go on without it$"
+        InputError,
+        match=r"1\.png is not an image \(1\.png\); unreadable='skip' \(--skip-unreadable\) goes on without it$",
     ):
         search_dataset(nano(), folder("stop"), tmp_path / "a.safetensors", **options)
     data = folder("skip")

@@ -32,6 +32,12 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]
 
 
+def test_a_repr_says_how_much_there_is_in_a_line():
+    assert repr(placements(["a", "b"])) == "Placements(2 images, 4 tokens, 2 steps)"
+    result = spot.SearchResult(torch.rand(2, 6, 9, 3), torch.ones(2, 6), torch.rand(2, 6, 5), torch.zeros(2), None)
+    assert repr(result) == "SearchResult(2 images, 9 tokens, 5 steps, mean loss 1.000 → 1.000)"
+
+
 def test_the_file_can_be_read_without_this_package(tmp_path):
     placements(["a.jpg", "b.jpg"], steps=0).save(tmp_path / "p.safetensors")
     with safe_open(tmp_path / "p.safetensors", "pt") as file:

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from spot.placement.map_cost import ABOUT, map_macs, onnx_macs
-from spot.placement.map_files import describe
+from spot.placement.map_files import ABOUT, check_method, map_macs, onnx_macs
 
 
 def small_graph(path):
@@ -38,12 +37,12 @@ def test_multiply_adds_of_a_graph_are_those_counted_by_hand(tmp_path):
 
 
 def test_a_folder_of_maps_remembers_what_one_cost(tmp_path):
-    describe(tmp_path, "spectral", None)
+    check_method(tmp_path, "spectral", None)
     assert map_macs(tmp_path) == map_macs("spectral") < 2_000_000  # a thousandth of a ViT-Ti
-    describe(tmp_path, "spectral", None)  # more maps of the same kind
+    check_method(tmp_path, "spectral", None)  # more maps of the same kind
     (tmp_path / ABOUT).write_text(json.dumps({"method": "spectral", "prompt": None}))  # as older versions wrote it
     assert map_macs(tmp_path) is None
-    describe(tmp_path, "spectral", None)
+    check_method(tmp_path, "spectral", None)
     assert map_macs(tmp_path) == map_macs("spectral")
 
 

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 import spot
 from spot.errors import InputError
 from spot.evaluation.cost import macs
-from spot.models.protocol import Placed
-from spot.placement.policy import LOOKS, Policy, between, load_policy
+from spot.models.family import hash_weights
+from spot.placement.policy import KEY, LOOKS, Policy, between
 from spot.placement.priors import focus, isotropic, spread
+from spot.store import read_tensors, write_tensors
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +25,15 @@ def images():
     return torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
-def random_policy(model, look, **options):
+def new_policy(model, **options):
+    return Policy(model.patch_size, about={"model": model.name, "hash": hash_weights(model)}, **options)
+
+
+def random_policy(model, look="thumbnail", **options):
     """A policy whose map is not flat."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        policy = Policy(model, look, **options)
+        policy = new_policy(model, look=look, **options)
         for weight in policy.look.parameters():
             torch.nn.init.normal_(weight, std=0.3)
     return policy
@@ -51,7 +56,7 @@ def test_maps_are_densities_over_any_shape_of_image(model, look):
 
 
 def test_a_new_policy_has_a_flat_map_and_is_isotropic(model, images):
-    torch.testing.assert_close(Policy(model)(images, 16), isotropic(images, 16))
+    torch.testing.assert_close(new_policy(model)(images, 16), isotropic(images, 16))
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -63,7 +68,7 @@ def test_with_as_many_tokens_as_cells_a_policy_is_the_grid(model, images, look):
 def test_tokens_go_where_the_map_is(model, images):
     maps = torch.full((3, 16, 16), 1e-6)
     maps[0, :8, :8] = maps[1, 8:, :8] = maps[2, 8:, 8:] = 1 / 64
-    positions = Policy(model, strength=0.9).place(maps, images, 16)
+    positions = new_policy(model, strength=0.9).place(maps, images, 16)
     corners = torch.tensor([[0.25, 0.25], [0.75, 0.25], [0.75, 0.75]])
     near = ((positions - corners[:, None]).abs() < 0.25).all(-1).sum(1)
     # By hand: strength fades to 0.9 · (1 − 16 / 64) = 0.675, and a quarter of the rest of the area is there too.
@@ -99,7 +104,7 @@ def test_positions_have_a_gradient_in_the_map(images):
 def test_sizes_are_smaller_where_the_map_is_high(model, images):
     maps = torch.full((3, 16, 16), 1e-6)
     maps[:, :8] = 1 / 128
-    positions = Policy(model, strength=0.6, sizes=1.0).place(maps, images, 9)
+    positions = new_policy(model, strength=0.6, sizes=1.0).place(maps, images, 9)
     top = positions[..., 0] < 0.5
     assert positions.shape == (3, 9, 3)
     assert positions[top][:, 2].max() < positions[~top][:, 2].min()
@@ -114,32 +119,55 @@ def test_a_policy_is_a_prior_by_itself_by_name_and_by_file(model, images, tmp_pa
     own.prior = policy
     torch.testing.assert_close(own.place(images), expected)
     assert not own.random
-    own.prior, own.policy = "learned", policy
-    torch.testing.assert_close(own.place(images, keys=["a", "b", "c"]), expected)
-    torch.testing.assert_close(own.place(images, prior=str(tmp_path / "p.safetensors")), expected)
-    own.policy = tmp_path / "p.safetensors"
-    torch.testing.assert_close(own.place(images), expected)
+    assert own.prior == "learned" and own.policy is policy and "prior" not in dict(own.named_children())
+    own.prior, own.policy = "isotropic", None
+    torch.testing.assert_close(own.place(images, keys=["a", "b", "c"], prior=policy), expected)
+    own.policy = spot.load_policy(tmp_path / "p.safetensors", own)
+    torch.testing.assert_close(own.place(images, prior="learned"), expected)
+    own.save_pretrained(tmp_path / "model")
+    loaded = spot.load(tmp_path / "model", prior=tmp_path / "p.safetensors", tokens=9)
+    torch.testing.assert_close(loaded.place(images), expected)
+
+
+class Corner(torch.nn.Module):
+    """A prior of one's own with weights: all tokens at one learned place."""
+
+    def __init__(self):
+        super().__init__()
+        self.place = torch.nn.Parameter(torch.tensor([0.25, 0.75]))
+
+    def forward(self, images, tokens, generator=None):
+        return self.place.expand(len(images), tokens, 2)
+
+
+def test_a_prior_that_is_a_module_becomes_a_part_of_the_model_and_learns_with_it(model, images):
+    own = copy.deepcopy(model)
+    own.prior = Corner()
+    own(images, tokens=5).sum().backward()
+    assert own.policy.place.grad.abs().sum() > 0 and "policy.place" in own.state_dict()
+    with pytest.raises(InputError, match="only a Policy can be saved, got Corner"):
+        own.save_pretrained("nowhere")
 
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_what_is_saved_is_what_is_loaded(model, images, look, tmp_path):
-    policy = random_policy(model, look, side=3 if look == "tokens" else 32, strength=0.5, fewest=6)
+    policy = random_policy(model, look, side=24, strength=0.5, min_tokens=6)
     policy.save(tmp_path / "p.safetensors")
-    again = load_policy(tmp_path / "p.safetensors", model)
+    again = spot.load_policy(tmp_path / "p.safetensors", model)
     torch.testing.assert_close(again(images, 8), policy(images, 8), rtol=0, atol=0)
     assert again.describe() == policy.describe()
 
 
 def test_a_policy_goes_to_disk_and_comes_back_with_its_model(model, images, tmp_path):
     own = copy.deepcopy(model)
-    own.policy, own.prior, own.tokens = random_policy(own, "tokens"), "learned", 9
+    own.policy, own.prior, own.tokens = random_policy(own), "learned", 9
     own.save_pretrained(tmp_path / "model")
     again = spot.load(tmp_path / "model")
     torch.testing.assert_close(again(images), own(images))
 
 
 def test_the_cost_of_looking_is_counted(model, images):
-    plain, looking = (macs(Placed(model, 9, prior)) for prior in ("isotropic", Policy(model, side=32)))
+    plain, looking = (macs(model.at(tokens=9, prior=prior)) for prior in ("isotropic", new_policy(model, side=32)))
     # By hand, width 32: two strided convolutions, one to 4 × 4, three blocks of 64 and one of 32 channels, head.
     first = 16 * 16 * 27 * 16 + 8 * 8 * (16 * 9) * 32 + 4 * 4 * (32 * 9) * 64
     blocks = 3 * 16 * (64 * 25 + 2 * 64 * 128) + 64 * (32 * 25 + 2 * 32 * 64)
@@ -162,22 +190,28 @@ def test_interpolation_is_that_of_torch(rows, columns):
 
 
 def test_bad_input_is_one_sentence(model, images, tmp_path):
-    policy = Policy(model)
+    policy = new_policy(model)
     policy.save(tmp_path / "p.safetensors")
     with pytest.raises(InputError, match="trained for 4 tokens and more, got 3"):
         policy(images, 3)
     with pytest.raises(InputError, match="smaller than one token"):
         policy(torch.randn(1, 3, 4, 4), 9)
     with pytest.raises(InputError, match=r"is a policy for .* but this model is"):
-        load_policy(tmp_path / "p.safetensors", spot.load("scenes-b"))
-    with pytest.raises(InputError, match="has no learned prior yet"):
+        spot.load_policy(tmp_path / "p.safetensors", spot.load("scenes-b"))
+    with pytest.raises(InputError, match=r"has no learned prior; train one .* or load it with its policy's file"):
         model.place(images, prior="learned")
     with pytest.raises(InputError, match="missing"):
-        model.place(images, prior=str(tmp_path / "none.safetensors"))
+        spot.load("scenes-a", prior=str(tmp_path / "none.safetensors"))
+    with pytest.raises(InputError, match="is the file of a policy; load it"):
+        model.place(images, prior=str(tmp_path / "p.safetensors"))
     model.save_pretrained(tmp_path / "m")
     with pytest.raises(InputError, match="not a policy"):
-        load_policy(tmp_path / "m" / "model.safetensors", model)
+        spot.load_policy(tmp_path / "m" / "model.safetensors", model)
     with pytest.raises(InputError, match="no look 'eye'"):
-        Policy(model, "eye")
+        Policy(8, "eye")
     with pytest.raises(InputError, match="share of importance"):
-        Policy(model, strength=1.0)
+        Policy(8, strength=1.0)
+    state, about = read_tensors(tmp_path / "p.safetensors", KEY, "a policy")
+    write_tensors(tmp_path / "old.safetensors", state, KEY, {**about, "look": "tokens"})
+    with pytest.raises(InputError, match=r"its look 'tokens' was removed in version 0.3; train it again"):
+        spot.load_policy(tmp_path / "old.safetensors", model)

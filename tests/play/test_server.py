@@ -159,7 +159,7 @@ def test_what_is_no_image_or_too_large_is_refused_in_a_sentence(served, data, se
         ({"kind": "predict", "positions": [[0.5, 0.5]], "model": "/etc/passwd"}, "no model"),
         ({"kind": "place", "tokens": 10_000, "prior": "center", "seed": 0}, "from 1 to 1024"),
         ({"kind": "place", "tokens": 4, "prior": "centre", "seed": 0}, "did you mean 'center'"),
-        ({"kind": "place", "tokens": 4, "prior": "learned", "seed": 0}, "has no learned prior yet"),
+        ({"kind": "place", "tokens": 4, "prior": "learned", "seed": 0}, "has no learned prior"),
         ({"kind": "place", "tokens": 4, "prior": "/etc/a.safetensors", "seed": 0}, "no prior '/etc/a.safetensors'"),
         ({"kind": "search", "positions": [[0.5, 0.5]], "objective": "descent", "preset": "paper"}, "needs a label"),
         ({"kind": "search", "positions": [[0.5, 0.5]], "objective": "up", "preset": "paper"}, "no objective"),
@@ -218,7 +218,7 @@ def test_the_control_moves_as_far_as_the_search_and_keeps_its_last_sizes(served)
 
 
 def test_the_picture_is_the_one_that_spot_search_draws(served, tmp_path):
-    from spot.evaluation.photos import search_figure, search_photos
+    from spot.evaluation.searches import search_figure, search_photos
     from spot.plots import save
 
     photo = tmp_path / "photo.png"

@@ -9,12 +9,13 @@ from spot.plots import save
 from spot.plots.placements import (
     AWAY,
     TOWARDS,
+    covered,
     draw_image,
     draw_paths,
+    draw_sizes,
     magnification,
     placement_figure,
     placement_gallery,
-    seen,
 )
 
 
@@ -24,7 +25,7 @@ def trajectory(*steps):
 
 
 def test_the_pixels_a_window_shows_are_those_under_it():
-    shown = seen(torch.zeros(3, 10, 20), torch.tensor([[0.5, 0.25], [0.0, 1.0]]), 4)
+    shown = covered(torch.zeros(3, 10, 20), torch.tensor([[0.5, 0.25], [0.0, 1.0]]), 4)
     expected = torch.zeros(10, 20)
     expected[3:7, 3:7] = 1  # centred at y = 5, x = 5
     expected[:2, 18:] = 1  # what is in the image of a window on its corner
@@ -97,3 +98,14 @@ def test_a_gallery_has_a_panel_per_image_and_none_empty():
 def test_a_gallery_needs_a_trajectory_for_each_image():
     with pytest.raises(InputError, match="one trajectory"):
         placement_gallery(torch.rand(2, 3, 8, 8), torch.rand(3, 2, 4, 2))
+
+
+def test_sizes_are_outlined_where_they_change_along_the_path():
+    axes = Figure().subplots()
+    steps = torch.tensor([[[0.5, 0.5, 1.0]], [[0.5, 0.5, 2.0]], [[0.5, 0.6, 4.0]]])
+    draw_sizes(axes, torch.zeros(3, 100, 100), steps, 16, times=2)
+    outlines = [each.get_paths()[0].get_extents() for each in axes.collections[1::2]]  # each on a pale edge
+    assert [outline.width for outline in outlines] == pytest.approx([16, 32, 64])
+    assert outlines[-1].x0 + 32 == pytest.approx(70)  # 10 pixels to the right, drawn twice as far
+    draw_sizes(unsized := Figure().subplots(), torch.zeros(3, 100, 100), steps[..., :2], 16)
+    assert not unsized.collections

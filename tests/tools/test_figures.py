@@ -34,13 +34,13 @@ def test_a_photograph_has_the_grid_the_windows_what_they_cover_and_three_answers
 
 def test_the_gallery_shows_every_prior_and_the_ways_of_tokens(model, monkeypatch):
     monkeypatch.setattr(figures, "STEPS", 2)
-    places, ways = figures.gallery(model, [figures.IMAGES / "photos" / "cat.jpg"]).subfigs
+    places, ways, worse = figures.gallery(model, model, [figures.IMAGES / "photos" / "cat.jpg"]).subfigs
     assert [axes.get_title().split(":")[0] for axes in places.axes] == list(figures.PRIORS)
     assert [axes.get_title().split(":")[0] for axes in ways.axes] == [
         f"from {prior}" for prior in ("isotropic", "center", "salient", "focus")
     ]
     moved = [axes for axes in ways.axes if any(isinstance(each, LineCollection) for each in axes.collections)]
-    assert moved
+    assert moved and len(worse.axes) == 1
 
 
 def test_a_wide_photograph_is_whole_only_where_it_is_asked_for(model):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from spot.options import TrainOptions
 from spot.training.loop import Trainer
-from spot.training.options import Options
 from spot.training.recipes import RECIPES, Recipe, override
 from spot.training.run import run
 from tests.conftest import make_nano
@@ -26,7 +26,7 @@ OWN = {
         "shares": (1.0,),
         "weights": (1.0,),
         "head_rate": 1.0,
-        "fewest": 4,
+        "min_tokens": 4,
         "priors": ("isotropic", "sobol"),
     },
     "cls-in1k": {},
@@ -54,7 +54,7 @@ def make_images(folder: Path, classes: int = 10, each: int = 3) -> Path:
 
 def small_run(name: str, data: Path, out: Path, options: dict | None = None, **changes):
     given = {"data": str(data), "out": out, "checkpoint_minutes": 0.0, **(options or {})}
-    return run(make_nano(), small_recipe(name, **changes), Options(**given))
+    return run(make_nano(), small_recipe(name, **changes), TrainOptions(**given))
 
 
 @contextmanager

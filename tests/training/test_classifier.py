@@ -4,8 +4,8 @@ import torch
 import spot
 from spot.data.images import data_for
 from spot.errors import InputError
-from spot.training.classifier import for_data, with_classifier
-from spot.training.options import Options
+from spot.options import TrainOptions
+from spot.training.fresh import for_data, with_classifier
 from tests.conftest import make_nano
 from tests.training.small_run import make_images, small_recipe
 
@@ -23,7 +23,7 @@ def test_mean_pooling_normalises_the_mean_of_the_placed_tokens():
     model = make_nano()
     new = with_classifier(model, 5, "avg")
     positions = torch.rand(2, 7, 2, generator=torch.Generator().manual_seed(1))
-    last = model.forward_intermediates(IMAGES, positions, indices=1)[0]
+    last = model.token_features(IMAGES, positions, indices=1)[0]
     mean = last.tokens.mean(1)
     by_hand = (mean - mean.mean(1, keepdim=True)) / (mean.var(1, keepdim=True, unbiased=False) + 1e-6).sqrt()
     pooled = new.forward_head(new.forward_features(IMAGES, positions), pre_logits=True)
@@ -48,7 +48,7 @@ def classes_of(folder, *names):
         make_images(folder / name, classes=1, each=1)
         (folder / name / "0" / "0.png").rename(folder / name / "0.png")
         (folder / name / "0").rmdir()
-    return Options(data=str(folder), out=folder)
+    return TrainOptions(data=str(folder), out=folder)
 
 
 def test_class_names_come_from_the_folders_and_are_saved_with_the_model(tmp_path):
@@ -72,7 +72,7 @@ def test_class_names_come_from_the_folders_and_are_saved_with_the_model(tmp_path
 def test_without_classes_there_is_nothing_to_fine_tune_for(tmp_path):
     flat = make_images(tmp_path / "flat", classes=1, each=1) / "0"
     with pytest.raises(InputError, match="one folder per class is needed"):
-        for_data(make_nano(), small_recipe("finetune-small"), Options(data=str(flat), out=tmp_path))
+        for_data(make_nano(), small_recipe("finetune-small"), TrainOptions(data=str(flat), out=tmp_path))
 
 
 def test_an_eva_is_refused():

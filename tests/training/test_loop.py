@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 import spot
 from spot.errors import InputError
 from spot.hashes import hash_model
+from spot.options import TrainOptions
 from spot.training.loop import steps_in
-from spot.training.options import Options
 from spot.training.recipes import RECIPES
 from spot.training.run import run
 from tests.conftest import make_nano
@@ -32,8 +32,8 @@ def data(tmp_path_factory) -> Path:
     return make_images(tmp_path_factory.mktemp("images") / "all")
 
 
-def program(*launcher: str, **arguments) -> list[str]:
-    return [sys.executable, *launcher, "-m", "tests.training.small_run", json.dumps(arguments, default=str)]
+def program(**arguments) -> list[str]:
+    return [sys.executable, "-m", "tests.training.small_run", json.dumps(arguments, default=str)]
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -42,15 +42,15 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if not name.startswith("scenes")])
 def test_every_recipe_learns_and_leaves_a_model_log_and_plot(name, data, tmp_path):
-    options = {} if name == "mae-in1k" else {"val": str(data)}
-    changes = {"epochs": 8.0, "mixup": 0.0, "cutmix": 0.0, "randaug": None, "lr": 3e-3, "crop_scale": (0.9, 1.0)}
+    options = {"checkpoint_minutes": 60.0} | ({} if name == "mae-in1k" else {"val": str(data)})
+    changes = {"epochs": 4.0, "mixup": 0.0, "cutmix": 0.0, "randaug": None, "lr": 3e-3, "crop_scale": (0.9, 1.0)}
     small_run(name, data, tmp_path / "run", options, **changes)
     rows = list(csv.DictReader((tmp_path / "run" / "log.csv").open()))
-    assert len(rows) == 8
+    assert len(rows) == 4
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
     assert (tmp_path / "run" / "log.png").stat().st_size > 1000
     assert spot.load(tmp_path / "run" / "model").num_classes == 10
-    if options:
+    if "val" in options:
         assert 0 <= float(rows[-1]["val_16"]) <= 100
 
 
@@ -87,20 +87,6 @@ def test_stopped_and_resumed_is_bit_identical_for_other_objectives(name, data, t
     small_run(name, data, tmp_path / "cut", {"workers": 1})
     first, second = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_two_processes_with_half_the_batch_match_one(data, tmp_path):
-    changes = {"mix_share": 0.0, "epochs": 2.0, "ema": 0.0}
-    small_run("distil", data, tmp_path / "one", **changes)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29571")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = program(*launcher, name="distil", data=data, out=tmp_path / "two", **changes)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
-    assert max((first[name] - second[name]).abs().max() for name in first) < 1e-4
-    rows = [list(csv.DictReader((tmp_path / each / "log.csv").open()))[-1] for each in ("one", "two")]
-    assert float(rows[0]["loss"]) == pytest.approx(float(rows[1]["loss"]), rel=1e-5)
 
 
 def test_accumulated_parts_are_the_whole_batch(data, tmp_path):
@@ -169,7 +155,7 @@ def test_a_folder_is_not_continued_under_another_recipe(changed, sentence, data,
 
 def test_a_folder_is_continued_when_only_the_words_about_the_recipe_changed(data, tmp_path):
     recipe = small_recipe("distil", epochs=1.0)
-    options = Options(data=str(data), out=tmp_path / "run")
+    options = TrainOptions(data=str(data), out=tmp_path / "run")
     first = run(make_nano(), recipe, options)
     kept = json.loads((options.out / "run.json").read_text())["settings"]["recipe"]
     assert kept["name"] == "distil"  # the study of retrofits shows it

@@ -1,7 +1,6 @@
 import torch
 
-from spot.training.muon import Muon, orthogonal
-from spot.training.optim import build_optimizer
+from spot.training.optim import Muon, build_optimizer, orthogonal
 from spot.training.recipes import find_recipe
 from tests.conftest import make_nano
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from spot.draws import Draw, generator
 from spot.errors import InputError
 from spot.training.batches import Part
-from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, gathered, sample_map
+from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, around_object, sample_map
 from spot.training.recipes import RECIPES
 from tests.conftest import make_nano
 from tests.placement.test_policy import random_policy
@@ -63,7 +63,7 @@ def test_the_share_asked_for_stands_around_the_object_and_the_rest_anywhere():
     centers = torch.rand(64, 2, generator=torch.Generator().manual_seed(1))
     part = Part(3, 0, 64, images, torch.zeros(64, dtype=torch.int64), centers=centers)
     even = 0.1 + 0.8 * torch.rand(64, 40, 2, generator=torch.Generator().manual_seed(2))
-    moved = gathered(even, images, part, 0.75, seed=0)
+    moved = around_object(even, images, part, 0.75, seed=0)
     assert torch.equal(moved[:, 30:], even[:, 30:]) and moved.min() > 0 and moved.max() < 1
     pixels = 192 * (moved[:, :30].amax(1) - moved[:, :30].amin(1))
     assert pixels.min() > 20 and pixels.max() < 96
@@ -71,11 +71,11 @@ def test_the_share_asked_for_stands_around_the_object_and_the_rest_anywhere():
     inner = (centers - 0.5).abs().amax(1) < 0.2  # elsewhere the square is moved into the frame
     assert 192 * (middle - centers)[inner].abs().max() < 96 / 6 + 10
     two = [part._replace(first=at, images=images[:32], centers=centers[at : at + 32]) for at in (0, 32)]
-    halves = [gathered(even[one.first : one.first + 32], one.images, one, 0.75, seed=0) for one in two]
+    halves = [around_object(even[one.first : one.first + 32], one.images, one, 0.75, seed=0) for one in two]
     assert torch.equal(torch.cat(halves), moved)
-    assert torch.equal(gathered(even, images, part, 0.0, seed=0), even)
+    assert torch.equal(around_object(even, images, part, 0.0, seed=0), even)
     with pytest.raises(InputError, match="where it is known: in scenes"):
-        gathered(even, images, part._replace(centers=None), 0.5, seed=0)
+        around_object(even, images, part._replace(centers=None), 0.5, seed=0)
 
 
 def test_mixing_changes_images_the_same_way_every_time():
@@ -251,7 +251,7 @@ def test_weights_that_follow_the_budget_are_trained_as_they_are_used():
         base = dict(teacher.named_parameters())[name].detach()
         parameter.data = base + share * (parameter.detach() - base)
     expected = Distil(by_hand, small_recipe("distil", **one), teacher)(WHOLE).loss
-    loss = Distil(student, small_recipe("distil", **one, fewest=4), teacher)(WHOLE).loss
+    loss = Distil(student, small_recipe("distil", **one, min_tokens=4), teacher)(WHOLE).loss
     torch.testing.assert_close(loss, expected)
     loss.backward()
     expected.backward()
@@ -260,20 +260,18 @@ def test_weights_that_follow_the_budget_are_trained_as_they_are_used():
 
 
 def test_on_the_grid_such_weights_have_nothing_to_learn_and_no_pass_is_made():
-    alone = distil(budgets=((16,), (6,)), shares=(1.0, 1.0), weights=(1.0, 1.0), fewest=4)
-    beside = distil(budgets=((6,),), shares=(1.0,), weights=(1.0,), fewest=4)
+    alone = distil(budgets=((16,), (6,)), shares=(1.0, 1.0), weights=(1.0, 1.0), min_tokens=4)
+    beside = distil(budgets=((6,),), shares=(1.0,), weights=(1.0,), min_tokens=4)
     assert 0 < alone(WHOLE).loss < beside(WHOLE).loss
     alone.model.set_grad_checkpointing()
     with pytest.raises(InputError, match="checkpointing"):
         alone(WHOLE)
-    with pytest.raises(InputError, match="leave fewest out"):
-        distil(view="tome", fewest=4)
 
 
 def test_tokens_can_be_where_the_policy_looks_in_each_image_of_a_part():
     model, one = make_nano(), {"budgets": ((6,),), "shares": (1.0,), "weights": (1.0,)}
     recipe = small_recipe("distil", **one, priors=("learned",), jitter=0.0)
-    with pytest.raises(InputError, match="has no learned prior yet"):
+    with pytest.raises(InputError, match="has no learned prior"):
         Distil(model, recipe)
     model.policy = random_policy(model, "thumbnail", side=8)
     objective = Distil(model, recipe)

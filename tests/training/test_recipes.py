@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from spot.errors import InputError
-from spot.training.recipes import RECIPES, Distil, find_recipe, override
+from spot.training.recipes import RECIPES, DistilRecipe, find_recipe, override
 
 # tab:all_config, typed from the paper: the three columns. Its sampler is not here: see the test below.
 TABLE = """
@@ -157,4 +157,4 @@ def test_a_recipe_made_in_python_is_checked_too():
 def test_an_unknown_recipe_suggests_the_near_one():
     with pytest.raises(InputError, match="'distil'"):
         find_recipe("distill")
-    assert isinstance(find_recipe("distil"), Distil)
+    assert isinstance(find_recipe("distil"), DistilRecipe)

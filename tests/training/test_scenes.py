@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from spot.errors import InputError
+from spot.options import TrainOptions
 from spot.training.batches import Share, parts
-from spot.training.classifier import for_data
-from spot.training.fresh import fresh
+from spot.training.fresh import for_data, fresh
 from spot.training.objectives import Supervised
-from spot.training.options import Options
 from spot.training.recipes import SCENES, find_recipe, override
 from spot.training.run import plan_of, run, training_images
 from tests.training.small_run import interrupted_after
@@ -27,8 +26,8 @@ def rotary(**options):
     return fresh("vit_small_patch16_rope_224", {**SHAPE, "init_values": 1.0, **options})
 
 
-def options(out, **changes) -> Options:
-    return Options(**{"data": "scenes", "out": out, "limit": 16, **changes})
+def options(out, **changes) -> TrainOptions:
+    return TrainOptions(**{"data": "scenes", "out": out, "limit": 16, **changes})
 
 
 @pytest.mark.parametrize("recipe", SCENES, ids=[recipe.name for recipe in SCENES])

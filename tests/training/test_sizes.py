@@ -1,4 +1,4 @@
-"""Distillation with windows of several sizes, and its two controls."""
+"""Distillation with windows of several sizes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from spot.errors import InputError
-from spot.models.tome import ToMe
+from spot.options import TrainOptions
 from spot.training.batches import Part
 from spot.training.objectives import Distil, sample_map
-from spot.training.options import Options
 from spot.training.recipes import RECIPES, override
 from spot.training.run import training_images
 from tests.conftest import make_nano
@@ -68,27 +67,11 @@ def test_the_target_of_a_large_window_is_the_mean_of_the_map_over_it():
     torch.testing.assert_close(even, torch.ones(1, 4, 3))
 
 
-@pytest.mark.parametrize("changes", [{}, {"view": "dropout", "sizes": None}, {"view": "resize", "sizes": None}])
-def test_the_loss_has_gradients_with_every_view(changes):
-    distil = objective(**changes)
+def test_the_loss_has_gradients():
+    distil = objective()
     loss = distil(part()).loss
     loss.backward()
     assert loss.isfinite() and distil.model.vit.blocks[0].mlp.fc1.weight.grad.abs().sum() > 0
-
-
-def test_dropout_keeps_different_patches_of_the_grid():
-    positions = objective(view="dropout", sizes=None).place(part().images, 1, part())
-    cells = {tuple(each) for each in make_nano().grid().tolist()}
-    assert positions.shape == (4, 9, 2)
-    assert all(tuple(each) in cells for image in positions.tolist() for each in image)
-    assert all(len({tuple(each) for each in image}) == 9 for image in positions.tolist())
-
-
-def test_resize_shows_the_grid_of_a_smaller_image():
-    distil = objective(view="resize", sizes=None)
-    positions = distil.place(part().images, 1, part())
-    assert positions.shape == (4, 9, 3)
-    assert positions[0, 0].tolist() == pytest.approx([1 / 6, 1 / 6, 4 / 3])
 
 
 def test_a_retrofit_with_sizes_places_at_scale_auto():
@@ -98,19 +81,15 @@ def test_a_retrofit_with_sizes_places_at_scale_auto():
     assert distil.finish(distil.model).scale is None
 
 
-def test_views_and_sizes_that_do_not_go_together_are_named():
+def test_a_deviation_of_sizes_is_at_least_0():
     recipe = RECIPES["distil-sizes"]
-    with pytest.raises(InputError, match="leave sizes out"):
-        replace(recipe, view="dropout")
-    with pytest.raises(InputError, match="square number of tokens, but a budget is 10"):
-        replace(recipe, view="resize", sizes=None, budgets=((10,), (9,), (4,), (16,)))
     with pytest.raises(InputError, match="at least 0"):
         replace(recipe, sizes=-1.0)
 
 
 def test_images_that_a_file_names_are_never_trained_on(tmp_path):
     make_images(tmp_path / "images")
-    asked = Options(data=str(tmp_path / "images"), out=tmp_path / "run")
+    asked = TrainOptions(data=str(tmp_path / "images"), out=tmp_path / "run")
     every = training_images(make_nano(), small_recipe("distil"), asked).keys
     (tmp_path / "aside.txt").write_text(f"{every[2]}\n{every[7]}\n")
     left = training_images(make_nano(), small_recipe("distil"), replace(asked, leave_out=tmp_path / "aside.txt"))
@@ -126,18 +105,3 @@ def test_images_that_a_file_names_are_never_trained_on(tmp_path):
 def test_the_list_of_images_set_aside_has_one_of_each_of_500_classes():
     names = (Path(__file__).parents[2] / "tools" / "set_aside.txt").read_text().split()
     assert len(names) == len({name.split("/")[0] for name in names}) == 500
-
-
-def test_merging_is_taught_at_the_cost_of_the_budget():
-    distil, step = objective(view="tome", sizes=None, features=1.0), part()
-    kept = distil.predict(distil._teacher[0], step.images, distil.model.grid(step.images))
-    merged = distil.merge(step.images, 9)
-    expected = ToMe.matching(make_nano(), 9)
-    torch.testing.assert_close(merged.logits, expected(step.images))
-    assert not torch.allclose(merged.logits, kept.logits, atol=1e-4)
-    torch.testing.assert_close(distil.merge(step.images, 16).logits, kept.logits)  # as many as the grid has
-    divergence = F.kl_div(merged.logits.log_softmax(1), kept.logits.log_softmax(1), log_target=True, reduction="none")
-    apart = 1 - F.cosine_similarity(merged.pooled, kept.pooled)
-    torch.testing.assert_close(distil.difference(merged, kept, step.images), divergence.sum(1) + apart)
-    distil(step).loss.backward()
-    assert distil.model.vit.blocks[0].attn.qkv.weight.grad.abs().sum() > 0

@@ -9,8 +9,8 @@ import torch
 from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
+from spot.options import TrainOptions
 from spot.training import run as module
-from spot.training.options import Options
 from spot.training.recipes import override
 from spot.training.run import predict, sampling_weights, training_images
 from spot.training.run_folder import RunFolder
@@ -22,7 +22,7 @@ from tests.training.small_run import make_images, small_recipe
 def images(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 4)
     data = make_images(tmp_path / "images", classes=5, each=2)
-    return training_images(make_nano(), small_recipe("distil"), Options(data=str(data), out=tmp_path / "out"))
+    return training_images(make_nano(), small_recipe("distil"), TrainOptions(data=str(data), out=tmp_path / "out"))
 
 
 def alone(model, images):

@@ -6,11 +6,10 @@ import torch
 from spot.data.images import open_data
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
-from spot.training.batches import Part
+from spot.options import TrainOptions
+from spot.training.batches import Part, Targets, ViewPlan, views_folder
 from spot.training.objectives import Distil
-from spot.training.options import Options
 from spot.training.run import training_images
-from spot.training.views import Targets, ViewPlan, views_folder
 from tests.conftest import make_nano
 from tests.training.small_run import interrupted_after, make_images, small_recipe, small_run
 from tests.training.test_loop import weights
@@ -60,10 +59,10 @@ def test_the_teacher_is_asked_once_and_its_answer_is_kept(data, tmp_path, monkey
     views = torch.tensor([3, 9, 0, 59, 7, 8, 20, 21])
     direct = distil.predict(distil._teacher[0], images, model.grid(images))
     asked = []
-    real = SpotViT.forward_intermediates
+    real = SpotViT.token_features
     monkeypatch.setattr(
         SpotViT,
-        "forward_intermediates",
+        "token_features",
         lambda self, x, *rest, **how: (asked.append(len(x)), real(self, x, *rest, **how))[1],
     )
     distil.target(images[:5], views[:5])
@@ -106,7 +105,7 @@ def test_views_that_look_otherwise_have_another_folder(tmp_path):
 def test_scenes_have_no_fixed_views(tmp_path):
     recipe = small_recipe("distil", views=2, img_size=64, balance=0.0)
     with pytest.raises(InputError, match="views=0"):
-        training_images(make_nano(), recipe, Options(data="scenes", out=tmp_path))
+        training_images(make_nano(), recipe, TrainOptions(data="scenes", out=tmp_path))
 
 
 def test_parts_without_views_ask_the_teacher_as_before():

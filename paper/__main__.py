@@ -1,0 +1,69 @@
+"""Reproduce a table or figure of the paper: `python -m paper NAME`, or all of them: `python -m paper all`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from paper.backbone import SCENE_BACKBONES, backbones
+from paper.lab import Lab
+from paper.run import run, tell_findings, write
+from paper.settings import StudySettings
+from paper.study import STUDIES, Result, find_study
+from spot import report
+from spot.cli import one_sentence
+from spot.errors import InputError
+from spot.processes import this_process
+
+
+def study(
+    name: Annotated[Positional[str], arg(metavar="NAME")],
+    /,
+    settings: Annotated[StudySettings, arg(name="")],
+    model: tuple[str, ...] = (),
+    out: Path = Path("studies"),
+    cache: Path | None = None,
+    redraw: bool = False,
+) -> None:
+    """Measure a table or figure of the paper, and show the paper's numbers beside it.
+
+    Studies: {studies}; all of them with `all`. `findings` measures nothing: it reads the results in --out and
+    reports which of the paper's findings hold. Each study writes OUT/NAME.json (everything), .md (the table),
+    .png and .pdf (the figure). Measurements are cached, so that a study that was stopped resumes, and studies
+    share them. Under `accelerate launch` or torchrun the processes share the images.
+
+    Args:
+        name: a study, all, or findings.
+        model: retrofitted ViTs: built-in names, folders or files, each as NAME or as NAME=FILE with the
+            weights of the timm ViT it is based on; by default scenes-a, scenes-b and scenes-mae.
+        out: folder for results.
+        cache: folder for measurements; by default OUT/cache.
+        redraw: make tables and figures of the results there are, without measuring.
+
+    example: python -m paper off-grid --model vit-ti=ti.safetensors --data imagenet
+    """
+    if name == "findings":
+        tell_findings(out)
+        return
+    studies = [find_study(each) for each in (STUDIES if name == "all" else (name,))]
+    report.check_outputs(folder=out)
+    if redraw:
+        for each in studies:
+            write(each, Result.load(out / f"{each.name}.json"), out)
+        return
+    if not model and settings.data != "scenes":
+        raise InputError(f"name models with --model to study {settings.data}; the built-in ones classify scenes only")
+    lab = Lab(backbones(model or SCENE_BACKBONES, this_process().device), settings, cache=cache or out / "cache")
+    run(studies, lab, out)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run studies; bad input ends in one sentence on stderr and exit code 2."""
+    text = (study.__doc__ or "").format(studies=", ".join(STUDIES))
+    with one_sentence("paper"):
+        tyro.cli(study, prog="python -m paper", description=text.split("\n\n    Args:")[0], args=arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Stop when sure: accuracy against mean multiply-adds of cascades, single budgets, ToMe and a smaller image.
+
+Cascades are calibrated on images of the bank (without one, on every second image), whose labels are not looked at, for
+several losses that the dense ViT expects, and measured on the study's images (on the others). Every possible stage is
+run once on every image; where an image stops follows from that. Beside them stand the published figures of two cascades
+of ViTs that were trained for it for 300 epochs.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paper.backbone import Backbone
+from paper.lab import Lab
+from paper.speed import alone
+from paper.statistics import difference, share
+from paper.study import Result, Row, Study, Table, cell, figure, signed
+from spot.data.loader import Batch, loader
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting
+from spot.evaluation.cost import macs
+from spot.evaluation.early_exit import Candidates, Predicted, cheapest, possible_stages, predict_all, ways
+from spot.evaluation.throughput import cpu_threads
+from spot.hashes import hash_tensors
+from spot.models.cascade import Cascade, Stage, joined, stage_model
+from spot.models.spot_vit import SpotViT
+from spot.placement.priors import LEARNED
+from spot.plots.accuracy import accuracy
+
+LOSE = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05)
+RIVALS = ("tome-cost", "resize")
+CALIBRATING = 500  # images
+NEAR = 9  # points below the dense ViT that the figure shows
+TIMED, ROUNDS = 64, 5  # images whose cascade is timed, and how often
+
+# DeiT-S, dense 79.8 % at 4.6 G; CF-ViT (AAAI 2023) and DVT (NeurIPS 2021), from their tables.
+PUBLISHED = {"CF-ViT": ((78.5, 1.53), (80.0, 1.97)), "DVT": ((79.1, 2.29),)}
+DENSE = (79.8, 4.6)
+
+
+def run(lab: Lab) -> Result:
+    """Cascades for every wanted agreement, single budgets and rivals, each against the dense ViT on the same images."""
+    rows: list[Row] = []
+    rest, calibrated = resting(lab), 0
+    for backbone in lab.backbones:
+        model, cells = backbone.model, len(backbone.model.grid())
+        budgets = [tokens for tokens in lab.tokens if tokens < cells]
+        priors = (None,) if model.policy is None else (None, LEARNED)
+        known = {prior: predictions(lab, backbone, budgets, prior) for prior in priors}
+        stages, here, there = known[None]
+        dense = next(stage.macs for stage in stages if stage.tokens == cells)
+        calibrated = len(there.labels)
+        base = here.dense.argmax(1) == here.labels
+        about: Row = {"backbone": backbone.name}
+        rows.append(about | {"method": "dense ViT", "tokens": cells, **judged(base, base, 1.0)})
+        for stage, right in zip(stages, right_of(here), strict=True):
+            name = "one budget" if not stage.merged else "merging"
+            rows.append(about | {"method": name, "tokens": named(stage), **judged(right, base, stage.macs / dense)})
+        for name, prior, merge in WAYS:
+            if prior not in known:
+                continue
+            every, seen, calibrating = known[prior]
+            used = [index for index, stage in enumerate(every) if merge or not stage.merged]
+            calibrating = calibrating._replace(stages=calibrating.stages[used])
+            tried = ways(calibrating, [every[index] for index in used])
+            for lose in LOSE:
+                chosen = cheapest(calibrating, every, lose=lose, tried=tried).stages
+                right, spent, agreed = outcome(seen, chosen, every)
+                row = judged(right, base, spent.double().mean().item() / dense)
+                shown = " → ".join(map(named, chosen))
+                rows.append(about | {"method": name, "tokens": shown, "lose": 100 * lose, **row, "agreed": agreed})
+                if lose == 0.01:
+                    rows[-1] |= timed(lab, backbone, cascade_of(backbone, chosen, prior))
+        for (rival, tokens), (made,) in rivals(lab, backbone, budgets).items():
+            price = macs(lab.model(backbone, Setting(rival, tokens)))
+            rows.append(about | {"method": rival, "tokens": tokens, **judged(made.right[rest], base, price / dense)})
+    notes = [
+        lab.differs(searched=False),
+        f"Cascades are calibrated on {calibrated} other images without their labels, to lose at most so many points as "
+        "the dense ViT's probabilities expect it; agreed is how often they say what it says on the study's images. "
+        "196–30: similar tokens are merged on the way (ToMe), so that 30 are left. All stages and placing are counted.",
+        "The change is against the dense ViT on the same images. Time is processor time of one thread as a share of "
+        f"the dense ViT's, median of {ROUNDS} rounds on {TIMED} images, batches of 1 and of 32 that shrink.",
+        "The dense ViT, tome-cost and resize have the plain ViT's weights; budgets and cascades the retrofit's. "
+        "Published: DeiT-S as a share of its own dense model, trained for 300 epochs for it.",
+    ]
+    return Result(rows, published(), notes)
+
+
+# Names of cascades, where their early stages place tokens, and whether stages may merge.
+WAYS: tuple[tuple[str, str | None, bool], ...] = (
+    ("cascade", None, False),
+    ("cascade that merges", None, True),
+    ("cascade, learned placement", LEARNED, False),
+    ("cascade that merges, learned", LEARNED, True),
+)
+
+
+def named(stage: Stage) -> str:
+    """How a table names a stage."""
+    return f"{stage.tokens}–{stage.left()}" if stage.merged else str(stage.tokens)
+
+
+def resting(lab: Lab) -> slice:
+    """The study's images that are measured: without a bank, every second one calibrates."""
+    return slice(None) if lab.settings.bank is not None else slice(1, None, 2)
+
+
+def predictions(
+    lab: Lab, backbone: Backbone, budgets: Sequence[int], prior: str | None
+) -> tuple[list[Stage], Predicted, Predicted]:
+    """The possible stages, their predictions for the images that are measured, and for those that calibrate."""
+    stages, models = possible_stages(backbone.loaded, budgets, prior=prior)
+    if backbone.parent is not None:  # the last stage is the ViT before the retrofit
+        cells = stages[-1].tokens
+        models = [
+            stage_model(backbone.parent.at(tokens=cells), stage, grid=True) if stage.tokens == cells else model
+            for stage, model in zip(stages, models, strict=True)
+        ]
+    few = sum(stage.tokens < stages[-1].tokens for stage in stages)
+
+    def both(bank: bool) -> Predicted:
+        grid = Candidates(stages[few:], models[few:])
+        whole = predicted(lab, backbone, grid, bank=bank)  # the same wherever early tokens are
+        early = Candidates([*stages[:few], stages[few]], [*models[:few], models[few]])
+        first = predicted(lab, backbone, early, bank=bank, prior=prior)
+        return whole._replace(stages=torch.cat([first.stages[:few], whole.stages]))
+
+    if (rest := resting(lab)) == slice(None):
+        return stages, both(bank=False), both(bank=True)
+    every = both(bank=False)
+    return stages, part_of(every, rest), part_of(every, slice(0, None, 2))
+
+
+def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -> Cascade:
+    """A cascade of the backbone, whose last stage is the ViT before the retrofit where that is known."""
+    cascade = Cascade(backbone.loaded, stages, prior=prior)
+    if backbone.parent is not None:
+        cascade.models[-1] = stage_model(backbone.parent.at(tokens=stages[-1].tokens), stages[-1], grid=True)
+    return cascade
+
+
+def predicted(
+    lab: Lab, backbone: Backbone, candidates: Candidates, *, bank: bool, prior: str | None = None
+) -> Predicted:
+    """Every stage's predictions for the study's images, or for some of the bank's; kept in the lab's cache."""
+    model = backbone.model
+    images = lab.sources.bank(model) if bank else lab.sources.images(model)
+    hashed = lab.sources.images_hash(model, bank=bank)
+    about: Row = {"kind": "stages", "name": backbone.name.replace("/", "-"), "model": backbone.hash, "images": hashed}
+    about |= {
+        "base": backbone.parent_hash,
+        "stages": [[each.tokens, *each.merged] for each in candidates.stages],
+        "bank": bank,
+        "limit": CALIBRATING,
+    }
+    if prior is not None and model.policy is not None:
+        about["prior"] = hash_tensors(model.policy.state_dict())
+
+    def compute() -> dict[str, Tensor]:
+        if bank and len(images) > CALIBRATING:
+            rows = [index * len(images) // CALIBRATING for index in range(CALIBRATING)]
+            subset: Any = torch.utils.data.Subset(images, rows)  # type: ignore[arg-type]
+        else:
+            subset = images
+        made = predict_all(candidates, loader(subset, lab.settings.batch_size, lab.settings.workers))
+        order = torch.tensor(sorted(range(len(made.keys)), key=made.keys.__getitem__))  # as lab.accuracy has them
+        return {"stages": made.stages[:, order].half(), "dense": made.dense[order].half(), "labels": made.labels[order]}
+
+    kept = lab.remember(about, compute)
+    return Predicted(kept["stages"].float(), kept["dense"].float(), kept["labels"])
+
+
+def part_of(made: Predicted, rows: slice) -> Predicted:
+    """What was said of some of the images."""
+    return Predicted(made.stages[:, rows], made.dense[rows], made.labels[rows])
+
+
+def right_of(made: Predicted) -> list[Tensor]:
+    return [stage.argmax(1) == made.labels for stage in made.stages]
+
+
+def outcome(made: Predicted, stages: Sequence[Stage], every: Sequence[Stage]) -> tuple[Tensor, Tensor, float]:
+    """Which images a cascade has right (M,), what each cost (M,), and the percentage that agrees with the dense ViT."""
+    known, answer = torch.zeros_like(made.dense), torch.zeros_like(made.labels)
+    left, spent = torch.ones_like(answer, dtype=torch.bool), torch.zeros_like(answer)
+    places = {(stage.tokens, stage.merged): index for index, stage in enumerate(every)}
+    for stage in stages:
+        known = joined(made.stages[places[stage.tokens, stage.merged]], known, stage)
+        spent = spent + left * stage.macs
+        answer = torch.where(left, known.argmax(1), answer)
+        left = left & (known.softmax(1).amax(1) < stage.threshold)
+    return answer == made.labels, spent, 100 * (answer == made.dense.argmax(1)).double().mean().item()
+
+
+def judged(right: Tensor, base: Tensor, cost: float) -> Row:
+    return {"share": cost, **share(right), **({} if right is base else difference(base, right))}
+
+
+def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[str, int], list[Any]]:
+    """ToMe and the smaller image at the same budgets, where they can have them."""
+    settings = {}
+    for rival in RIVALS:
+        for tokens in budgets:
+            try:
+                lab.candidate(backbone, Setting(rival, tokens))
+            except InputError:  # merging cannot reach so few, or the image has no such size
+                continue
+            settings[rival, tokens] = [Setting(rival, tokens)]
+    return lab.accuracies(backbone, settings)
+
+
+@torch.no_grad()
+def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:
+    """The time of a cascade as a share of the dense ViT's, on images of the study, at batch 1 and 32."""
+    images = lab.sources.images(backbone.model)
+    rows = [index * len(images) // TIMED for index in range(min(TIMED, len(images)))]
+    batches: list[Batch] = list(loader(torch.utils.data.Subset(images, rows), 32))  # type: ignore[arg-type]
+    pixels = torch.cat([batch.images for batch in batches])
+    dense = backbone.parent or backbone.at(cascade.budgets[-1])
+
+    def call(clock: str, _: int) -> Row:
+        return {f"time {batch}": ratio(cascade, dense, pixels, batch) for batch in (1, 32)}
+
+    return alone(lab, call)
+
+
+def ratio(cascade: Cascade, dense: SpotViT, images: Tensor, batch: int) -> float:
+    """Processor time of the cascade by that of the dense ViT: the median over rounds in turns."""
+    ratios = []
+    grid = dense.grid(images[:1])
+    with cpu_threads(1):
+        for _ in range(ROUNDS):
+            times = []
+            for early_exit in (True, False):
+                start = time.process_time()
+                for part in images.split(batch):
+                    if early_exit:
+                        list(cascade(part))
+                    else:
+                        dense(part, grid.expand(len(part), -1, -1))
+                times.append(time.process_time() - start)
+            ratios.append(times[0] / times[1])
+    return sorted(ratios)[ROUNDS // 2]
+
+
+def published() -> list[Row]:
+    return [
+        {"backbone": "published: DeiT-S", "method": name, "tokens": "", "share": cost / DENSE[1], "top1": top1,
+         "delta": top1 - DENSE[0]}
+        for name, points in PUBLISHED.items()
+        for top1, cost in points
+    ]  # fmt: skip
+
+
+TABLE: Table = {
+    "backbone": "backbone", "method": "method", "tokens": "tokens", "lose %": "lose",
+    "agreed %": lambda row: f"{row['agreed']:.1f}" if "agreed" in row else "",
+    "MACs": lambda row: f"{row['share']:.2f}", "top-1 %": cell,
+    "change": lambda row: signed(row) if "delta" in row else "",
+    "time, batch 1": lambda row: f"{row['time 1']:.2f}" if "time 1" in row else "",
+    "batch 32": lambda row: f"{row['time 32']:.2f}" if "time 32" in row else "",
+}  # fmt: skip
+
+
+def points(result: Result) -> list[Row]:
+    """What the figure shows: rows near enough to the dense ViT that lines can be told apart; the table has all."""
+    return [row for row in result.rows if row["share"] <= 1.5 and row.get("delta", 0.0) >= -NEAR]
+
+
+STUDY = Study(
+    "anytime", "no table; its outlook",
+    "What does stopping when sure cost and keep, against one budget for all, merging, and a smaller image?",
+    run,
+    figure(
+        accuracy, points, line="method", across="share", value="top1", panel="backbone",
+        across_label="mean multiply-adds, as a share of the dense ViT", title="Stopping when sure", log=False,
+    ),
+    TABLE,
+)  # fmt: skip

@@ -1,0 +1,126 @@
+"""The models of a study: retrofitted ViTs, and the plain ViTs they were made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from paper.provenance import stored
+from spot.errors import InputError
+from spot.hashes import hash_model
+from spot.models.deltas import is_delta, read_about
+from spot.models.family import Family, Source, at_budget
+from spot.models.loading import load, load_source
+from spot.models.shipped import ALIASES, built_in, find
+from spot.models.spot_vit import SpotViT, adapt
+
+SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
+
+
+@dataclass(eq=False)
+class Backbone:
+    """A retrofitted ViT and, where it is known, the plain ViT it was made of."""
+
+    name: str  # in tables
+    source: str  # as spot.load takes it
+    weights: Path | None = None  # of the timm ViT below it
+    device: Any = "cpu"
+
+    def __post_init__(self) -> None:
+        self._made: dict[Any, SpotViT] = {}  # a family's models, by budget and image size
+
+    @cached_property
+    def loaded(self) -> Source:
+        """The family of weights by budget, or the one model."""
+        saved = self.source not in built_in() and Path(self.source).exists() and not is_delta(self.source)
+        return load_source(self.source, weights=None if saved else self.weights)
+
+    def at(self, tokens: int | None = None, image_size: tuple[int, int] | None = None) -> SpotViT:
+        """The model with the weights for a budget, of images of its own size or another."""
+        if isinstance(self.loaded, SpotViT):
+            return self.loaded.to(self.device)
+        if (tokens, image_size) not in self._made:
+            self._made[tokens, image_size] = at_budget(self.loaded, tokens, image_size=image_size).to(self.device)
+        return self._made[tokens, image_size]
+
+    @property
+    def model(self) -> SpotViT:
+        """The model with the weights of its default budget, for what does not depend on them."""
+        return self.at()
+
+    @cached_property
+    def parent(self) -> SpotViT | None:
+        """The ViT before it was retrofitted; None where that is not known."""
+        path = find(self.source)
+        if f"{self.source}-grid" in built_in():
+            return load(f"{self.source}-grid").to(self.device)
+        if path.is_file() and is_delta(path):
+            return load(read_about(path)["base"], weights=self.weights).to(self.device)
+        if self.source in built_in():
+            return None
+        if path.exists():  # a folder or file that spot saved names the timm ViT it began as
+            if self.weights is None:
+                return None
+            head = ("num_classes", "global_pool")  # its own: a file says what it pools and how many classes it has
+            shape = {name: value for name, value in self.model.options.items() if name not in head}
+            return load(self.model.name, weights=self.weights, **shape).to(self.device)
+        return self.model
+
+    @cached_property
+    def hash(self) -> str:
+        return self.loaded.hash if isinstance(self.loaded, Family) else hash_model(self.loaded)
+
+    @cached_property
+    def parent_hash(self) -> str:
+        return "" if self.parent is None else hash_model(self.parent)
+
+    def describe(self) -> dict[str, Any]:
+        """What a result says of its model: its name, and hashes of its weights and of its file."""
+        return {"source": self.source, "weights": self.hash, **stored(self.source)}
+
+    def by_itself(self) -> "Backbone":
+        """The same without its parent, so that baselines too have the retrofitted weights."""
+        alone = Backbone(self.name, self.source, self.weights, self.device)
+        alone._made = self._made
+        alone.__dict__ |= {"loaded": self.loaded, "hash": self.hash, "parent": None, "parent_hash": ""}
+        return alone
+
+
+def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
+    """Models by `NAME` or `NAME=WEIGHTS FILE`, the file being of the timm ViT below it."""
+    pairs = [(given.rpartition("=")[0] or given, given.rpartition("=")[2] if "=" in given else "") for given in sources]
+    if len(set(pairs)) < len(pairs):
+        raise InputError(f"each model is studied once, got {', '.join(sources)}")
+    names = [_short(source) for source, _ in pairs]
+    if len(set(names)) < len(names):
+        names = [source for source, _ in pairs]
+    files = [Path(weights) if weights else None for _, weights in pairs]
+    return [Backbone(name, source, file, device) for name, (source, _), file in zip(names, pairs, files, strict=True)]
+
+
+def budgets(cells: int) -> tuple[int, ...]:
+    """Square budgets nearest to an eighth, a quarter, a half and all of a grid: 25, 49, 100 and 196 of 196."""
+    squares = [side * side for side in range(1, int(cells**0.5) + 2)]
+    wanted = (cells / 8, cells / 4, cells / 2)
+    return tuple(sorted({min(squares, key=lambda square: abs(square - each)) for each in wanted} | {cells}))
+
+
+def vit_b16() -> SpotViT:
+    """The paper's ViT-B/16, without numbers: for counting."""
+    with torch.device("meta"):
+        vit = timm.create_model("vit_base_patch16_224")
+    return adapt(vit).to("meta")
+
+
+def _short(source: str) -> str:
+    """What tables call a model: without the tag of its weights, or the end of its path."""
+    path = Path(source)
+    if source not in built_in() and path.exists():
+        return path.stem if path.is_file() else path.name
+    source = ALIASES.get(source, source)
+    name, plus, _ = source.partition("+")
+    return name.split(".")[0] + ("+spot" if plus else "")

@@ -1,0 +1,126 @@
+"""Windows and a smaller image, trained alike and merged alike: python -m paper.equal_merging WEIGHTS TRAIN VAL [RUNS].
+
+The control that `merging` lacks: there both have the weights of a retrofit that was trained with windows. Here each is
+distilled alike, for half as many steps as in paper.equal_training, in RUNS (runs/equal-merging by default). Each
+is then measured as it was taught, and merged at the same multiply-adds. Merging itself is not trained. Writes
+docs/results/imagenet/equal-merging.*.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import spot
+from paper.equal_training import BUDGETS, FIRST, OUT, WAYS, trained
+from paper.merging import SmallerMerged
+from paper.statistics import difference, share
+from spot import report
+from spot.data.images import data_for
+from spot.data.loader import loader
+from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.cost import macs
+from spot.hashes import hash_file
+from spot.models.merging import Merging
+from spot.models.resize import Resize
+from spot.models.wrappers import TokenModel
+from spot.store import read_state, whole, write_json, write_state
+from tools.make_retrofits import NAMES
+from tools.program import program
+
+SMALLER = "a smaller image"
+STEPS = ("epochs=0.5", "warmup_share=0.1", "ema=0.985", "precision=bf16")  # of distil-sizes
+IMAGES = 1000  # to measure on
+
+
+def main(
+    weights: Path,
+    train: Path,
+    val: Path,
+    runs: Path,
+    *,
+    out: Path = OUT,
+    name: str = NAMES[0],
+    budgets: Sequence[int] = BUDGETS,
+    options: Sequence[str] = STEPS,
+) -> None:
+    """Train and measure what is not there yet; `options` are recipe fields of both."""
+    base = weights / f"{name}.safetensors"
+    right: dict[tuple[str, int, bool], Tensor] = {}
+    made: dict[tuple[str, int, bool], TokenModel] = {}
+    for way in (FIRST, SMALLER):
+        changes, objective, _ = WAYS[way]
+        run = trained(way, changes, objective, base, train, runs, options)
+        model = spot.load(run / "model")
+        models = {(way, tokens, merged): each for (tokens, merged), each in lines(model, way, budgets).items()}
+        file = run / "merged.pt"
+        if not file.is_file():
+            images = loader(data_for(model, str(val), limit=IMAGES))
+            result = evaluate(model, images, [Setting(model=each) for each in models.values()])
+            write_state(file, {"right": [ranks == 0 for ranks in result.ranks]})
+        made |= models
+        right |= dict(zip(models, read_state(file)["right"], strict=True))
+    rows = [row(way, tokens, merged, made, right) for tokens in budgets for way, merged in ORDER]
+    report.show(rows, "Top-1, %, after equal training, without and with merging")
+    about: dict[str, Any] = {"model": name, "recipe": ["distil-sizes", *options]}
+    about["images"] = len(next(iter(right.values())))
+    about["models"] = {name: {"source": name, "weights": hash_file(base)}}
+    write_json(out / "equal-merging.json", {"rows": rows, "settings": about})
+    with whole(out / "equal-merging.md") as temporary:
+        temporary.write_text(PAGE.format(table=report.markdown(rows), **about))
+
+
+ORDER = [(way, merged) for merged in (False, True) for way in (FIRST, SMALLER)]
+
+
+def lines(model: spot.SpotViT, way: str, budgets: Sequence[int]) -> dict[tuple[int, bool], TokenModel]:
+    """By budget and whether it merges: what is measured."""
+    made: dict[tuple[int, bool], TokenModel] = {}
+    for tokens in budgets:
+        if way == SMALLER:
+            made[tokens, False], made[tokens, True] = Resize(model, tokens), SmallerMerged(model, tokens)
+        else:
+            even = model.at(prior="isotropic", scale="auto")
+            made[tokens, False], made[tokens, True] = even.at(tokens=tokens), Merging(even, tokens, "isotropic")
+    return made
+
+
+def row(
+    way: str,
+    tokens: int,
+    merged: bool,
+    made: Mapping[tuple[str, int, bool], TokenModel],
+    right: Mapping[tuple[str, int, bool], Tensor],
+) -> dict[str, Any]:
+    """A line: its accuracy, what merging adds to it, and how much better it is than windows that are treated alike."""
+    model, ours = made[way, tokens, merged], right[way, tokens, merged]
+    return {
+        "at the cost of": tokens,
+        "what is shown": f"{way}, merged" if merged else way,
+        "tokens at first": getattr(model, "starting_tokens", tokens),
+        "GMACs": f"{macs(model) / 1e9:.3f}",
+        "top-1": f"{share(ours)['top1']:.1f}",
+        "gain of merging": signed(right[way, tokens, False], ours) if merged else "–",
+        "smaller image − windows": signed(right[FIRST, tokens, merged], ours) if way == SMALLER else "–",
+    }
+
+
+def signed(first: Tensor, second: Tensor) -> str:
+    """How much more often the second is right, in points, with its interval."""
+    apart = difference(first, second)
+    return f"{apart['delta']:+.1f} ({apart['delta_low']:+.1f} to {apart['delta_high']:+.1f})"
+
+
+PAGE = """# Equal training, then merging
+
+Made by `python -m paper.equal_merging`; nothing here is typed by hand. {model}, {recipe}: windows and a smaller image
+have the same teacher, images, views, losses, rates and number of steps. Each is measured as it was taught, and with
+more tokens of which similar ones are merged at the same multiply-adds. Merging was not trained. The {images} images
+were not used to choose anything. Differences are paired, with 95 % intervals.
+
+{table}"""
+
+
+if __name__ == "__main__":
+    program("equal merging", __doc__, main, needed=3, runs="runs/equal-merging")

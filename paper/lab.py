@@ -1,0 +1,330 @@
+"""What studies measure with: models, images and budgets, and measurements that are kept image by image.
+
+    lab = Lab(backbones(["scenes-a", "scenes-b"]), StudySettings(), cache="studies/cache")
+    isotropic, dropped = lab.accuracy(lab.backbones[0], [Setting("isotropic", 9), Setting("patch-dropout", 9)])
+    isotropic.right                                   # (M,) bool, image by image, in the order of isotropic.keys
+    placements = lab.oracle(lab.backbones[0], tokens=9)    # with their trajectories
+    lab.at(lab.backbones[1], placements).right        # another model at the same positions
+
+Every measurement is kept in the cache under what determines it, so that studies share it and a study
+that was killed goes on. Only predictions stay in memory: trajectories are read from their file,
+features are compared with a kNN bank and dropped, group by group. Under `accelerate launch` or
+torchrun the images are shared out, every process gets every prediction, and the first one writes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from paper.backbone import Backbone, budgets
+from paper.cache import Cache
+from paper.settings import StudySettings
+from paper.sources import Sources
+from paper.statistics import Predictions
+from paper.study import PAPER_IMAGES
+from spot.data.loader import loader
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.cache import determinants
+from spot.evaluation.cost import macs
+from spot.evaluation.knn import build_banks, classify
+from spot.models.baselines import BASELINES
+from spot.models.wrappers import TokenModel
+from spot.placement.dataset_search import search_dataset
+from spot.placement.files import Placements
+from spot.placement.oracle import PRESETS, SearchSettings
+from spot.placement.priors import LEARNED, PRIORS, resolve_prior
+from spot.placement.saliency import map_path
+from spot.placement.sizes import Scale
+from spot.processes import this_process
+from spot.store import as_json, decode_names, encode_names
+
+AT_ONCE = 12  # placements measured in one pass over the images, at most
+Tensors = dict[str, Tensor]
+T = TypeVar("T")
+
+
+class Lab:
+    """Models, what they are measured on, and where measurements are kept."""
+
+    def __init__(
+        self, backbones: Sequence[Backbone], settings: StudySettings | None = None, *, cache: str | Path
+    ) -> None:
+        if not backbones:
+            raise InputError("a study needs at least one model")
+        self.backbones, self.settings = list(backbones), settings or StudySettings()
+        self.sources, self.cache, self.state = Sources(self.settings), Cache(cache), this_process()
+        self.loading: dict[str, Any] = {"batch_size": self.settings.batch_size, "workers": self.settings.workers}
+        self.loading["shown"] = self.main
+        self._macs: dict[Any, int] = {}
+
+    # What is measured
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The budgets, rising."""
+        return self.settings.tokens or budgets(len(self.backbones[0].model.grid()))
+
+    @property
+    def sparse(self) -> int:
+        """The sparse budget, about 12.5 % of the grid: the smallest."""
+        return self.tokens[0]
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes; the others only share the work."""
+        return bool(self.state.is_main_process)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that determined the measurements, as JSON."""
+        first, given = self.backbones[0].model, self.settings
+        return {
+            "models": {each.name: each.describe() for each in self.backbones},
+            "data": Path(given.data).name,
+            "split": given.split,
+            "images": len(self.sources.images(first)),
+            "oracle_images": len(self.sources.images(first, oracle=True)),
+            "image_files": self.sources.images_hash(first),
+            "tokens": list(self.tokens),
+            "seeds": given.seeds,
+            "saliency": self.sources.maps_name(),
+            "bank": None if given.bank is None else Path(given.bank).name,
+            "bank_limit": given.bank_limit,
+            "bank_keep": None if given.bank_keep is None else given.bank_keep.name,
+            "oracle": {name: search.as_json() for name, search in PRESETS.items()},
+            "processes": self.state.num_processes,
+        }
+
+    def differs(self, *, searched: bool = True) -> str:
+        """What the paper's numbers and ours do not have in common, in a sentence."""
+        kind = "scenes" if self.settings.scenes else "images"
+        first = self.backbones[0].model
+        counts = [len(self.sources.images(first, oracle=oracle)) for oracle in (False, True)]
+        some = f", and {counts[1]:,} of them where positions are searched" if searched and counts[1] < counts[0] else ""
+        names = ", ".join(backbone.name for backbone in self.backbones)
+        return (
+            f"Ours: {names} on {counts[0]:,} {kind}{some}, with 95 % intervals. The paper's: ViT-B/16 on ImageNet's "
+            f"{PAPER_IMAGES:,} validation images."
+        )
+
+    def fewer(self, limit: int) -> "Lab":
+        """The same lab with at most so many images for plain rows, for a study of many of them."""
+        limit = min(limit, self.settings.limit or limit)
+        return Lab(self.backbones, replace(self.settings, limit=limit), cache=self.cache.folder)
+
+    def seeded(self, placement: str, tokens: int, seeds: int | None = None) -> list[Setting]:
+        """A placement once for each seed, or once where another seed would change nothing."""
+        random = BASELINES[placement].random if placement in BASELINES else resolve_prior(placement).random
+        count = (self.settings.seeds if seeds is None else seeds) if random else 1
+        return [Setting(placement, tokens, seed) for seed in range(count)]
+
+    def candidate(self, backbone: Backbone, setting: Setting) -> Setting:
+        """The setting with its model: a baseline is made of the plain ViT, where that is known."""
+        name = setting.placement
+        if not isinstance(name, str) or name not in (*PRIORS, LEARNED, *BASELINES):
+            raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
+        if name in BASELINES:
+            return setting.of(backbone.parent or backbone.loaded)
+        return setting.of(backbone.at(setting.tokens))
+
+    def model(self, backbone: Backbone, setting: Setting) -> TokenModel:
+        """The model of a setting, as `model(images)`, for timing."""
+        return self.candidate(backbone, setting).module
+
+    def cost(self, backbone: Backbone, setting: Setting) -> dict[str, Any]:
+        """Of one image's prediction: GMACs, those of making its saliency map with them, and `maps`, these alone.
+
+        maps is None where their cost is not known, and absent where no map is read.
+        """
+        candidate = self.candidate(backbone, setting)
+        reads, kind = candidate.needs_map, type(candidate.bound).__name__
+        maps = self.sources.maps_cost() if reads else None
+        own = setting.placement if kind == "ToMe" or setting.placement == LEARNED else ""
+        key = (backbone.hash, kind, own, candidate.budget, str(setting.scale))
+        if key not in self._macs:  # of a prior that does not look, whichever it is, a budget costs the same
+            self._macs[key] = macs(candidate.module)
+        cost = {"GMACs": (self._macs[key] + (maps or 0)) / 1e9}
+        return cost | {"maps": None if maps is None else maps / 1e9} if reads else cost
+
+    # Measurements, kept
+
+    def accuracy(self, backbone: Backbone, settings: Sequence[Setting], *, knn: bool = False) -> list[Predictions]:
+        """What a backbone predicts of all images with each placement, in one pass over the images.
+
+        A setting's placement is a prior's name, or one in BASELINES: that is made of the backbone's
+        parent if it has one, else of the backbone itself. With `knn`, neighbours vote too, where
+        there is a bank (and, for priors that read maps, maps of its images).
+        """
+        candidates = [self.candidate(backbone, setting) for setting in settings]
+        return self._predictions(backbone, [(each, each if knn else None) for each in candidates])
+
+    def accuracies(
+        self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], *, knn: bool = False
+    ) -> dict[T, list[Predictions]]:
+        """The same for settings under names, such as a placement's seeds."""
+        made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], knn=knn))
+        return {name: list(islice(made, len(own))) for name, own in settings.items()}
+
+    def candidates(self, backbone: Backbone, candidates: Sequence[Setting]) -> list[Predictions]:
+        """The same for candidates that a study has made of the backbone's model itself."""
+        return self._predictions(backbone, [(candidate, None) for candidate in candidates])
+
+    def at(self, backbone: Backbone, placements: Placements, *, bank: Setting | None = None) -> Predictions:
+        """What a backbone predicts at given positions.
+
+        bank: with it, neighbours vote too, from images placed so (placements are of these images only).
+        """
+        keys = sorted(placements.keys)
+        positions = Placements(keys, placements.positions_for(keys))
+        given = Setting(positions, name="given", model=backbone.at(positions.tokens))
+        voter = None if bank is None else self.candidate(backbone, bank)
+        return self._predictions(backbone, [(given, voter)], oracle=True)[0]
+
+    def oracle(
+        self,
+        backbone: Backbone,
+        prior: str = "isotropic",
+        tokens: int | None = None,
+        *,
+        preset: SearchSettings = PRESETS["paper"],
+        objective: str = "descent",
+        scale: Scale | None = None,
+    ) -> Placements:
+        """Searched positions of every oracle image, from a prior, with their trajectories.
+
+        With a scale other than 1 the search starts there, and moves the windows' scales too.
+        `values` has labels (M,), predictions and losses (M, steps + 1); see `predicted`.
+        """
+        tokens = self.sparse if tokens is None else tokens
+        model = backbone.at(tokens)
+        start = Setting(prior, tokens, scale=scale)
+        about = self.about(backbone, self.candidate(backbone, start), oracle=True)
+        search = preset.changed(objective=objective)
+        about |= {"kind": "oracle", "search": search.as_json(), "objective": objective}
+        return search_dataset(
+            model,
+            self.sources.images(model, oracle=True),
+            self.cache.path(about),
+            prior=prior,
+            tokens=tokens,
+            scale=scale,
+            saliency=self.sources.saliency(model) if resolve_prior(prior).needs_map else None,
+            state=self.state,
+            remake=True,
+            settings=search,
+            **self.loading,
+        ).placements
+
+    def remember(self, about: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
+        """Any other measurement: read from the cache, or computed (by every process) and kept."""
+        about = as_json(about)
+        known = self.cache.get(about)
+        self.state.wait_for_everyone()
+        if known is None:
+            known = compute()
+            self._keep(about, known)
+            self.state.wait_for_everyone()
+        return known
+
+    def about(self, backbone: Backbone, candidate: Setting, *, oracle: bool = False) -> dict[str, Any]:
+        """What determines a measurement, and the backbone's name, for the name of its file."""
+        images = self.sources.images_hash(backbone.model, oracle=oracle)
+        name = backbone.name.replace("/", "-")
+        return {"kind": "predictions", "name": name, **self._determinants(backbone, candidate, images)}
+
+    # Inside
+
+    def _predictions(
+        self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], *, oracle: bool = False
+    ) -> list[Predictions]:
+        """Predictions of candidates and, where there can be a bank, votes of neighbours in a bank placed so."""
+        pairs = [(each, bank if bank is not None and self._can_vote(backbone, bank) else None) for each, bank in pairs]
+        # Of every pair two entries: the outcome, and the votes, which also depend on the bank.
+        abouts: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+        for candidate, bank in pairs:
+            about, vote = self.about(backbone, candidate, oracle=oracle), None
+            if bank is not None:
+                images = self.sources.images_hash(backbone.model, bank=True)
+                vote = {**about, "kind": "knn", "bank": self._determinants(backbone, bank, images)}
+            abouts.append((about, vote))
+        known = [(self.cache.get(about), vote and self.cache.get(vote)) for about, vote in abouts]
+        self.state.wait_for_everyone()  # before the first process writes what another looks for
+        missing = [
+            index for index, (_, vote) in enumerate(abouts) if known[index][0] is None or (vote and not known[index][1])
+        ]
+        # Features must fit into memory, and a kill must not undo much.
+        count = len(self.sources.images(backbone.model))
+        at_once = max(1, min(AT_ONCE, int(self.settings.memory / (4 * count * backbone.model.embed_dim))))
+        for knn in (False, True):  # features are kept only where neighbours vote
+            rows = [index for index in missing if (pairs[index][1] is not None) == knn]
+            for group in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
+                made = self._measured(backbone, [pairs[index] for index in group], oracle)
+                for index, entries in zip(group, made, strict=True):
+                    known[index] = entries
+                    self._keep(abouts[index][0], entries[0])
+                    self._keep(abouts[index][1], entries[1])
+                self.state.wait_for_everyone()
+        return [
+            Predictions(decode_names(outcome["keys"]), outcome["ranks"] == 0, vote["right"] if vote else None)
+            for outcome, vote in known
+            if outcome is not None  # all are there by now
+        ]
+
+    def _measured(
+        self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], oracle: bool
+    ) -> list[tuple[Tensors, Tensors | None]]:
+        """Outcomes and votes of some candidates, in one pass over the images; of the voters all or none."""
+        model, given = backbone.model, self.settings
+        candidates, voters = [each for each, _ in pairs], [bank for _, bank in pairs if bank is not None]
+        banks = []
+        if voters:
+            maps = any(each.needs_map for each in voters)
+            banks = build_banks(
+                model,
+                self.sources.bank(model),
+                voters,
+                self.cache.folder,
+                saliency=self.sources.saliency(model, str(given.bank)) if maps else None,
+                maps=self.sources.maps_hash() if maps else "",
+                memory=given.memory,
+                **self.loading,
+            )
+        sharing = {"process": self.state.process_index, "processes": self.state.num_processes}
+        made = evaluate(
+            model,
+            loader(self.sources.images(model, oracle=oracle), given.batch_size, given.workers, **sharing),
+            candidates,
+            saliency=self.sources.saliency(model) if any(each.needs_map for each in candidates) else None,
+            features=bool(banks),
+            shown=self.main,
+            title=f"{backbone.name}, {len(pairs)} placement{'s' if len(pairs) > 1 else ''}",
+        )
+        keys, ranks, losses = encode_names(made.keys), made.ranks.to(torch.int32), made.losses.float()
+        outcomes = [{"keys": keys, "ranks": ranks[index], "losses": losses[index]} for index in range(len(pairs))]
+        if not banks:
+            return [(outcome, None) for outcome in outcomes]
+        answers = [classify(each.to(self.state.device), bank) for each, bank in zip(made.features, banks, strict=True)]
+        votes = [{"right": answer[:, 0].cpu() == made.labels} for answer in answers]
+        return list(zip(outcomes, votes, strict=True))
+
+    def _determinants(self, backbone: Backbone, candidate: Setting, images: str) -> dict[str, Any]:
+        vits = [each.vit for each in (candidate.bound.spot_vit, backbone.parent) if each is not None]
+        own = len({id(vit) for vit in vits}) == len(vits)  # not the parent's weights
+        maps = self.sources.maps_hash() if candidate.needs_map else ""
+        return determinants(candidate, backbone.hash if own else backbone.parent_hash, images, maps)
+
+    def _can_vote(self, backbone: Backbone, bank: Setting) -> bool:
+        """Whether there is a bank, and where this placement reads maps, whether there are maps of its images too."""
+        if self.settings.bank is None or not bank.needs_map:
+            return self.settings.bank is not None
+        maps = Path(self.settings.saliency)
+        return not maps.is_dir() or map_path(maps, self.sources.bank(backbone.model).keys[0]).is_file()
+
+    def _keep(self, about: Mapping[str, Any] | None, tensors: Tensors | None) -> None:
+        if self.main and about is not None and tensors is not None:
+            self.cache.put(about, tensors)

@@ -1,0 +1,118 @@
+"""Plots of studies: bars in groups with intervals, and a matrix of sources and targets."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from spot.errors import InputError
+from spot.plots.layout import PlainFigure, Row, colours_of, distinct, interval, legend, parts_of, quiet, wrapped
+
+WIDTH = 0.84  # of a group, of the room it has
+NUMBERED = 36  # bars of a panel that still leave room for their values
+LETTER = 0.085  # inches, of a group's name
+
+
+def grouped_bars(
+    rows: Sequence[Row],
+    *,
+    group: str,
+    bar: str,
+    value: str = "value",
+    low: str = "low",
+    high: str = "high",
+    panel: str | None = None,
+    label: str = "",
+    title: str = "",
+    digits: int = 1,
+) -> Figure:
+    """A bar per row, side by side in groups.
+
+    Args:
+        rows: a table; each row with a value is one bar.
+        group, bar: the columns that say which group a bar stands in and which of its bars it is.
+        value: its height; low and high are the ends of its interval.
+        panel: a column whose values get a panel each, one above the other.
+        label: of the vertical axis.
+        digits: of the numbers on the bars.
+    """
+    rows = [row for row in rows if row.get(value) is not None]
+    if not rows:
+        raise InputError("a figure of bars needs at least one row")
+    colours, panels = colours_of(distinct(rows, bar)), parts_of(rows, panel)
+    widest = max(len(distinct(part, group)) for part in panels.values())
+    room = 0.42 * len(colours) + 0.35  # inches of a group
+    letters = max(8, int(min(room, 14.4 / widest) / LETTER))
+    figure = PlainFigure(max(5.5, min(16.0, 1.6 + widest * room)), 0.6 + 2.9 * len(panels))
+    grid = figure.subplots(len(panels), 1, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, part) in zip(grid, panels.items(), strict=True):
+        groups, each = parts_of(part, group), WIDTH / len(distinct(part, bar))
+        for middle, members in enumerate(groups.values()):
+            here = [known for known in colours if known in distinct(members, bar)]
+            for row in members:  # where a group lacks some of the bars, those it has stand in its middle
+                place = middle + (here.index(str(row[bar])) - (len(here) - 1) / 2) * each
+                height = float(row[value])
+                axes.bar(place, height, width=0.92 * each, color=colours[str(row[bar])], alpha=0.85)
+                interval(axes, place, row, value, low, high, "0.25")
+                if len(part) <= NUMBERED:
+                    ends = [0.0, height, *(float(row[end]) for end in (low, high) if row.get(end) is not None)]
+                    end, off, side = (min(ends), -3, "top") if height < 0 else (max(ends), 3, "bottom")
+                    about = {"textcoords": "offset points", "ha": "center", "va": side, "size": 7}
+                    axes.annotate(f"{height:.{digits}f}", (place, end), (0, off), **about)
+        axes.axhline(0, color="0.3", linewidth=0.8)
+        axes.set_xlim(-0.55, len(groups) - 0.45)
+        axes.margins(y=0.12)
+        quiet(axes, "y")
+        axes.set_xticks(range(len(groups)), [wrapped(known, letters) for known in groups], fontsize=9)
+        axes.set_ylabel(label)
+        axes.set_title(name, fontsize=10)
+    legend(figure, [Line2D([], [], color=colour, linewidth=7, label=name) for name, colour in colours.items()])
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def matrix(rows: Sequence[Row], *, panel: str | None = None, title: str = "") -> Figure:
+    """A cell per pair: the change with sign and interval; pink lowers, green raises.
+
+    Args:
+        rows: one per pair, with `source`, `target`, `delta` and perhaps `delta_low` and `delta_high`;
+            a pair without a row stays empty.
+        panel: a column whose values get a matrix each, side by side, in the same colours.
+    """
+    if not rows:
+        raise InputError("a matrix needs at least one pair")
+    rows = [row for row in rows if row.get("delta") is not None]
+    most = max([abs(row["delta"]) for row in rows], default=1.0) or 1.0
+    parts = parts_of(rows, panel)
+    widths = [1.0 + 1.45 * len(distinct(part, "target")) for part in parts.values()]
+    height = max(len(distinct(part, "source")) for part in parts.values())
+    figure = PlainFigure(1.6 + sum(widths), 1.6 + 0.95 * height)
+    grid = figure.subplots(1, len(parts), squeeze=False, width_ratios=widths)[0]
+    for axes, (name, part) in zip(grid, parts.items(), strict=True):
+        sources, others = distinct(part, "source"), distinct(part, "target")
+        targets = [each for each in sources if each in others] + [each for each in others if each not in sources]
+        cells = [[float("nan")] * len(targets) for _ in sources]
+        for row in part:
+            y, x = sources.index(str(row["source"])), targets.index(str(row["target"]))
+            cells[y][x] = float(row["delta"])
+            ends = [row.get("delta_low"), row.get("delta_high")]
+            span = "" if None in ends else " to ".join(f"{end:+.1f}" for end in ends)
+            common = {"textcoords": "offset points", "ha": "center", "va": "center"}
+            axes.annotate(f"{row['delta']:+.1f}", (x, y), (0, 5 if span else 0), size=11, weight="bold", **common)
+            axes.annotate(span, (x, y), (0, -8), size=7, **common)
+        # Lightened at the ends by a wider range, so that the text stays readable.
+        shown = axes.imshow(cells, cmap="PiYG", vmin=-1.5 * most, vmax=1.5 * most, aspect="auto")
+        axes.set_facecolor("0.93")
+        axes.set_xticks(range(len(targets)), [wrapped(each, 16) for each in targets])
+        axes.set_yticks(range(len(sources)), sources)
+        axes.set_xticks([index - 0.5 for index in range(1, len(targets))], minor=True)
+        axes.set_yticks([index - 0.5 for index in range(1, len(sources))], minor=True)
+        axes.tick_params(which="both", length=0)
+        axes.spines[:].set_visible(False)
+        axes.grid(which="minor", color="white", linewidth=3)
+        axes.set_xlabel("used by")
+        axes.set_title(name, fontsize=10)
+    grid[0].set_ylabel("searched with")
+    figure.colorbar(shown, ax=list(grid), label="change in top-1, percentage points", shrink=0.9)
+    figure.suptitle(title, fontsize=11)
+    return figure

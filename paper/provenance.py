@@ -1,0 +1,75 @@
+"""Which model files a result is of. Every result has their hashes, and a test compares them with what ships.
+
+A file is known by the tensors of the ViT in it (of a retrofit: the change that it stores), and by those of its
+policy. Neither depends on how the file is laid out or what else its header says.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spot.hashes import hash_tensors
+from spot.models.deltas import POLICY, is_delta, read_about
+from spot.models.shipped import ALIASES, built_in, find
+from spot.store import read_tensors
+
+USES_POLICY = ("learned", "merged-learned", "policy")  # in the name of a row that a policy has a part in
+
+
+def stored(source: str | Path) -> dict[str, str]:
+    """Hashes of a model's file: "file" of the ViT, and "policy" if it has one; nothing for a name that is no file."""
+    path = find(source)
+    path = path / "model.safetensors" if path.is_dir() else path
+    if not path.is_file() or path.suffix != ".safetensors":
+        return {}
+    parts: dict[str, dict[str, Any]] = {"file": {}, "policy": {}}
+    for name, tensor in read_tensors(path)[0].items():
+        parts["policy" if name.startswith(POLICY) else "file"][name] = tensor
+    return {part: hash_tensors(tensors) for part, tensors in parts.items() if tensors}
+
+
+def sentence(settings: Mapping[str, Any]) -> str:
+    """What a result is of and what made it, for the end of its page."""
+    models = [
+        f"`{name}` ({', '.join(f'{part} {about[part]}' for part in ('file', 'policy') if about.get(part))})"
+        for name, about in settings.get("models", {}).items()
+        if about.get("file")
+    ]
+    made = [f"by `{settings['command']}`"] if settings.get("command") else []
+    return f"Of {', '.join(models)}, {' '.join(made)}".rstrip(", ") + "." if models else ""
+
+
+def stale(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Why a result is not of the files that ship, in sentences; none if it is."""
+    learned = any(word in str(value) for row in rows for value in row.values() for word in USES_POLICY)
+    for name, about in settings.get("models", {}).items():
+        source = ALIASES.get(about["source"], about["source"])
+        if source not in built_in():
+            continue
+        for part, needed in stored(source).items():
+            if about.get(part) != needed and (part == "file" or learned):
+                yield f"{name}: measured with {part} {about.get(part)}, what ships has {needed}"
+
+
+# Documents. A table is copied from a result (tools/fill_results.py), or has a comment above it that names its files:
+#     <!-- of: vit-ti file 1f384a4d10ae4cb3 policy 80fc4d2598b0e9ed, deit-ti base 39292d92f61fd31d -->
+BLOCK = re.compile(r"<!-- (?:accuracy: )?\S+\.(?:md|json)(?: [^>]*)?-->.*?<!-- end -->", re.DOTALL)
+NAMED = re.compile(r"<!-- of: (.+?) -->")
+NUMBERS = re.compile(r"^\|.*\d\.\d.*\|.*\d\.\d", re.MULTILINE)  # a row with several measured numbers
+
+
+def unproven(text: str) -> Iterator[str]:
+    """Tables of measured numbers in a document that name no files, or files that do not ship, in sentences."""
+    text = BLOCK.sub("", text)
+    for named in NAMED.finditer(text):
+        for model in named[1].split(","):
+            name, *pairs = model.split()
+            ships = stored(name) | ({"base": read_about(find(name))["hash"]} if is_delta(find(name)) else {})
+            for part, given in zip(pairs[::2], pairs[1::2], strict=True):
+                if ships.get(part) != given:
+                    yield f"a table is of {name}'s {part} {given}; what ships has {ships.get(part)}"
+    for table in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        above = text[: table.start()].rstrip().splitlines()[-3:]
+        if NUMBERS.search(table[0]) and not any(NAMED.search(line) for line in above):
+            yield f"a table of numbers names no model files: {table[0].splitlines()[0]}"

@@ -1,0 +1,63 @@
+"""Studies one after the other, and their files: what `python -m paper` does."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from paper import findings
+from paper.lab import Lab
+from paper.study import Result, Study
+from spot import report
+from spot.errors import InputError
+from spot.plots import save
+from spot.store import write_text
+
+
+def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
+    """Measure studies and write each; where one of several cannot be measured, the others still are."""
+    troubles = {}
+    for number, study in enumerate(studies, 1):
+        if lab.main:
+            report.errors.print(f"{study.name} ({number} of {len(studies)})", highlight=False)
+        begun, worked = time.perf_counter(), time.process_time()
+        try:
+            result = study.run(lab)
+        except InputError as error:
+            if isinstance(error.__cause__, OSError) or len(studies) == 1:
+                raise  # nothing that follows could be kept either
+            troubles[study.name] = str(error)
+            if lab.main:
+                report.warn(f"{study.name}: {error}")
+            continue
+        result.study = study.name
+        result.settings = {**lab.describe(), **result.settings, "command": report.command("python -m paper")}
+        result.settings["seconds"] = round(time.perf_counter() - begun, 1)
+        # What a busy machine does not change:
+        result.settings["processor_seconds"] = round(time.process_time() - worked, 1)
+        if lab.main:
+            write(study, result, out)
+    if lab.main and 1 < len(studies) != len(troubles):
+        tell_findings(out)
+    if troubles:
+        raise InputError("; ".join(f"{name}: {trouble}" for name, trouble in troubles.items()))
+
+
+def write(study: Study, result: Result, out: Path) -> None:
+    """A result as JSON, Markdown, PNG and PDF, and in the terminal."""
+    result.save(out / f"{study.name}.json")
+    figure = study.draw(result)
+    for ending in ("png", "pdf"):
+        save(figure, out / f"{study.name}.{ending}")
+    write_text(out / f"{study.name}.md", study.markdown(result, f"{study.name}.png"))
+    study.show(result)
+    report.say(f"Everything is in {out / study.name}.json, the page in .md, the figure in .png and .pdf.")
+
+
+def tell_findings(out: Path) -> None:
+    """Say which of the paper's findings hold, by the results in a folder, and write it there."""
+    result = findings.read(out)
+    result.save(out / "findings.json")
+    write_text(out / "findings.md", findings.markdown(result))
+    report.show(findings.lines(result), "What the findings rest on")
+    report.show(result.rows, "Do the paper's findings hold here?", caption="\n".join(result.notes))
+    report.say(f"The findings are in {out / 'findings.json'} and {out / 'findings.md'}.")

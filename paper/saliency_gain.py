@@ -1,0 +1,125 @@
+"""Does the search move tokens to salient places: relative saliency gain (RSG) at every budget.
+
+RSG = (score(end) − score(start)) / score(start), of the mean saliency in a token's window. The paper
+averages it over tokens. Such a mean leans to the positive for any movement, the more so the sharper
+the maps: a token that starts at an object's edge can gain tenfold, and lose no more than all. So the
+same is computed for a control, each image's tokens moved as another image's were; what the search
+prefers is the excess over that. The ratio of the mean scores of all of an image's tokens is less
+sensitive to edges.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from paper.backbone import Backbone
+from paper.lab import Lab
+from paper.plots import grouped_bars
+from paper.scores import NEAR_ZERO, relative_gain
+from paper.statistics import mean
+from paper.study import PAPER_IMAGES, Result, Row, Study, Table, by_budget, each_value, figure, p_value, signed
+from spot.data.loader import loader
+from spot.hashes import hash_tensors
+from spot.placement.files import Placements
+from spot.placement.priors import omega
+from spot.store import encode_names
+
+QUANTITIES = {"rsg": "RSG", "control": "control", "excess": "excess", "image_excess": "excess, per image"}
+PAPER_TOKENS = (25, 49, 100, 196)
+PAPER = {
+    "CLS-IN21k": (0.34, 0.33, 0.47, -0.14),
+    "CLS-IN1k": (0.77, 0.77, 0.75, -1.53),
+    "MAE-IN1k": (0.49, 0.54, 0.51, -0.08),
+}
+
+
+def run(lab: Lab) -> Result:
+    """RSG of the isotropic searches, per backbone and budget, in percent."""
+    rows: list[Row] = []
+    for backbone in lab.backbones:
+        for tokens in lab.tokens:
+            placements = lab.oracle(backbone, tokens=tokens)
+            gains = {name: 100 * values for name, values in measured(lab, backbone, placements).items()}
+            row: Row = {"backbone": backbone.name, "tokens": tokens}
+            for name, values in (
+                ("rsg", gains["token"]),
+                ("control", gains["token_control"]),
+                ("excess", gains["token"] - gains["token_control"]),
+                ("image_excess", gains["image"] - gains["image_control"]),
+            ):
+                known = mean(values)
+                row[name] = known["mean"]
+                row |= {f"{name}_{key}": known[key] for key in ("low", "high", "median", "p", "images")}
+            rows.append(row)
+    source = "the scenes' own masks" if lab.settings.scenes else f"{lab.describe()['saliency']}"
+    notes = [
+        lab.differs(),
+        f"Saliency: {source}; the paper's is CLIPSeg's. Windows as large as the model's patches.",
+        f"RSG is the mean over tokens, as in the paper; tokens that start on nothing (below {NEAR_ZERO}) have none and "
+        "are left out. control: had each image's tokens moved as another image's did. excess: RSG minus the control's, "
+        "and the same of an image's tokens together; p is Wilcoxon's signed-rank test of the excess, over images.",
+    ]
+    return Result(rows, paper_rows(), notes)
+
+
+def measured(lab: Lab, backbone: Backbone, placements: Placements) -> dict[str, Tensor]:
+    """Gains (M,) per image, in the placements' order: mean over tokens, of all tokens together, and the control's."""
+    model, ends = backbone.model, placements.trajectory[:, [0, -1], :, :2]
+    source, size = lab.sources.saliency(model), model.patch_size
+    about = {"kind": "saliency-gain", "name": backbone.name.replace("/", "-"), "window": size}
+    about |= {"positions": hash_tensors({"ends": ends, "keys": encode_names(placements.keys)})}
+    about |= {"images": lab.sources.images_hash(model, oracle=True), "maps": lab.sources.maps_hash()}
+
+    def compute() -> dict[str, Tensor]:
+        parts: dict[str, list[Tensor]] = {}
+        images = lab.sources.images(model, oracle=True)
+        for batch in loader(images, lab.settings.batch_size, lab.settings.workers):
+            rows = placements.rows(batch.keys)
+            maps = source(batch.images, batch.keys)
+            start, end = ends[rows].unbind(1)
+            low, high = omega(batch.images)
+            other = ends[(rows + 1) % len(ends)]  # the next image's movement
+            moved = (start + other[:, 1] - other[:, 0]).clamp(low, high)
+            for suffix, there in (("", end), ("_control", moved)):
+                for per in ("token", "image"):
+                    gain = relative_gain(maps, start, there, size, per=per)  # type: ignore[arg-type]
+                    parts.setdefault(per + suffix, []).append(gain.nanmean(1) if per == "token" else gain)
+            parts.setdefault("rows", []).append(rows)
+        order = torch.cat(parts.pop("rows")).argsort()
+        return {name: torch.cat(values)[order] for name, values in parts.items()}
+
+    return lab.remember(about, compute)
+
+
+def paper_rows() -> list[Row]:
+    return [
+        {"backbone": f"paper: {backbone}", "tokens": tokens, "rsg": value, "rsg_images": PAPER_IMAGES}
+        for backbone, values in PAPER.items()
+        for tokens, value in zip(PAPER_TOKENS, values, strict=True)
+    ]
+
+
+TABLE: Table = {
+    "backbone": "backbone", "tokens": "tokens",
+    **{f"{what} %": partial(signed, value=name, digits=2) for name, what in QUANTITIES.items()},
+    "p": lambda row: p_value(row, "excess_p"), "images": "rsg_images",
+}  # fmt: skip
+
+
+def bars(result: Result) -> list[Row]:
+    rows = by_budget(result.rows, result.paper)
+    named = [{**row, "budget": budget.replace(" tokens", "").replace(":", "")} for row, budget in rows]
+    return each_value(named, {what: (name, f"{name}_low", f"{name}_high") for name, what in QUANTITIES.items()})
+
+
+STUDY = Study(
+    "saliency-gain", "tab:spot_on_saliency",
+    "Does the search prefer salient regions: how much more salient are the places it moves tokens to?",
+    run,
+    figure(
+        grouped_bars, bars, group="budget", bar="backbone", panel="what", label="gain, %",
+        title="Saliency that tokens gain by the search, by number of tokens",
+    ),
+    TABLE,
+)  # fmt: skip

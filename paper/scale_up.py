@@ -1,0 +1,343 @@
+"""The paper at its own scale, in one program: ViT-B/16 of three kinds, ImageNet, every table and figure.
+
+    python -m paper.scale_up --plan-only                                                 # the steps, hours and memory
+    accelerate launch -m paper.scale_up --data imagenet --weights weights --out runs/paper        # one node, all GPUs
+    accelerate launch --num_machines 4 --num_processes 32 --machine_rank $RANK --main_process_ip $HOST \\
+        --main_process_port 29500 -m paper.scale_up --data imagenet --weights weights --out runs/paper   # on each of 4
+    torchrun --nproc_per_node 2 -m paper.scale_up --rehearse --out runs/rehearsal   # two processes on a CPU, gloo
+
+The same command resumes: a step whose file is there is skipped, training goes on from its last checkpoint, and studies
+from their measurements. With several nodes --out and --data are on a file system that all of them see.
+
+--weights holds four files: timm's vit_base_patch16_224.augreg_in1k.safetensors and
+vit_base_patch16_224.augreg2_in21k_ft_in1k.safetensors, and He et al.'s mae_pretrain_vit_base_full.pth (retrofitted)
+and mae_finetuned_vit_base.pth (the baseline). --data is ImageNet's root, with train/<wnid> and val/<wnid>.
+
+Nobody here has run it at that scale. --rehearse runs every step on ViT-B cut to 2 blocks and 96 pixels, with random
+weights, on 40 random images, and ends with the same tables.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import tyro
+from PIL import Image
+from safetensors.torch import save_file
+from torchvision.transforms import ToTensor
+
+import spot
+from paper.backbone import Backbone, vit_b16
+from paper.lab import Lab
+from paper.run import run as run_studies
+from paper.run import tell_findings
+from paper.settings import StudySettings
+from paper.study import find_study
+from spot import report
+from spot.cli import one_sentence
+from spot.data.images import Images, open_data
+from spot.errors import InputError, unknown
+from spot.evaluation.cost import macs
+from spot.models.mae import DECODER_NAMES, Decoder
+from spot.options import TrainOptions
+from spot.placement.map_files import check_method, write_maps
+from spot.processes import this_process
+from spot.store import write_text
+from spot.training.fresh import for_data
+from spot.training.recipes import find_recipe, override
+from spot.training.run import run as train
+
+TRAIN_IMAGES, VAL_IMAGES, BUDGETS = 1_281_167, 50_000, (25, 49, 100, 196)
+GPUS = 8
+FLOPS = 1e14  # a second that each GPU sustains: a third of an A100's bfloat16 peak
+READ = 500  # images a second that 8 workers decode for each GPU
+FULL, FINETUNED = "mae_pretrain_vit_base_full.pth", "mae_finetuned_vit_base.pth"
+IN21K, IN1K = "vit_base_patch16_224.augreg2_in21k_ft_in1k", "vit_base_patch16_224.augreg_in1k"
+MAE, WNIDS = "vit_base_patch16_224.mae", ("n01440764", "n02123045", "n02504458", "n07753592")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the paper's three models."""
+
+    run: str  # the folder of the model that is studied
+    model: str  # timm's name
+    baseline: str  # the file of the plain ViT
+    recipe: str = ""  # that retrofits it with labels
+
+
+KINDS = {
+    "CLS-IN21k": Kind("in21k", IN21K, IN21K, "cls-in21k"),
+    "CLS-IN1k": Kind("in1k", IN1K, IN1K, "cls-in1k"),
+    "MAE-IN1k": Kind("mae-finetuned", MAE, FINETUNED),
+}
+# Forward passes of every validation image and model, in dense ones; a step of a search is three. Estimates.
+STUDIES = {
+    "off-grid": 20, "priors": 10, "saliency-gain": 30, "transfer": 5, "classification": 60, "robustness": 8, "tome": 15,
+    "elastic": 15, "speed": 10, "retrofit": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where everything is, and how a rehearsal differs."""
+
+    data: str
+    weights: Path
+    out: Path
+    accumulate: int = 1
+    workers: int = 8
+    changes: Mapping[str, Any] = field(default_factory=lambda: {"precision": "bf16"})  # of every recipe
+    decoder: Mapping[str, Any] = field(default_factory=dict)  # of the recipe mae-in1k
+    cut: Mapping[str, Any] = field(default_factory=dict)  # timm's options for the ViTs
+    method: str = "clipseg"  # of saliency maps; the paper does not name its prompt, but marks the row as an oracle's
+    prompt: str | None = "class"
+    studies: Mapping[str, Any] = field(default_factory=dict)  # settings of the studies
+
+    def file(self, name: str) -> Path:
+        return self.weights / (name if name.endswith(".pth") else f"{name}.safetensors")
+
+    def options(self, run: str, **more: Any) -> TrainOptions:
+        """Of a training run."""
+        how: dict[str, Any] = {"accumulate": self.accumulate, "workers": self.workers, **more}
+        return TrainOptions(data=self.data, out=self.out / run, val=self.data, **how)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to do, what it leaves behind, and what it takes at the paper's scale."""
+
+    name: str
+    does: str
+    run: Callable[[Setup], None]
+    leaves: str  # a file below --out: when it is there the step is done
+    flops: float
+    reads: float  # images decoded
+    memory: float  # GB of each GPU, beside what the framework takes
+
+    @property
+    def hours(self) -> float:
+        """On 8 GPUs: arithmetic or reading, whichever is longer. An estimate, not a measurement."""
+        return max(self.flops / FLOPS, self.reads / READ) / GPUS / 3600
+
+
+def steps() -> list[Step]:
+    """All of them, in order."""
+    dense = macs(vit_b16(), tokens=196)
+    seen = macs(vit_b16(), tokens=49)  # by MAE's encoder
+    decoder = 8 * (197 * 12 * 512**2 + 2 * 197**2 * 512)
+    clipseg = 45e9  # a ViT-B/16 on 352 pixels and its decoder
+    listed = [
+        Step(kind.run, f"retrofit {kind.model}, recipe {kind.recipe}", partial(retrofit, kind=kind),
+             f"{kind.run}/model/model.safetensors", trained(50, dense), 50 * TRAIN_IMAGES, memory(196, 2048))
+        for kind in KINDS.values() if kind.recipe
+    ]  # fmt: skip
+    listed += [
+        Step("mae", f"retrofit {MAE} with its decoder, recipe mae-in1k", retrofit_mae,
+             "mae/model/model.safetensors", trained(50, seen + decoder), 50 * TRAIN_IMAGES,
+             memory(49, 4096) + memory(197, 4096, 512, 8)),
+        Step("mae-finetuned", "fine-tune it, recipe mae-finetune", finetune_mae,
+             "mae-finetuned/model/model.safetensors", trained(100, dense), 100 * TRAIN_IMAGES, memory(196, 1024)),
+        Step("maps", "CLIPSeg's saliency maps of validation and training images", make_maps,
+             "maps/done.txt", 2 * clipseg * (TRAIN_IMAGES + VAL_IMAGES), 5 * (TRAIN_IMAGES + VAL_IMAGES), 3),  # PNGs
+    ]  # fmt: skip
+    banks = {"classification": 8 * 4, "priors": 10}  # placements of all training images, for kNN
+    for name, passes in STUDIES.items():
+        images = len(KINDS) * (passes * VAL_IMAGES + banks.get(name, 0) * TRAIN_IMAGES / 3)
+        listed.append(
+            Step(name, find_study(name).question, partial(study, name=name), f"studies/{name}.json",
+                 2 * dense * images, images / 4, 6)  # about four placements are measured each time an image is read
+        )  # fmt: skip
+    return [*listed, Step("tables", "which findings hold, and every table on one page", tables, "tables.md", 0, 0, 0)]
+
+
+def trained(epochs: float, forward: float) -> float:
+    """FLOPs of training on ImageNet: a backward pass is two forward ones, a multiply-add two FLOPs."""
+    return epochs * TRAIN_IMAGES * forward * 2 * 3
+
+
+def memory(tokens: int, batch: int, width: int = 768, depth: int = 12) -> float:
+    """GB of a GPU that trains its share of a batch in bfloat16: 16 bytes a parameter for weights, gradients and Adam,
+    34 a token, channel and block for what the backward pass reads (Korthikanti et al., 2022, attention fused)."""
+    return (16 * 12 * width**2 * depth + 34 * (tokens + 1) * width * depth * batch / GPUS) / 1e9
+
+
+# What steps do
+
+
+def retrofit(setup: Setup, kind: Kind) -> None:
+    file = setup.file(kind.model)
+    model = spot.load(kind.model, weights=file, **setup.cut)
+    train(model, override(find_recipe(kind.recipe), setup.changes), setup.options(kind.run))
+
+
+def retrofit_mae(setup: Setup) -> None:
+    file = setup.file(FULL)
+    model = spot.load(MAE, weights=file, **setup.cut)
+    recipe = override(find_recipe("mae-in1k"), {**setup.changes, **setup.decoder})
+    train(model, recipe, setup.options("mae", weights=file))
+
+
+def finetune_mae(setup: Setup) -> None:
+    recipe = override(find_recipe("mae-finetune"), setup.changes)
+    options = setup.options("mae-finetuned")
+    train(for_data(spot.load(setup.out / "mae" / "model"), recipe, options, classes=1000), recipe, options)
+
+
+def make_maps(setup: Setup) -> None:
+    """Every process its share of the maps."""
+    state, folder = this_process(), setup.out / "maps"
+    if state.is_main_process:
+        check_method(folder, setup.method, setup.prompt)
+    state.wait_for_everyone()
+    for split in ("val", "train"):
+        images = open_data(setup.data, transform=ToTensor(), split=split)
+        if not isinstance(images, Images):
+            raise InputError(f"{setup.data} is a stream; the paper's scale needs ImageNet's folders")
+        images.keep(range(state.process_index, len(images), state.num_processes))
+        write_maps(images, folder, setup.method, setup.prompt)
+    state.wait_for_everyone()
+    if state.is_main_process:
+        write_text(folder / "done.txt", "all maps are made\n")
+
+
+def study(setup: Setup, name: str) -> None:
+    device = this_process().device
+    models = [
+        Backbone(kind_name, str(setup.out / kind.run / "model"), setup.file(kind.baseline), device)
+        for kind_name, kind in KINDS.items()
+    ]
+    given: dict[str, Any] = {"data": setup.data, "bank": setup.data, "saliency": str(setup.out / "maps")}
+    given |= {"runs": tuple(setup.out / kind.run for kind in KINDS.values()), "workers": setup.workers}
+    lab = Lab(models, StudySettings(**{**given, **setup.studies}), cache=setup.out / "cache")
+    run_studies([find_study(name)], lab, setup.out / "studies")
+
+
+def tables(setup: Setup) -> None:
+    """All pages as one, the findings first."""
+    if this_process().is_main_process:
+        folder = setup.out / "studies"
+        tell_findings(folder)
+        pages = [(folder / f"{name}.md").read_text() for name in ("findings", *STUDIES)]
+        write_text(setup.out / "tables.md", "\n".join(page.replace("](", "](studies/") for page in pages))
+
+
+# The rehearsal
+
+
+def rehearsal(out: Path) -> Setup:
+    """ViT-B cut to 2 blocks and 96 pixels, random weights, 40 random images to train on and 40 to measure on."""
+    data, weights = out / "images", out / "weights"
+    if this_process().is_main_process and not (weights / FULL).is_file():
+        for number, split in enumerate(("train", "val")):
+            draw = np.random.default_rng(number)
+            for wnid in WNIDS:
+                (data / split / wnid).mkdir(parents=True, exist_ok=True)
+                for each in range(10):
+                    small = Image.fromarray(draw.integers(0, 255, (8, 8, 3), dtype=np.uint8))
+                    small.resize((256, 256), Image.Resampling.BICUBIC).save(data / split / wnid / f"{each}.jpg")
+        random_weights(weights)
+    this_process().wait_for_everyone()
+    tiny = {"img_size": 96, "batch_size": 8, "epochs": 1.0, "warmup_epochs": 0.0, "lr": 1e-5}
+    few = {"seeds": 1, "oracle_limit": 20, "batch_size": 20}
+    return Setup(
+        str(data), weights, out, workers=0, changes=tiny, decoder={"decoder_depth": 2}, method="spectral", prompt=None,
+        cut={"depth": 2, "img_size": 96}, studies=few,
+    )  # fmt: skip
+
+
+def random_weights(folder: Path) -> None:
+    """The four files, by the names and shapes of the published ones, with 2 blocks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    for kind in KINDS.values():
+        if kind.recipe:
+            save_file(timm.create_model(kind.model, depth=2).state_dict(), folder / f"{kind.baseline}.safetensors")
+    tuned = timm.create_model(MAE, depth=2, num_classes=1000, global_pool="avg")
+    torch.save({"model": tuned.state_dict()}, folder / FINETUNED)
+    names = {ours: theirs for theirs, ours in DECODER_NAMES.items()}
+    state = timm.create_model(MAE, depth=2).state_dict()
+    for name, tensor in Decoder(768, (14, 14), 768, depth=2).state_dict().items():
+        begin = next(ours for ours in names if name.startswith(ours))
+        table = name == "positions.table"
+        state[names[begin] + name.removeprefix(begin)] = torch.cat([0 * tensor[:1], tensor])[None] if table else tensor
+    torch.save({"model": state}, folder / FULL)  # last: it says that all are there
+
+
+# The program
+
+
+def plan(listed: Sequence[Step], out: Path) -> list[dict[str, Any]]:
+    """A row for each step: what it takes on 8 GPUs, and whether it is done."""
+    return [
+        {
+            "step": step.name,
+            "does": step.does,
+            f"hours on {GPUS} GPUs": f"{step.hours:.1f}",
+            "GB a GPU": round(step.memory),
+            "done": "yes" if (out / step.leaves).is_file() else "",
+        }
+        for step in listed
+    ]
+
+
+def scale_up(
+    out: Path = Path("runs/paper"),
+    data: str = "imagenet",
+    weights: Path = Path("weights"),
+    only: tuple[str, ...] = (),
+    accumulate: int = 1,
+    workers: int = 8,
+    plan_only: tyro.conf.FlagCreatePairsOff[bool] = False,
+    rehearse: tyro.conf.FlagCreatePairsOff[bool] = False,
+) -> None:
+    """Reproduce the paper at its own scale: every step that is not done yet, in order.
+
+    Args:
+        out: the folder of everything that is made.
+        data: ImageNet's root, with train/<wnid> and val/<wnid>.
+        weights: a folder with the four published files.
+        only: these steps alone.
+        accumulate: backward passes a step, where a GPU has less memory than the plan says.
+        workers: processes that read images, for each GPU.
+        plan_only: show the steps with hours and memory, and do nothing.
+        rehearse: ViT-B cut to 2 blocks, random weights and 40 random images; --data and --weights are not used.
+
+    example: accelerate launch -m paper.scale_up --data imagenet --weights weights
+    """
+    listed, main = steps(), this_process().is_main_process
+    strange = [name for name in only if name not in {step.name for step in listed}]
+    if strange:
+        raise unknown("step", strange[0], [step.name for step in listed])
+    if main:
+        caption = (
+            f"Hours are estimates: arithmetic at {FLOPS / 1e12:g} TFLOP/s or reading {READ} images/s for each GPU, "
+            "whichever is longer. `spot retrofit … --dry-run` times a few steps on your machine."
+        )
+        report.show(plan(listed, out), "The paper at its own scale", caption=caption)
+    if plan_only:
+        return
+    setup = rehearsal(out) if rehearse else Setup(data, weights, out, accumulate, workers)
+    for step in listed:
+        if (not only or step.name in only) and not (out / step.leaves).is_file():
+            if main:
+                report.say(f"{step.name}: {step.does}")
+            step.run(setup)
+            this_process().wait_for_everyone()
+    if main:
+        report.say(f"Every table is in {out / 'tables.md'}.")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program; bad input ends in one sentence on stderr and exit code 2."""
+    with one_sentence("paper.scale_up"):
+        tyro.cli(scale_up, prog="python -m paper.scale_up", args=arguments)
+
+
+if __name__ == "__main__":
+    main()

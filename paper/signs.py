@@ -1,0 +1,415 @@
+"""Signs in a street: large photographs in which the object is small, `python -m paper.signs`.
+
+511 photographs of German streets of 1360 × 800 pixels, from GTSDB (Houben, Stallkamp, Salmen, Schlipsing, Igel:
+"Detection of Traffic Signs in Real-World Images: The German Traffic Sign Detection Benchmark", IJCNN 2013), each with
+traffic signs of one kind only, or none: five classes. The paper has no such table, so all rows are ours.
+
+Three kinds of rows. *frozen*: a linear head on features of the retrofitted ViT-Ti; only the input differs.
+*fine-tuned*: the whole ViT on shrunk pictures, with the steps and rates of the next kind. *finder*: models of `spot
+learn --look glimpses`, from boxes or from labels alone. Costs include the finder or the saliency map. Results are kept
+in --cache.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import spot
+from paper.statistics import difference, share
+from spot import report
+from spot.data.pictures import Pictures, boxes_to_places, read_boxes
+from spot.hashes import hash_model
+from spot.models.family import at_budget, dense_model
+from spot.models.glimpsed import Glimpsed
+from spot.models.loading import load_source
+from spot.models.spot_vit import SpotViT
+from spot.placement.glimpses import glimpse_positions, whole_picture
+from spot.placement.map_files import map_macs
+from spot.placement.priors import isotropic
+from spot.placement.saliency import OnnxSaliency, rgb, spectral_residual
+from spot.store import read_json, read_tensors, write_json, write_tensors
+from spot.training.glimpses import fit_head, lit, train_classifier
+
+MARGIN, PATCH = 1.25, 16
+KIND = "spot_signs"
+MAP_SIDE = 64.0  # pixels: the side of a glimpse on the peak of a saliency map, which has no sizes
+
+
+@dataclass
+class Street:
+    """Pictures, the places of their signs, and the folder for results."""
+
+    train: Pictures
+    val: Pictures
+    places: dict[str, Tensor]  # by key: (n, 4), y, x and size in pixels, weight
+    cache: Path
+    u2net: Path | None = None
+    others: Tensor = field(init=False)  # (M, 3): the places of all training signs, in pixels
+
+    def __post_init__(self) -> None:
+        self.others = torch.cat([self.places[key][:, :3] for key in self.train.keys])
+
+    def told(self, key: str, pixels: Tensor) -> Tensor:
+        """The glimpse (1, 1, 3) on the largest sign; without one, at the place and size of another picture's sign."""
+        own = self.places[key]
+        place = own[own[:, 2].argmax(), :3] if len(own) else self.others[draw_for(key).integers(len(self.others))]
+        height, width = pixels.shape[1:]
+        return torch.tensor([[[place[0] / height, place[1] / width, MARGIN * place[2]]]])
+
+    def chance(self, key: str, pixels: Tensor) -> Tensor:
+        """A glimpse at the place and size of another picture's sign, whether or not this one has a sign."""
+        y, x, size = self.others[draw_for(key).integers(len(self.others))].tolist()
+        return torch.tensor([[[y / pixels.shape[1], x / pixels.shape[2], MARGIN * size]]])
+
+
+def draw_for(key: str) -> np.random.Generator:
+    """Random numbers of a picture, from its name."""
+    return np.random.default_rng(list(key.encode()))
+
+
+def normal(pixels: Tensor) -> Tensor:
+    """Bytes (3, H, W) as the ViT takes them: (1, 3, H, W)."""
+    return pixels.float()[None] / 127.5 - 1
+
+
+# Inputs of the frozen ViT: picture → image, and positions or None for its own grid
+
+Seen = tuple[Tensor, Tensor | None]
+
+
+def windows_told(street: Street, key: str, pixels: Tensor) -> Seen:
+    images = normal(pixels)
+    return images, glimpse_positions(images, street.told(key, pixels), 49, PATCH)
+
+
+def frameless(street: Street, key: str, pixels: Tensor) -> Seen:
+    images, positions = windows_told(street, key, pixels)
+    assert positions is not None
+    return images, positions[..., :3].contiguous()
+
+
+def crop_told(street: Street, key: str, pixels: Tensor) -> Seen:
+    return cut(pixels, street.told(key, pixels), 112), None
+
+
+def by_chance(street: Street, key: str, pixels: Tensor) -> Seen:
+    images = normal(pixels)
+    return images, glimpse_positions(images, street.chance(key, pixels), 49, PATCH)
+
+
+def spectral(street: Street, key: str, pixels: Tensor) -> Seen:
+    small = F.interpolate(normal(pixels), (200, 340), mode="area")
+    maps = spectral_residual(rgb(small, {"mean": (0.5,) * 3, "std": (0.5,) * 3}))
+    return on_peak(pixels, F.avg_pool2d(maps[:, None], 15, 1, 7)[0, 0])
+
+
+def u2net(street: Street, key: str, pixels: Tensor) -> Seen:
+    assert street.u2net is not None
+    return on_peak(pixels, OnnxSaliency(street.u2net)(pixels.float()[None] / 255)[0])
+
+
+def on_peak(pixels: Tensor, map_: Tensor) -> Seen:
+    """A glimpse where a saliency map (R, C) is highest."""
+    images, best = normal(pixels), int(map_.argmax())
+    place = [(best // map_.shape[1] + 0.5) / map_.shape[0], (best % map_.shape[1] + 0.5) / map_.shape[1], MAP_SIDE]
+    return images, glimpse_positions(images, torch.tensor([[place]]), 49, PATCH)
+
+
+def even(street: Street, key: str, pixels: Tensor) -> Seen:
+    images = normal(pixels)
+    return images, isotropic(images, 49)
+
+
+def even_tiles(street: Street, key: str, pixels: Tensor) -> Seen:
+    images = normal(pixels)
+    return images, whole_picture(images, 49, PATCH)
+
+
+def shrunk(width: int, street: Street, key: str, pixels: Tensor) -> Seen:
+    return shrink_to(normal(pixels), width), None
+
+
+def shrink_to(images: Tensor, width: int) -> Tensor:
+    """Images (B, 3, H, W) with so many pixels across, and a height in whole patches."""
+    return shrink(images, shrunk_size(images, width))
+
+
+def shrunk_size(images: Tensor, width: int) -> tuple[int, int]:
+    """(H, W) of images with so many pixels across: whole patches."""
+    return round(width * images.shape[-2] / images.shape[-1] / PATCH) * PATCH, width
+
+
+def shrink(images: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
+
+
+def cut(pixels: Tensor, glimpse: Tensor, samples: int) -> Tensor:
+    """A glimpse (1, 1, 3) cut out at whole pixels and resized with antialiasing: (1, 3, S, S)."""
+    height, width = pixels.shape[1:]
+    y, x, side = glimpse[0, 0].tolist()
+    half = max(4, round(side / 2))
+    top, left = (
+        min(max(0, round(at) - half), length - 2 * half) for at, length in ((y * height, height), (x * width, width))
+    )
+    part = normal(pixels[:, max(0, top) : top + 2 * half, max(0, left) : left + 2 * half])
+    return F.interpolate(part, (samples, samples), mode="bilinear", antialias=True, align_corners=False)
+
+
+TOLD = "told the box"
+SEEN: dict[str, tuple[int, Callable[..., Seen]]] = {  # tokens, and what is seen
+    f"{TOLD}: 49 tokens in its region": (49, windows_told),
+    f"{TOLD}: the same, positions in the picture": (49, frameless),
+    f"{TOLD}: cut out, resized to 112 pixels": (49, crop_told),
+    "a glimpse at random": (49, by_chance),
+    "a glimpse on the peak of the spectral residual": (49, spectral),
+    "a glimpse on the peak of U²-Net-p": (49, u2net),
+    "even windows of 16 pixels": (49, even),
+    "even windows that tile the picture": (49, even_tiles),
+    "picture shrunk to 160 pixels across": (60, partial(shrunk, 160)),
+    "picture shrunk to 224 pixels across": (112, partial(shrunk, 224)),
+    "picture shrunk to 320 pixels across": (240, partial(shrunk, 320)),
+    "picture shrunk to 680 pixels across": (1050, partial(shrunk, 680)),
+    "all patches": (4250, partial(shrunk, 1360)),
+}
+WIDTHS = (160, 224, 320)  # of the shrunk pictures that the whole ViT is fine-tuned on
+
+
+def pooled(model: SpotViT, seen: Seen) -> Tensor:
+    """Features (1, D) of one input."""
+    images, positions = seen
+    return model.forward_head(
+        model.forward_features(images, model.grid(images) if positions is None else positions), pre_logits=True
+    )
+
+
+@torch.no_grad()
+def features(street: Street, name: str, model: SpotViT, part: Pictures, split: str) -> Tensor:
+    """Features (M, D) of an input of all pictures, kept in the cache."""
+    file = street.cache / f"{slug(name)}-{split}.safetensors"
+    if not file.is_file():
+        made = []
+        for index in report.track(range(len(part)), f"{name}, {split}", len(part)):
+            made.append(pooled(model, SEEN[name][1](street, part.keys[index], part.pixels(index))))
+        write_tensors(file, {"features": torch.cat(made)}, KIND, {})
+    return read_tensors(file, KIND)[0]["features"]
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's name."""
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
+def with_head(street: Street, name: str, model: SpotViT) -> Tensor:
+    """Logits (M, classes) of a linear head on frozen features; its penalty is chosen on a fifth of train."""
+    fit, choose = street.train.every_fifth()
+    x, y = features(street, name, model, street.train, "train"), torch.tensor(street.train.labels)
+    rows = {key: row for row, key in enumerate(street.train.keys)}
+    first, second = ([rows[key] for key in part.keys] for part in (fit, choose))
+    scores = {}
+    for decay in (1e-3, 1e-2, 1e-1):
+        fit_head(model, x[first], y[first], decay)
+        with torch.no_grad():
+            scores[decay] = float((model.vit.head(x[second]).argmax(1) == y[second]).float().mean())
+    fit_head(model, x, y, max(scores, key=lambda decay: scores[decay]))
+    with torch.no_grad():
+        return model.vit.head(features(street, name, model, street.val, "val"))
+
+
+# The whole ViT, fine-tuned on shrunk pictures
+
+
+class Shrunk:
+    """Random views of whole pictures, shrunk: for `train_classifier`, as its Glimpses are."""
+
+    def __init__(self, pictures: Pictures, width: int, seed: int = 0) -> None:
+        self.pictures, self.width, self.seed = pictures, width, seed
+        self.small: dict[int, Tensor] = {}
+
+    def batch(self, rows: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        views = []
+        for row in rows:
+            height, width = shrunk_size(self.pictures.pixels(row), self.width)
+            if row not in self.small:  # somewhat larger than the view, so that the view can move
+                large = (round(1.12 * height), round(1.12 * width))
+                self.small[row] = shrink(normal(self.pictures.pixels(row)), large)[0]
+            room = (length - seen + 1 for length, seen in zip(self.small[row].shape[1:], (height, width), strict=True))
+            top, left = (int(draw.integers(each)) for each in room)
+            part = self.small[row][:, top : top + height, left : left + width]
+            views.append(lit((part + 1) / 2, draw))
+        return torch.stack(views) * 2 - 1, torch.tensor([self.pictures.labels[row] for row in rows])
+
+
+def fine_tuned(street: Street, source: Any, width: int) -> tuple[SpotViT, Tensor]:
+    """The ViT fine-tuned on pictures of so many pixels across, and its logits of val, kept in the cache."""
+    file = street.cache / f"fine-tuned-{width}.safetensors"
+    model = at_budget(source, 49)
+    model.reset_classifier(len(street.train.classes))
+    if not file.is_file():
+        torch.manual_seed(0)
+        train_classifier(model, Shrunk(street.train, width), state=file.with_suffix(".pt"))
+        with torch.no_grad():
+            each = (shrink_to(normal(street.val.pixels(index)), width) for index in range(len(street.val)))
+            logits = torch.cat([model(images, model.grid(images)) for images in each])
+        write_tensors(file, {"logits": logits}, KIND, {})
+    return model, read_tensors(file, KIND)[0]["logits"]
+
+
+# Models with a finder
+
+
+@torch.no_grad()
+def with_finder(street: Street, model: SpotViT, name: str, most: int = 6) -> dict[str, Tensor]:
+    """Places and scores (M, 6, 4) in val, and logits (M, 6, classes) of tokens and of crops there, and of the box."""
+    file = street.cache / f"{name}-{hash_model(model)[:12]}.safetensors"
+    if not file.is_file():
+        several, side, made = Glimpsed(model, most), round(model.tokens**0.5) * PATCH, []
+        for index in report.track(range(len(street.val)), name, len(street.val)):
+            key, pixels = street.val.keys[index], street.val.pixels(index)
+            images, box = normal(pixels), street.told(key, pixels)
+            found = several.finder.find(images, most)
+            crops = torch.cat([cut(pixels, found.glimpses[:, [number]], side) for number in range(most)])
+            told = cut(pixels, box, side)
+            made.append(
+                {
+                    "places": torch.cat([found.glimpses[0], found.scores[0, :, None]], 1),
+                    "tokens": several.each(images, found.glimpses)[0],
+                    "crops": model(crops, model.grid(crops)),
+                    "told": several.each(images, box)[0],
+                    "told crops": model(told, model.grid(told)),
+                }
+            )
+        write_tensors(file, {part: torch.stack([each[part] for each in made]) for part in made[0]}, KIND, {})
+    return dict(read_tensors(file, KIND)[0])
+
+
+# Costs
+
+
+@torch.no_grad()
+def cost(call: Callable[[], Any], times: int = 5) -> dict[str, float]:
+    """Multiply-adds of a call, and its milliseconds of processor time in one thread: the least of a few."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the counter sees its products
+        call()
+    spent = []
+    for _ in range(times):
+        begun = time.process_time()  # not the clock's: the machine may be busy
+        call()
+        spent.append(time.process_time() - begun)
+    return {"GMACs": counter.get_total_flops() / 2e9, "ms": 1000 * min(spent)}
+
+
+class Costs:
+    """Costs of rows by name, for one picture in memory at batch 1; measured once and kept."""
+
+    def __init__(self, file: Path) -> None:
+        self.file: Path = file
+        self.known: dict[str, dict[str, float]] = read_json(file) if file.is_file() else {}
+
+    def of(self, name: str, call: Callable[[], Any], times: int = 5) -> dict[str, float]:
+        if name not in self.known:
+            self.known[name] = cost(call, times)
+            write_json(self.file, self.known)
+        return self.known[name]
+
+
+def main(
+    data: Path,
+    weights: Path,
+    boxes: tuple[Path, ...] = (),
+    labels: tuple[Path, ...] = (),
+    u2netp: Path | None = None,
+    skip: tuple[str, ...] = (),
+    widths: tuple[int, ...] = WIDTHS,
+    out: Path = Path("docs/results/signs"),
+    cache: Path = Path("runs/signs-study"),
+) -> None:
+    """Measure the table of signs.
+
+    Args:
+        data: the folder signs, with train, val and boxes.csv.
+        weights: of the timm ViT-Ti that vit-ti is based on.
+        boxes: models of spot learn --look glimpses --boxes.
+        labels: models of spot learn --look glimpses, without boxes.
+        u2netp: the ONNX file of U²-Net-p, for its row.
+        skip: rows to leave out, by the beginning of their name.
+        widths: of the shrunk pictures that the whole ViT is fine-tuned on, in pixels.
+    """
+    from paper.signs_page import write
+
+    torch.set_num_threads(1)
+    train, val = Pictures.open(data, "train"), Pictures.open(data, "val")
+    known: dict[str, Tensor] = {}
+    for part in (train, val):
+        known |= boxes_to_places(read_boxes(data / "boxes.csv", part))
+    cache.mkdir(parents=True, exist_ok=True)
+    street, spent, truth = (
+        Street(train, val, known, cache, u2netp),
+        Costs(cache / "costs.json"),
+        torch.tensor(val.labels),
+    )
+    source = load_source("vit-ti", weights=weights)
+    frozen = at_budget(source, 49).eval().requires_grad_(False)
+    frozen.reset_classifier(len(train.classes))
+    some, key = val.pixels(0), val.keys[0]
+    right: dict[tuple[str, str], Tensor] = {}
+    rows: list[dict[str, Any]] = []
+
+    def add(training: str, name: str, tokens: int, logits: Tensor, price: dict[str, float]) -> None:
+        right[training, name] = logits.argmax(1) == truth
+        line = {"training": training, "input": name, "tokens": tokens}
+        rows.append({**line, **share(right[training, name]), **price})
+
+    for name, (tokens, see) in SEEN.items():
+        if name.startswith(skip) or (see is u2net and u2netp is None):
+            continue
+        dense = dense_model(source).eval().requires_grad_(False) if tokens == 4250 else frozen
+        dense.reset_classifier(len(train.classes))
+        price = spent.of(f"frozen {name}", lambda: pooled(dense, see(street, key, some)), 1 if tokens > 4000 else 5)  # noqa: B023
+        extra = (map_macs(str(u2netp)) or 0) / 1e9 if see is u2net else 0
+        add("frozen", name, tokens, with_head(street, name, dense), {**price, "GMACs": price["GMACs"] + extra})
+    for width in widths:
+        tuned, logits = fine_tuned(street, source, width)
+        small = shrink_to(normal(some), width)
+        price = spent.of(f"fine-tuned {width}", partial(tuned.eval().requires_grad_(False), small, tuned.grid(small)))
+        add("fine-tuned", f"picture shrunk to {width} pixels across", len(tuned.grid(small)[0]), logits, price)
+    models: dict[str, tuple[SpotViT, dict[str, Tensor]]] = {}
+    for how, paths in (("boxes", boxes), ("labels", labels)):
+        for path in paths:
+            model = spot.load(path).eval().requires_grad_(False)
+            each, training = model.tokens, f"finder from {how}"
+            made = with_finder(street, model, f"{how}-{each}")
+            models[f"{how}-{each}"] = model, made
+            for count in (1, 3, 6) if each < 25 else (1, 2):
+                several = Glimpsed(model, count)
+                price = spent.of(f"{count} × {each}", partial(several, normal(some)))
+                places, side = f"{count} place{'s' * (count > 1)} of {each} tokens", round(each**0.5) * PATCH
+                add(training, places, count * each, several.decide(made["tokens"][:, :count]), price)
+                name = f"the same places, cut out and resized to {side} pixels"
+                add(training, name + f" ({count} × {each})", count * each, several.decide(made["crops"][:, :count]), {})
+            several = Glimpsed(model, 1)
+            for kept, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
+                add(training, name, each, several.decide(made[kept]), {})
+    base = right.get(("finder from labels", "3 places of 16 tokens"))
+    for line, outcome in zip(rows, right.values(), strict=True):
+        line |= {} if base is None else difference(outcome, base)
+    finders: list[Any] = [model.policy for model, _ in models.values()]
+    looks = {"the finder alone": spent.of("finder", partial(finders[0].find, normal(some), 3))} if finders else {}
+    dense = dense_model(source).eval().requires_grad_(False)
+    see = SEEN["all patches"][1]
+    looks["all 4,250 patches"] = spent.of("frozen all patches", lambda: pooled(dense, see(street, key, some)), 1)
+    write(rows, looks, street, models, right, out)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

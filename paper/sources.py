@@ -1,0 +1,111 @@
+"""What studies measure on: the images and saliency maps that their settings name."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paper.settings import SCENES, StudySettings
+from spot.data.classes import class_folders
+from spot.data.difficulty import Difficulty, difficulty_of
+from spot.data.images import Data, Images, Stream, data_for, listed
+from spot.data.scenes import CLASSES, Scenes
+from spot.errors import InputError
+from spot.evaluation.accuracy import Maps
+from spot.evaluation.cache import hash_images, hash_maps
+from spot.hashes import hash_json
+from spot.models.spot_vit import SpotViT
+from spot.placement.map_files import ABOUT, map_macs
+from spot.placement.saliency import KeyedSaliency, resolve_saliency
+from spot.store import read_json
+
+
+class Sources:
+    """The images and saliency maps of a study, as each model wants them. A folder is listed once."""
+
+    def __init__(self, settings: StudySettings) -> None:
+        self.settings = settings
+        self._listed: dict[Any, Data] = {}
+        self._hashes: dict[Any, str] = {}
+
+    def images(self, model: SpotViT, *, oracle: bool = False) -> Any:
+        """The images as a model wants them; with `oracle`, those of them that are searched."""
+        given = self.settings
+        if model.num_classes == 0:
+            raise InputError(f"{model.name} has no classifier, and studies need its predictions")
+        if given.scenes and model.num_classes != len(CLASSES):
+            raise InputError(
+                f"{model.name} knows {model.num_classes} classes, the scenes are of {len(CLASSES)}; give --data"
+            )
+        limit = given.oracle_limit if oracle and given.scenes else given.limit
+        data = self._open(model, given.data, given.split, limit, given.root)
+        if isinstance(data, Stream):
+            raise InputError(f"{given.data} is a stream, whose images have no names to compare results by")
+        if oracle and isinstance(data, Images) and given.oracle_limit is not None:
+            data.thin(given.oracle_limit)
+        return data
+
+    def bank(self, model: SpotViT) -> Any:
+        """The labelled images of kNN banks, which cascades calibrate on too; with a limit, as many of each class."""
+        bank, limit = str(self.settings.bank), self.settings.bank_limit
+        data = self._open(model, bank, "train", limit if difficulty_of(bank) else None, None)
+        if isinstance(data, Images):
+            if self.settings.bank_keep is not None:
+                data.only(listed(self.settings.bank_keep))
+            if limit is not None:
+                data.balance(limit)
+        return data
+
+    def _open(self, model: SpotViT, name: str, split: str, limit: int | None, root: str | Path | None) -> Data:
+        classes = class_folders(model)
+        key = (name, split, limit, classes if isinstance(classes, int) else tuple(classes))
+        if key not in self._listed:
+            self._listed[key] = data_for(model, name, split=split, limit=limit, root=root)
+        data = self._listed[key]
+        if not isinstance(data, Images):
+            return data_for(model, name, split=split, limit=limit, root=root)
+        data = copy.copy(data)
+        data.transform, data.skipped = model.transform(), []
+        return data
+
+    def saliency(self, model: SpotViT, data: str = "") -> Maps:
+        """Maps (B, H, W) for images as the model sees them and their keys in the data."""
+        source = self.settings.saliency
+        if source == "masks":
+            known = data or self.settings.data
+            return KeyedSaliency(lambda images, keys: scene_masks(keys, known).to(images.device), "masks")
+        return resolve_saliency(source, model.data_config, model.transform(), data or self.settings.data)
+
+    def images_hash(self, model: SpotViT, *, oracle: bool = False, bank: bool = False) -> str:
+        """A hash of the images' files and of how the model wants them."""
+        config = {name: str(value) for name, value in model.data_config.items()}
+        key = (str(config), oracle, bank)
+        if key not in self._hashes:
+            data = self.bank(model) if bank else self.images(model, oracle=oracle)
+            self._hashes[key] = hash_json([hash_images(data), config])
+        return self._hashes[key]
+
+    def maps_cost(self) -> int | None:
+        """Multiply-adds of making one map; None where it is not known, as of scenes' own masks."""
+        return None if self.settings.saliency == "masks" else map_macs(self.settings.saliency)
+
+    def maps_name(self) -> str:
+        """What makes the maps, with its prompt: a folder of maps has it written down."""
+        source = Path(self.settings.saliency)
+        about = read_json(source / ABOUT, "what made a folder of maps") if (source / ABOUT).is_file() else {}
+        if "method" not in about:
+            return source.name
+        return about["method"] if about.get("prompt") is None else f"{about['method']}, prompt “{about['prompt']}”"
+
+    def maps_hash(self) -> str:
+        if "maps" not in self._hashes:
+            self._hashes["maps"] = hash_maps(self.settings.saliency)
+        return self._hashes["maps"]
+
+
+def scene_masks(keys: Sequence[str], data: str = SCENES) -> Tensor:
+    """The object's mask (B, H, W) of scenes, by key and the name of their data set."""
+    split, difficulty = keys[0].partition("/")[0], difficulty_of(data) or Difficulty()
+    return Scenes(split, difficulty=difficulty).draw([int(key.rpartition("/")[2]) for key in keys]).masks

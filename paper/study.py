@@ -1,0 +1,223 @@
+"""A study: a question the paper asks, how it is measured here, and the paper's own numbers beside ours.
+
+A study is one module of this package with a `STUDY`. `run` measures with a Lab and returns a Result,
+which is JSON through and through; tables and figures are made from the Result alone, so that they
+can be made again without measuring again.
+
+    rows     one dict per line, numbers in percent, with "low" and "high" the 95 % interval
+    paper    the paper's lines, with the same names where they mean the same
+    notes    sentences: what differs, which lines need what is absent, slips in the paper
+    data     whatever else a figure needs
+
+To add a study, write such a module and list its name in STUDIES.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from paper.provenance import sentence
+from spot import report
+from spot.errors import InputError, unknown
+from spot.store import read_json, write_text
+
+if TYPE_CHECKING:
+    from paper.lab import Lab
+
+FORMAT = 1
+
+STUDIES = (
+    "off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness", "tome", "elastic", "scale",
+    "merging", "needle", "anytime", "speed", "retrofit",
+)  # fmt: skip
+
+Row = dict[str, Any]
+Table = Mapping[str, str | Callable[[Row], Any]]  # column → name in the rows, or what to show of a row
+PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
+
+
+@dataclass
+class Result:
+    """What a study measured: JSON values only."""
+
+    rows: list[Row]
+    paper: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    settings: Row = field(default_factory=dict)
+    data: Row = field(default_factory=dict)
+    study: str = ""
+    versions: dict[str, str] = field(default_factory=report.versions)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, whole or not at all."""
+        write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Result":
+        """Read a file; one of another version, or a damaged one, is refused."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"there is no result {path}; run python -m paper {path.stem} first")
+        again = f"run python -m paper {path.stem} again"
+        content = read_json(path, f"a study's result; {again}")
+        version = content.pop("format", None) if isinstance(content, dict) else None
+        if version not in (FORMAT, None):
+            raise InputError(f"{path} was written in format {version}, this version reads {FORMAT}; {again}")
+        try:
+            return cls(**content)
+        except TypeError:
+            raise InputError(f"{path} is not a study's result, or is damaged; {again}") from None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question of the paper.
+
+    table: how a person reads the result, ours and the paper's.
+    """
+
+    name: str
+    paper: str  # the label of its table or figure in the paper's source
+    question: str
+    run: "Callable[[Lab], Result]"
+    draw: Callable[[Result], Figure]
+    table: Callable[[Result], list[Row]] | Table
+
+    def lines(self, result: Result) -> list[Row]:
+        """The table for people."""
+        if callable(self.table):
+            return self.table(result)
+        return [
+            {name: row.get(show) if isinstance(show, str) else show(row) for name, show in self.table.items()}
+            for row in [*result.rows, *result.paper]
+        ]
+
+    def markdown(self, result: Result, picture: str = "") -> str:
+        """A page: the question, the table, the notes, the figure."""
+        asked = f"{self.question} (the paper's `{self.paper}`)"
+        shown = [f"![{self.name}]({picture})"] if picture else []
+        table = report.markdown(self.lines(result))
+        return page(f"# {self.name}", asked, table, result.notes, *shown, sentence(result.settings))
+
+    def show(self, result: Result) -> None:
+        """The same in the terminal."""
+        report.show(self.lines(result), f"{self.name}: {self.question}", caption="\n".join(result.notes))
+
+
+def page(*parts: str | Sequence[str]) -> str:
+    """Markdown of parts with empty lines between; several sentences are a list."""
+    texts = [part if isinstance(part, str) else "\n".join(f"- {note}" for note in part) for part in parts]
+    return "\n\n".join(text.rstrip() for text in texts if text) + "\n"
+
+
+def find_study(name: str) -> Study:
+    """The study of a name in STUDIES."""
+    if name not in STUDIES:
+        raise unknown("study", name, [*STUDIES, "all", "findings"])
+    study: Study = import_module(f"paper.{name.replace('-', '_')}").STUDY
+    return study
+
+
+def figure(
+    plot: Callable[..., Figure],
+    rows: "Callable[[Result], Sequence[Row]] | None" = None,
+    *,
+    title: str = "",
+    **options: Any,
+) -> Callable[[Result], Figure]:
+    """What draws a study: a plot of ours and the paper's rows, or of these.
+
+    The title may name values of the first row, as in "with {tokens} tokens".
+    """
+
+    def draw(result: Result) -> Figure:
+        drawn = [*result.rows, *result.paper] if rows is None else rows(result)
+        return plot(drawn, title=title.format_map((result.rows or [{}])[0]), **options)
+
+    return draw
+
+
+def each_value(rows: Sequence[Row], values: Mapping[str, tuple[str, str, str]]) -> list[Row]:
+    """A row for every number of a row, for figures: `what` it is, its `value` and the ends `low` and `high`.
+
+    values: what → the names of the number and of its ends.
+    """
+    return [
+        {**row, "what": what, "value": row[value], "low": row.get(low), "high": row.get(high)}
+        for row in rows
+        for what, (value, low, high) in values.items()
+        if row.get(value) is not None
+    ]
+
+
+def with_counts(result: Result, line: str) -> list[Row]:
+    """Ours and the paper's rows, where a line of ours that has fewer images than others says on how many it is."""
+    most = max((row.get("images", 0) for row in result.rows), default=0)
+    fewer = {row[line]: row["images"] for row in result.rows if row.get("images", most) < most}
+    papers = {row[line] for row in result.paper}
+    names = {name: f"{name} ({'ours: ' * (name in papers)}{count:,} images)" for name, count in fewer.items()}
+    return [{**row, line: names.get(row[line], row[line])} for row in [*result.rows, *result.paper]]
+
+
+def paper_row(backbone: str, **values: Any) -> Row:
+    """A line of the paper."""
+    return {"backbone": f"paper: {backbone}", "images": PAPER_IMAGES, **values}
+
+
+def cell(row: Row, value: str = "top1", low: str = "low", high: str = "high") -> str:
+    """A number with its interval, as tables show it: 44.1 (41.0–47.2)."""
+    return _shown(row, (value, low, high), ".1f", "–")
+
+
+def signed(row: Row, value: str = "delta", digits: int = 1) -> str:
+    """A difference with its sign and interval: +3.2 (+1.0 to +5.4); nothing where the row has none."""
+    if value not in row:
+        return ""
+    return _shown(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
+
+
+def gmacs(row: Row) -> str:
+    """What a prediction costs with its saliency map, in billions of multiply-adds, or how much of it is known."""
+    if "GMACs" not in row:
+        return ""
+    unknown = row.get("maps", 0) is None
+    return f"{row['GMACs']:.3g}" + (" + a map" if unknown else "")
+
+
+def p_value(row: Row, name: str = "p") -> str:
+    """A test's p with two digits, or nothing."""
+    return f"{row[name]:.2g}" if name in row else ""
+
+
+def _shown(row: Row, names: Sequence[str], form: str, between: str) -> str:
+    value, low, high = (row.get(name) for name in names)
+    if value is None:
+        return "–"
+    interval = "" if low is None or high is None else f" ({low:{form}}{between}{high:{form}})"
+    return f"{value:{form}}{interval}"
+
+
+def by_budget(ours: Sequence[Row], papers: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+    """Every row with the name of its budget; where both have as many, the paper's stands under ours."""
+    here, there = (sorted({row["tokens"] for row in rows}) for rows in (ours, papers))
+    for rows, budgets in ((ours, here), (papers, there)):
+        for row in rows:
+            place = budgets.index(row["tokens"])
+            name = f"{(here if len(here) == len(there) else budgets)[place]} tokens"
+            same = len(here) != len(there) or here[place] == there[place]
+            yield row, name if same else f"{name} (paper: {there[place]})"
+
+
+def pivot(rows: Sequence[Row], index: Sequence[str], column: str, show: Callable[[Row], Any]) -> list[Row]:
+    """A line for each value of `index`, a column for each value of `column`, in order of appearance."""
+    lines: dict[tuple[Any, ...], Row] = {}
+    heads = list(dict.fromkeys(str(row[column]) for row in rows))
+    for row in rows:
+        about = {name: row.get(name) for name in index}
+        lines.setdefault(tuple(about.values()), about | dict.fromkeys(heads))[str(row[column])] = show(row)
+    return list(lines.values())

@@ -1,0 +1,166 @@
+"""SPoT against token merging (ToMe): speed and accuracy, measured in one run, with multiply-adds beside them.
+
+The paper sets its own speed-up, 3.31×, beside the one that ToMe's authors published, 1.95×: other code,
+another GPU, another run, and each relative to its own dense model. Here both run in turns on one
+device, relative to one dense ViT. Each SPoT budget meets the ToMe that costs as many multiply-adds,
+where it can cost so few, with the published schedule and with a better one, with plain and with retrofitted
+weights, and a smaller image of as many patches; the ToMe of the published speed-up stands beside them.
+"""
+
+from torch import Tensor
+
+from paper import speed
+from paper.backbone import Backbone, vit_b16
+from paper.lab import Lab
+from paper.statistics import difference, share
+from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting
+from spot.evaluation.cost import macs
+from spot.models.baselines import TOME_FLOOR
+from spot.models.resize import shrinkable
+from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
+from spot.plots.accuracy import accuracy
+
+VIT, SPOT, MERGED, FLOORED, SMALLER = "ViT", "SPoT", "ToMe", "ToMe, best schedule", "smaller image"
+SAME = ", SPoT's weights"  # after the name of a method
+MERGING = {MERGED: "tome-cost", FLOORED: "tome-floor"}
+MOST = "half in every block"  # the most it can merge
+PUBLISHED = 1.95  # ToMe's speed-up in the paper's table
+NEAR = 0.06  # multiply-adds that differ by less are the same cost
+
+# Backbone, method, setting, speed-up, change in accuracy.
+PAPER = (
+    ("CLS-IN21k", MERGED, "as published", 1.95, -4.20),
+    ("CLS-IN21k", SPOT, "100 tokens", 3.31, -2.95),
+    ("MAE-IN1k", MERGED, "as published", 1.94, -4.87),
+    ("MAE-IN1k", "ToMe, fine-tuned so", "as published", 1.95, -1.71),
+    ("MAE-IN1k", SPOT, "100 tokens", 3.31, -1.13),
+)
+
+
+def run(lab: Lab) -> Result:
+    """Dense, SPoT at every budget, ToMe at the same cost and at the published speed-up."""
+    rows: list[Row] = []
+    notes: list[str] = []
+    for backbone in lab.backbones:
+        cells = len(backbone.model.grid())
+        budgets = [tokens for tokens in lab.tokens if tokens < cells]
+        if not budgets:
+            raise InputError(f"tome compares budgets below the grid's {cells} tokens, got {lab.tokens}")
+        rows += compared(lab, backbone, budgets, notes)
+    notes = [
+        lab.differs(searched=False),
+        speed.how(lab),
+        "Speed-up and MAC ratio are relative to the dense ViT, the drop to the method's own dense accuracy on the same "
+        "images. The paper's SPoT is relative to SPoT's own dense model, its ToMe rows are ToMe's published figures: "
+        "another run on another GPU.",
+        f"The paper's 3.31× at 100 tokens stands against {paper_mac_ratio():.2f}× fewer multiply-adds (ViT-B/16, "
+        "counted): arithmetic alone does not explain it.",
+        f"SPoT minus it: at the same multiply-adds in the blocks (to {100 * NEAR:.0f} %), on the same images; p "
+        "is McNemar's, exact. ToMe begins with all tokens and merges at most half of them in a block, so the cost of "
+        "few tokens is out of its reach.",
+        f"{MERGED} merges as many tokens in every block, as published. {FLOORED}: below a third of the grid it keeps "
+        f"the same share in every block until {TOME_FLOOR:g} of the budget is left, above it is the same; chosen on "
+        f"images set aside from training. Rows with{SAME.removeprefix(',')} merge, or shrink the image, with the "
+        "retrofitted weights; none were trained to.",
+        *dict.fromkeys(notes),
+    ]
+    return Result(rows, paper_rows(), notes, speed.about_timing(lab))
+
+
+def paper_rows() -> list[Row]:
+    return [
+        paper_row(backbone, method=method, setting=setting, delta=change, **{"speed-up": speed})
+        for backbone, method, setting, speed, change in PAPER
+    ]
+
+
+def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str]) -> list[Row]:
+    """The rows of one backbone."""
+    cells = len(backbone.model.grid())
+    holders = {"": backbone}
+    if backbone.parent is None:
+        notes.append(f"The plain ViT of {backbone.name} is not there: its ToMe merges tokens of SPoT's weights.")
+    elif backbone.parent_hash != backbone.hash:
+        holders[SAME] = backbone.by_itself()
+    # A line: its method and what it was asked for → its setting, and whose weights it has.
+    lines: dict[tuple[str, str], tuple[Setting, str]] = {(VIT, "dense"): (Setting("plain", cells), "")}
+    lines[SPOT, "dense"] = Setting("isotropic", cells), ""
+    lines |= {(SPOT, f"{tokens} tokens"): (Setting("isotropic", tokens), "") for tokens in budgets}
+    try:
+        left = ToMe(backbone.parent or backbone.model, speedup=PUBLISHED).tokens
+        lines[MERGED, f"{PUBLISHED}× by MACs"] = Setting("tome", left), ""
+    except InputError:
+        notes.append(f"ToMe cannot be {PUBLISHED} times faster with the few blocks of {backbone.name}.")
+    reached, most = matched(backbone.parent or backbone.model, budgets)
+    rivals = {(method, tokens): name for method, name in MERGING.items() for tokens in reached}
+    rivals |= {(SMALLER, tokens): "resize" for tokens in shrinkable(backbone.model, budgets)}
+    for holder in holders:
+        for (method, tokens), name in rivals.items():
+            lines[method + holder, f"as {tokens} tokens"] = Setting(name, tokens), holder
+    if most is not None:
+        lines[MERGED, MOST] = Setting("tome-cost", most), ""
+    right: dict[tuple[str, str], Tensor] = {}
+    for holder, its in holders.items():  # one pass over the images each
+        own = {line: [setting] for line, (setting, whose) in lines.items() if whose == holder}
+        right |= {line: made.right for line, (made,) in lab.accuracies(its, own).items()}
+    # With the other weights a method is as fast: it is timed once.
+    models = {" ".join(line): lab.model(backbone, setting) for line, (setting, whose) in lines.items() if not whose}
+    speeds = speed.timed(lab, models)
+    rows = []
+    for (method, what), (setting, whose) in lines.items():
+        dense = right[SPOT if method == SPOT or whose or backbone.parent is None else VIT, "dense"]
+        here = right[method, what]
+        row: Row = {"backbone": backbone.name, "method": method, "setting": what, "tokens": setting.tokens}
+        row |= speeds[f"{method.removesuffix(whose)} {what}"] | share(here) | difference(dense, here)
+        if what.startswith("as "):
+            row |= difference(here, right[SPOT, what.removeprefix("as ")], "versus")
+        rows.append(row)
+    return rows
+
+
+def matched(model: SpotViT, budgets: list[int]) -> tuple[list[int], int | None]:
+    """The budgets whose cost ToMe can reach, and one to ask for what it can at most, if that is yet another."""
+    merged = {tokens: ToMe.matching(model, tokens) for tokens in budgets}
+    unmerged = ToMe(model, r=0)  # of the blocks: ToMe embeds all patches in any case
+    wanted = {tokens: sum(unmerged.macs(tokens)) for tokens in budgets}
+    reached = [tokens for tokens in budgets if sum(merged[tokens].macs()) <= (1 + NEAR) * wanted[tokens]]
+    schedules = [merged[tokens].schedule() for tokens in reached]
+    most = min(budgets)
+    return reached, None if merged[most].schedule() in schedules else most
+
+
+def paper_mac_ratio() -> float:
+    """How many times fewer multiply-adds ViT-B/16 needs with 100 of its 196 tokens, by torch's counter."""
+    model = vit_b16()
+    return macs(model, tokens=196) / macs(model, tokens=100)
+
+
+def versus(row: Row) -> str:
+    return f"{signed(row, 'versus')}, p = {row['versus_p']:.2g}" if "versus" in row else ""
+
+
+TABLE: Table = {
+    "backbone": "backbone", "method": "method", "setting": "setting", "speed-up": speed.shown,
+    "batch 1": speed.shown_single, "by MACs": speed.shown_macs, "top-1 %": cell, "change": signed,
+    "SPoT minus it": versus, "images": "images",
+}  # fmt: skip
+
+
+def points(result: Result) -> list[Row]:
+    return [row for row in [*result.rows, *result.paper] if row["method"] != VIT]
+
+
+STUDY = Study(
+    "tome", "tab:tome",
+    "How much faster, and how much less accurate, are SPoT and ToMe than the dense model, in one run?",
+    run,
+    figure(
+        accuracy, points, line="method", across="speed-up", value="delta", low="delta_low",
+        high="delta_high", panel="backbone", log=False, across_label="speed-up over the dense ViT",
+        label="change in top-1, percentage points", title="What speed costs: SPoT and ToMe",
+    ),
+    TABLE,
+)  # fmt: skip

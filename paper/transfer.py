@@ -1,0 +1,100 @@
+"""Do placements transfer: positions searched with one model, used by another, for all ordered pairs.
+
+The difference is what transfer adds, as in the paper's table; its equation has the opposite sign. Two controls tell
+what any move would add: isotropic tokens moved as far in random directions, and positions searched for another image.
+"""
+
+import torch
+
+from paper.backbone import Backbone
+from paper.lab import Lab
+from paper.plots import matrix
+from paper.statistics import difference, predicted, share
+from paper.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, p_value, signed
+from spot.errors import InputError
+from spot.placement.files import Placements
+from spot.placement.oracle import moved_at_random
+
+# Source, target, the target's own accuracy with isotropic tokens, and with the source's positions.
+PAPER = (
+    ("CLS-IN1k", "CLS-IN21k", 46.85, 54.06),
+    ("MAE-IN1k", "CLS-IN21k", 46.85, 56.71),
+    ("CLS-IN21k", "CLS-IN1k", 33.52, 37.91),
+    ("MAE-IN1k", "CLS-IN1k", 33.52, 39.19),
+    ("CLS-IN21k", "MAE-IN1k", 61.72, 68.50),
+    ("CLS-IN1k", "MAE-IN1k", 61.72, 67.81),
+)
+CONTROLS = ("jittered", "another")
+
+
+def run(lab: Lab) -> Result:
+    """Every source's searched positions, used by every other model."""
+    if len(lab.backbones) < 2:
+        raise InputError("transfer is between models; give at least two with --model")
+    rows: list[Row] = []
+    for source in lab.backbones:
+        for target in lab.backbones:
+            if source is target:
+                continue
+            own = lab.oracle(target)
+            original = predicted(own, 0)
+            right = {name: lab.at(target, each).right for name, each in placed(lab, source).items()}
+            row: Row = {"source": source.name, "target": target.name, "tokens": lab.sparse}
+            row |= {"original": share(original.right)["top1"], "own": share(predicted(own).right)["top1"]}
+            row |= {name: share(right[name])["top1"] for name in CONTROLS}
+            row |= share(right["transfer"], "transfer") | difference(original.right, right["transfer"])
+            rows.append(row | difference(right["another"], right["transfer"], "excess"))
+    notes = [
+        lab.differs(),
+        "Δ = the target's accuracy with the source's positions − with isotropic tokens, on the same images; p is "
+        "McNemar's, exact. own: with positions found by the target itself.",
+        "Controls: jittered, isotropic tokens moved as far as the source's search moved them, in random directions; "
+        "another image's, the source's positions of the next image. excess = transfer − another image's: what the "
+        "positions know of this image.",
+        "Slip in the paper: its equation for Δ subtracts the other way round; its table, as here, shows what transfer "
+        "adds.",
+    ]
+    return Result(rows, paper_rows(), notes)
+
+
+def placed(lab: Lab, source: Backbone) -> dict[str, Placements]:
+    """The source's positions, and both controls."""
+    found = lab.oracle(source)
+    keys = sorted(found.keys)
+    start, end = (found.positions_for(keys, step) for step in (0, -1))
+    jittered = moved_at_random(start, end, source.model.img_size, torch.Generator().manual_seed(0))
+    moves = {"transfer": end, "jittered": jittered, "another": end.roll(1, 0)}
+    return {name: Placements(keys, positions) for name, positions in moves.items()}
+
+
+def paper_rows() -> list[Row]:
+    return [
+        {"source": f"paper: {source}", "target": f"paper: {target}", "tokens": 25, "original": original}
+        | {"transfer": moved, "delta": round(moved - original, 2), "images": PAPER_IMAGES}
+        for source, target, original, moved in PAPER
+    ]
+
+
+TABLE: Table = {
+    "source → target": lambda row: f"{row['source']} → {row['target'].removeprefix('paper: ')}",
+    "tokens": "tokens", "original %": "original", "transfer %": lambda row: cell(row, "transfer"), "Δ": signed,
+    "p": p_value, "jittered %": "jittered", "another image's %": "another",
+    "excess": lambda row: signed(row, "excess"), "own %": "own", "images": "images",
+}  # fmt: skip
+
+
+def cells(result: Result) -> list[Row]:
+    rows = [(row, "ours") for row in result.rows] + [(row, "the paper's") for row in result.paper]
+    return [
+        {**row, "whose": whose, **{end: row[end].removeprefix("paper: ") for end in ("source", "target")}}
+        for row, whose in rows
+    ]
+
+
+STUDY = Study(
+    "transfer", "tab:transfer",
+    "Do searched placements transfer: is a model more accurate at positions that another model found?",
+    run,
+    figure(matrix, cells, panel="whose", title="Positions searched with one model, used by another"),
+    TABLE,
+)  # fmt: skip

@@ -1,0 +1,122 @@
+"""Large pictures with one label each, and perhaps boxes: what a finder is trained on.
+
+    pictures = Pictures.open("signs", split="train")        # signs/train/<class>/*
+    boxes = read_boxes("signs/boxes.csv", pictures)         # by key: (n, 4), left, top, right, bottom in pixels
+
+A key is a path below the data's root, with the split: train/danger/00493.webp.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spot.data.files import image_files
+from spot.data.picture import open_image
+from spot.errors import InputError
+
+COLUMNS = ("file", "left", "top", "right", "bottom")
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures in memory once they were read, as bytes: a photograph of a megapixel takes 3 MB."""
+
+    root: Path
+    keys: Sequence[str]
+    labels: Sequence[int]
+    classes: Sequence[str]
+    read: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(cls, root: str | Path, split: str = "train") -> "Pictures":
+        """A folder with one sub-folder per class, or with such folders for train and val."""
+        root = Path(root)
+        if not root.is_dir():
+            raise InputError(f"a folder with one sub-folder per class was expected, but {root} is none")
+        base = root / split if (root / split).is_dir() else root
+        folders = sorted(folder for folder in base.iterdir() if folder.is_dir())
+        if len(folders) < 2:
+            raise InputError(f"one sub-folder per class is needed, at least two, and {base} has {len(folders)}")
+        keys, labels = [], []
+        for label, folder in enumerate(folders):
+            files = image_files(folder)
+            if not files:
+                raise InputError(f"the class folder {folder} has no image; add some or remove it")
+            keys += [Path(file).relative_to(root).as_posix() for file in files]
+            labels += [label] * len(files)
+        return cls(root, keys, labels, [folder.name for folder in folders])
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def pixels(self, index: int) -> Tensor:
+        """RGB bytes (3, H, W)."""
+        key = self.keys[index]
+        if key not in self.read:
+            image = np.array(open_image(self.root / key))
+            self.read[key] = torch.from_numpy(image).permute(2, 0, 1).contiguous()
+        return self.read[key]
+
+    def part(self, keys: Iterable[str]) -> "Pictures":
+        """Some of the pictures, which share what was read."""
+        wanted = set(keys)
+        kept = [index for index, key in enumerate(self.keys) if key in wanted]
+        chosen = [self.keys[index] for index in kept], [self.labels[index] for index in kept]
+        return Pictures(self.root, *chosen, self.classes, self.read)
+
+    def with_places(self, places: Mapping[str, Tensor], none: int | None) -> "Pictures":
+        """Those with a place, and those of the class `none`, which have nothing to find."""
+        labelled = zip(self.keys, self.labels, strict=True)
+        return self.part([key for key, label in labelled if label == none or len(places.get(key, ()))])
+
+    def every_fifth(self) -> tuple["Pictures", "Pictures"]:
+        """The others, and every fifth picture of each class: to train on, and to choose by."""
+        chosen, counts = set(), dict.fromkeys(self.labels, 0)
+        for key, label in zip(self.keys, self.labels, strict=True):
+            counts[label] += 1
+            if counts[label] % 5 == 3:
+                chosen.add(key)
+        return self.part(set(self.keys) - chosen), self.part(chosen)
+
+
+def read_boxes(path: str | Path, pictures: Pictures) -> dict[str, Tensor]:
+    """The boxes (n, 4) of each picture, (left, top, right, bottom) in pixels, of a CSV file with such columns."""
+    boxes: dict[str, list[list[float]]] = {key: [] for key in pictures.keys}
+    with Path(path).open(newline="") as file:
+        rows = csv.DictReader(file)
+        if missing := set(COLUMNS) - set(rows.fieldnames or ()):
+            raise InputError(f"{path} must have the columns {', '.join(COLUMNS)}; {', '.join(sorted(missing))} missing")
+        for number, row in enumerate(rows, 2):
+            try:
+                box = [float(row[name]) for name in COLUMNS[1:]]
+            except ValueError:
+                raise InputError(f"line {number} of {path} has something other than numbers in its box") from None
+            if row["file"] not in boxes:
+                continue  # of the other split
+            height, width = pictures.pixels(pictures.keys.index(row["file"])).shape[1:]
+            left, top, right, bottom = box
+            if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+                raise InputError(
+                    f"line {number} of {path} has a box outside its picture of {height} × {width} pixels: {row}"
+                )
+            boxes[row["file"]].append(box)
+    if not any(boxes.values()):
+        raise InputError(
+            f"{path} has no box for any of the {len(pictures)} pictures; files are paths below the data's root"
+        )
+    return {key: torch.tensor(each, dtype=torch.float32).reshape(-1, 4) for key, each in boxes.items()}
+
+
+def boxes_to_places(boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Boxes (n, 4) as places (n, 4): y, x and size in pixels, the longer side, and a weight of 1."""
+    places = {}
+    for key, each in boxes.items():
+        middle = (each[:, :2] + each[:, 2:]).flip(1) / 2
+        size = (each[:, 2:] - each[:, :2]).amax(1, keepdim=True) if len(each) else each[:, :1]
+        places[key] = torch.cat([middle, size, torch.ones_like(size)], 1)
+    return places

@@ -1,0 +1,400 @@
+"""Calibrating a cascade on unlabelled images, and measuring one on labelled ones.
+
+    cascade = calibrate(spot.Family("vit-ti"), batches, budgets=(25, 49, 100), lose=0.01)
+    cascade.save("vit-ti.cascade.json")
+    row = measure(cascade, batches)             # accuracy, mean multiply-adds, where images stopped
+
+Every budget and the grid run once on every image, each with more or less merging. Then, for each choice of at most two
+stages before the grid, the weights that add up log-probabilities are fitted (least KL from the dense ViT). Of all
+thresholds, those with the fewest multiply-adds are taken that meet one of three goals:
+
+    lose     the expected loss of accuracy is at most this. Where the cascade predicts another class, the expected loss
+             is the dense ViT's probability of its own class minus that of the cascade's class
+    agree    the cascade agrees with the dense ViT on this share of the images on which the grid alone does
+    cost     the reverse: the least expected loss at no more than this share of the dense ViT's multiply-adds
+    time     the same with measured time: each stage is timed on one image, in turns with the others
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from spot import report
+from spot.data.loader import Batch
+from spot.errors import InputError
+from spot.evaluation.accuracy import wilson
+from spot.evaluation.cost import image_shape, macs
+from spot.evaluation.throughput import Clock, interleaved
+from spot.models.cascade import Cascade, Stage, joined, stage_model, stage_weights
+from spot.models.family import Family, Source
+from spot.models.spot_vit import SpotViT
+from spot.models.tome_schedule import in_few_blocks, late
+from spot.models.wrappers import TokenModel
+
+SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: budgets of the stages before it, unless told otherwise
+# How stages may merge: this share of their tokens, from this share of the blocks on.
+GRID_MERGES = ((0.72, 5 / 12), (0.65, 1 / 3), (0.82, 1 / 3), (0.74, 1 / 4), (0.83, 1 / 4), (0.8, 1 / 6))
+EARLY_MERGES = ((0.7, 1 / 4), (0.8, 1 / 4))
+FEW_MERGES = (0.5, 0.6, 0.7)  # where time counts, so much is merged in few blocks instead
+ROUNDS = 15  # of timing
+EARLY = 2  # at most so many stages before the grid
+LEVELS = 100  # thresholds that are tried for a stage: quantiles of its confidence
+
+
+class Predicted(NamedTuple):
+    """Predictions for M images in each of S possible stages, and the dense ViT's."""
+
+    stages: Tensor  # (S, M, classes) log-probabilities
+    dense: Tensor  # (M, classes) log-probabilities
+    labels: Tensor  # (M,) int64, -1 where unknown
+    keys: Sequence[str] = ()  # M
+
+
+class Candidates(NamedTuple):
+    """The stages that a cascade can have, with the model of each. The grid's come last, first of them unmerged."""
+
+    stages: list[Stage]
+    models: list[TokenModel]
+
+
+class Chosen(NamedTuple):
+    """The cheapest cascade that is good enough, and what it does on the images it was chosen on."""
+
+    stages: tuple[Stage, ...]
+    agreed: float  # the share of images on which it agrees with the dense ViT
+    lost: float  # accuracy, as the dense ViT's probabilities expect it
+    macs: float  # mean multiply-adds
+    took: float = 1.0  # the share of the dense ViT's multiply-adds or, where that was asked for, of its time
+
+
+def possible_stages(
+    source: Source, budgets: Sequence[int], *, merge: bool = True, prior: str | None = None, few: bool = False
+) -> Candidates:
+    """The stages that a cascade can have: every budget, then the grid, without merging and with.
+
+    few: merge in few blocks, which takes less time.
+    """
+    found = Candidates([], [])
+    dense = stage_weights(source, 0, None, grid=True)
+    cells, depth = len(dense.grid()), len(dense.vit.blocks)
+    for tokens in (*budgets, cells):
+        grid = tokens == cells
+        model = dense if grid else stage_weights(source, tokens, prior, grid=False)
+        plain = Stage(tokens, macs(model.at(prior="isotropic") if grid else model))
+        found.stages.append(plain)
+        found.models.append(model)
+        schedules = [late(*each, tokens, depth) for each in (GRID_MERGES if grid else EARLY_MERGES)]
+        if few:
+            schedules = [in_few_blocks(share, tokens, depth) for share in FEW_MERGES]
+        for schedule in schedules if merge else ():
+            stage = replace(plain, merged=tuple(schedule))
+            known = [each.merged for each in found.stages if each.tokens == tokens]
+            if not any(stage.merged) or stage.merged in known:
+                continue
+            try:
+                merging = stage_model(model, stage, grid=grid)
+            except InputError:  # a ViT whose tokens cannot be merged
+                break
+            found.stages.append(replace(stage, macs=macs(merging)))
+            found.models.append(merging)
+    return found
+
+
+@torch.no_grad()
+def predict_all(
+    candidates: Candidates, batches: Iterable[Batch], *, dense: SpotViT | None = None, mirror: bool = False
+) -> Predicted:
+    """Run every possible stage on every image.
+
+    dense: the ViT to agree with; by default the model of the whole grid.
+    mirror: also run on the mirror images, as images of their own.
+    """
+    stages, answers, labels = [], [], []
+    keys: list[str] = []
+    cells = candidates.stages[-1].tokens
+    unmerged = next(index for index, each in enumerate(candidates.stages) if each.tokens == cells)
+    grid_model = candidates.models[unmerged].spot_vit
+    device = next(grid_model.parameters()).device
+    for batch in report.track(batches, "calibrating"):
+        given = batch.images.to(device)
+        for images in (given, given.flip(-1)) if mirror else (given,):
+            grid = grid_model.grid(images)
+            logits = [
+                model(images, grid if stage.tokens == cells else None)
+                for stage, model in zip(candidates.stages, candidates.models, strict=True)
+            ]
+            stages.append(torch.stack(logits).float().log_softmax(2).cpu())
+            full = logits[unmerged] if dense is None else dense(images, grid)
+            answers.append(full.float().log_softmax(1).cpu())
+            labels.append(batch.labels)
+            keys += batch.keys
+    if not keys:
+        raise InputError("no image could be read, so there is nothing to calibrate on")
+    return Predicted(torch.cat(stages, 1), torch.cat(answers), torch.cat(labels), keys)
+
+
+def calibrate(
+    source: Source,
+    batches: Iterable[Batch],
+    *,
+    budgets: Sequence[int] = (),
+    lose: float = 0.01,
+    agree: float | None = None,
+    cost: float | None = None,
+    time: float | None = None,
+    merge: bool = True,
+    prior: str | None = None,
+    timer: Callable[[Candidates], Mapping[tuple[Any, ...], float]] | None = None,
+) -> Cascade:
+    """The cheapest cascade that is nearly as accurate as the dense ViT.
+
+    Args:
+        source: a family, whose dense ViT is the one that was retrofitted, or a model.
+        batches: images; their labels are not used.
+        budgets: of the stages before the grid, from which at most two are chosen; by default SHARES of the grid.
+        lose: how much accuracy it may be expected to lose: 0.01 is one point.
+        agree: instead, the share of images on which it must agree with the dense ViT, of those where the grid does.
+        cost: instead, the share of the dense ViT's multiply-adds that it may have.
+        time: instead, the share of the dense ViT's time on one image that it may take, as measured on this machine.
+        merge: stages may merge similar tokens on the way (ToMe).
+        prior: where tokens go; by default the model's own.
+        timer: measures the seconds of each stage, by tokens and merges; by default `stage_seconds`, in eager PyTorch.
+    """
+    if cost is not None and not 0 < cost <= 1:
+        raise InputError(f"cost is a share of the dense ViT's multiply-adds, above 0 and at most 1, got {cost}")
+    if agree is not None and not 0 < agree <= 1:
+        raise InputError(f"agree is a share of the images, above 0 and at most 1, got {agree}")
+    if not 0 <= lose < 1:
+        raise InputError(f"lose is a share of the images, from 0 to below 1 (0.01 is one point), got {lose}")
+    if time is not None and not 0 < time <= 1:
+        raise InputError(f"time is a share of the dense ViT's time, above 0 and at most 1, got {time}")
+    if sum(each is not None for each in (cost, agree, time)) > 1:
+        raise InputError("give one of the agreement, the cost and the time that a cascade is to have")
+    cells = source.cells if isinstance(source, Family) else len(source.grid())
+    budgets = sorted(set(budgets or (math.ceil(cells * share) for share in SHARES)))
+    if not budgets or budgets[0] < 1 or budgets[-1] >= cells:
+        raise InputError(f"budgets are from 1 to below the grid's {cells} tokens, got {tuple(budgets)}")
+    candidates = possible_stages(source, budgets, merge=merge, prior=prior, few=time is not None)
+    stages = candidates.stages
+    # Of many cascades the best looks better than it is; twice as many pictures make that less.
+    predicted = predict_all(candidates, batches, mirror=True)
+    seconds = None if time is None else (timer or stage_seconds)(candidates)
+    chosen = cheapest(predicted, stages, lose=lose, agree=agree, cost=cost if time is None else time, seconds=seconds)
+    dense = next(stage.macs for stage in stages if stage.tokens == cells)
+    asked = {"cost": cost} if cost is not None else {"lose": lose} if agree is None else {"agree": agree}
+    asked = asked if time is None else {"time": time, "took": chosen.took}
+    images = len(predicted.dense) // 2
+    low, high = wilson(chosen.agreed, images)
+    made = {
+        "images": images, **asked, "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
+        "macs": chosen.macs / dense, "budgets": list(budgets), "merge": merge,
+    }  # fmt: skip
+    return Cascade(source, chosen.stages, prior=prior, made=made)
+
+
+class Way(NamedTuple):
+    """A cascade without thresholds: its stages, and of each what it says (M,) and how sure it is (M,)."""
+
+    stages: list[Stage]
+    guesses: list[Tensor]
+    confidences: list[Tensor]
+
+
+def ways(predicted: Predicted, possible: Sequence[Stage]) -> list[Way]:
+    """All cascades of at most EARLY budgets and the grid, with the weights that add up what their stages say."""
+    cells = max(stage.tokens for stage in possible)
+    ends = [index for index, stage in enumerate(possible) if stage.tokens == cells]
+    early = [index for index in range(len(possible)) if index not in ends]
+    nothing = Way([], [], []), torch.zeros_like(predicted.dense)
+    begun: dict[tuple[int, ...], tuple[Way, Tensor]] = {(): nothing}  # by the stages before the grid; what they know
+
+    def longer(before: tuple[int, ...], index: int) -> tuple[Way, Tensor]:
+        way, known = begun[before]
+        weight, earlier = fit_weights(predicted.stages[index], known if before else None, predicted.dense)
+        stage = replace(possible[index], weight=weight, earlier_weight=earlier)
+        known = joined(predicted.stages[index], known, stage)
+        confidence, guess = known.softmax(1).max(1)
+        return Way([*way.stages, stage], [*way.guesses, guess], [*way.confidences, confidence]), known
+
+    for count in range(1, EARLY + 1):
+        for chosen in combinations(early, count):
+            if all(possible[one].tokens < possible[next_].tokens for one, next_ in pairwise(chosen)):
+                begun[chosen] = longer(chosen[:-1], chosen[-1])
+    return [longer(chosen, end)[0] for chosen in begun for end in ends]
+
+
+def cheapest(
+    predicted: Predicted,
+    possible: Sequence[Stage],
+    *,
+    lose: float = 0.01,
+    agree: float | None = None,
+    cost: float | None = None,
+    tried: Sequence[Way] | None = None,
+    seconds: Mapping[tuple[Any, ...], float] | None = None,
+) -> Chosen:
+    """Of all cascades the cheapest that is good enough, or the best that is cheap enough; see the module.
+
+    Args:
+        tried: `ways`, where they are known already.
+        seconds: of each stage, by tokens and merges, to count instead of multiply-adds.
+    """
+
+    def price(stage: Stage) -> float:
+        return stage.macs if seconds is None else seconds[stage.tokens, stage.merged]
+
+    answer, likely = predicted.dense.argmax(1), predicted.dense.exp()
+
+    def score(guess: Tensor) -> Tensor:
+        """What answers (M,) are worth, one by one."""
+        return likely.gather(1, guess[:, None])[:, 0] if agree is None else (guess == answer).float()
+
+    cells = [stage.tokens for stage in possible]
+    grid = cells.index(max(cells))  # without merging, which comes first
+    wanted, most = -math.inf, math.inf
+    if cost is not None:
+        most = cost * price(possible[grid])
+    elif agree is None:
+        wanted = score(answer).mean().item() - lose
+    else:
+        wanted = score(predicted.stages[grid].argmax(1)).mean().item() - (1 - agree)
+    best: tuple[float, tuple[Stage, ...], Tensor, float] | None = None
+    for way in ways(predicted, possible) if tried is None else tried:
+        scores = [score(guess) for guess in way.guesses]
+        found = thresholds(way.confidences, scores, [price(stage) for stage in way.stages], wanted, most)
+        if found is None:
+            continue
+        spent = found.macs if cost is None else -found.score  # what is to be small
+        if best is None or spent < best[0]:
+            limits = (*found.limits, 0.0)
+            stages = tuple(replace(stage, threshold=limit) for stage, limit in zip(way.stages, limits, strict=True))
+            runs = [1.0, *(_reach(way.confidences, limits, number) for number in range(1, len(stages)))]
+            mean = sum(share * stage.macs for share, stage in zip(runs, stages, strict=True))
+            best = spent, stages, stopped(way.confidences, way.guesses, limits), mean
+            took = found.macs / price(possible[grid])
+    if best is None:  # only for want of multiply-adds: the grid alone is as good as itself
+        raise InputError(f"no cascade of these stages costs at most {cost} of the dense ViT; begin with fewer tokens")
+    _, chosen, guess, mean = best
+    lost = (likely.amax(1) - likely.gather(1, guess[:, None])[:, 0]).mean().item()
+    return Chosen(chosen, (guess == answer).double().mean().item(), lost, mean, took)
+
+
+def _reach(confidences: Sequence[Tensor], limits: Sequence[float], number: int) -> float:
+    """The share of images that no stage before this one stops."""
+    pairs = zip(confidences[:number], limits, strict=False)
+    return torch.stack([confidence < limit for confidence, limit in pairs]).all(0).double().mean().item()
+
+
+@torch.no_grad()
+def stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
+    """The time of each stage on one image, with its placement: medians of rounds in turns, by tokens and merges."""
+    keys = [(stage.tokens, stage.merged) for stage in candidates.stages]
+    model = candidates.models[0].spot_vit
+    image = torch.randn(1, *image_shape(model), device=next(model.parameters()).device)
+    calls: dict[Any, Any] = dict(zip(keys, candidates.models, strict=True))
+    interleaved(calls, image, 2)  # to warm up
+    clock: Clock = "processor" if image.device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
+    return {key: median(seconds) for key, seconds in interleaved(calls, image, ROUNDS, clock).items()}
+
+
+def stopped(confidences: Sequence[Tensor], guesses: Sequence[Tensor], limits: Sequence[float]) -> Tensor:
+    """The class predicted for each image (M,) at the first stage whose threshold it reaches."""
+    final = guesses[-1]
+    for confidence, guess, limit in reversed(list(zip(confidences, guesses, limits, strict=True))):
+        final = torch.where(confidence >= limit, guess, final)
+    return final
+
+
+class Limits(NamedTuple):
+    """Thresholds of all stages but the last, with the mean score and the mean cost that they give."""
+
+    limits: tuple[float, ...]
+    score: float
+    macs: float
+
+
+def thresholds(
+    confidences: Sequence[Tensor],
+    scores: Sequence[Tensor],
+    costs: Sequence[float],
+    wanted: float,
+    most: float = math.inf,
+) -> Limits | None:
+    """The cheapest thresholds whose mean score is as wanted; with a limit `most` of the mean cost the best below it.
+
+    confidences and scores: (M,) for every stage. None where no thresholds are good enough.
+    """
+    levels = torch.linspace(0, 1, LEVELS + 1, dtype=torch.float64)
+    tried = [torch.cat([each.double().quantile(levels), levels.new_tensor([2.0])]) for each in confidences[:-1]]
+    # Outcomes of all combinations at once, from the last stage to the first: (K, ..., M), one K for every stage but it.
+    worth, cost = scores[-1].double(), torch.full_like(scores[-1], costs[-1], dtype=torch.float64)
+    share, mean = worth.mean(), cost.mean()
+    for stage in reversed(range(len(tried))):
+        stops = (confidences[stage].double() >= tried[stage][:, None]).double()  # (K, M)
+        score = scores[stage].double()
+        if stage == 0:  # only means over images are wanted, which are products
+            later = (1 - stops) / len(score)
+            share = later @ worth.reshape(-1, len(score)).T + (stops * score).mean(1, keepdim=True)
+            mean = costs[0] + later @ cost.reshape(-1, len(score)).T
+            share, mean = (each.view(len(stops), *worth.shape[:-1]) for each in (share, mean))
+            break
+        stops = stops.view(len(stops), *[1] * (worth.dim() - 1), -1)
+        worth, cost = stops * score + (1 - stops) * worth, costs[stage] + (1 - stops) * cost
+    good = (share >= wanted - 1e-9) & (mean <= most)
+    if not good.any():
+        return None
+    small = mean if most == math.inf else -share
+    place = torch.unravel_index(small.where(good, math.inf).argmin(), mean.shape) if mean.dim() else ()
+    chosen = tuple(each[index].item() for each, index in zip(tried, place, strict=True))
+    return Limits(chosen, share[place].item(), mean[place].item())
+
+
+def fit_weights(own: Tensor, earlier: Tensor | None, dense: Tensor) -> tuple[float, float]:
+    """Weights of log-probabilities (M, classes) whose sum is nearest to the dense ViT's, by KL: convex, by Newton."""
+    parts = torch.stack([own] if earlier is None else [own, earlier], -1).double()  # (M, classes, 1 or 2)
+    weights = torch.zeros(parts.shape[-1], dtype=torch.float64)
+    weights[0] = 1.0
+    target = torch.einsum("mc,mck->mk", dense.double().exp(), parts)
+    for _ in range(20):
+        p = (parts @ weights).softmax(1)
+        mean = torch.einsum("mc,mck->mk", p, parts)
+        gradient = (mean - target).mean(0)
+        spread = torch.einsum("mc,mck,mcl->kl", p, parts, parts) - mean.T @ mean
+        step = torch.linalg.solve(spread / len(parts) + 1e-6 * torch.eye(len(weights)), gradient)
+        weights = weights - step
+        if step.abs().max() < 1e-6:
+            break
+    return weights[0].item(), weights[1].item() if earlier is not None else 0.0
+
+
+@torch.no_grad()
+def measure(cascade: Cascade, batches: Iterable[Batch], until: float | None = None) -> dict[str, Any]:
+    """Accuracy of a cascade, its mean cost, and the share of images that stopped at each stage.
+
+    until: see Cascade.forward.
+    """
+    right: list[Tensor] = []
+    cost: list[Tensor] = []
+    tokens: list[Tensor] = []
+    device = next(cascade.parameters()).device
+    for batch in report.track(batches, "early exit"):
+        *_, step = cascade(batch.images.to(device), until)
+        right.append(step.logits.argmax(1).cpu() == batch.labels)
+        cost.append(step.macs.cpu())
+        tokens.append(step.tokens.cpu())
+    if not right:
+        raise InputError("no image could be read, so there is nothing to measure")
+    good, spent, count = torch.cat(right).double(), torch.cat(cost).double(), torch.cat(tokens)
+    low, high = wilson(good.mean().item(), len(good))
+    ends = torch.tensor(cascade.budgets).cumsum(0)
+    return {
+        "placement": "early-exit", "tokens": round(count.double().mean().item(), 1),
+        "gmacs": spent.mean().item() / 1e9, "top1": 100 * good.mean().item(), "low": 100 * low, "high": 100 * high,
+        "images": len(good), "stopped": {int(end): round((count == end).double().mean().item(), 4) for end in ends},
+    }  # fmt: skip

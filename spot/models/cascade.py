@@ -1,0 +1,200 @@
+"""Early exit: few tokens first, and more only for the images that need them.
+
+    cascade = spot.Cascade.load("vit-ti")
+    for step in cascade(images):                # stops each image at its calibrated threshold
+        step.logits, step.confidence            # the prediction for every image so far
+        step.tokens, step.macs, step.done       # its cost so far, and which images are finished
+    for step in cascade(images, until=0.8):     # stops each image at this confidence instead
+
+A cascade is a list of stages. Each is a forward pass with more tokens than the one before, for the images that are
+still in the batch; the last one has the whole grid. Each may merge similar tokens on the way (ToMe). A stage's
+log-probabilities are added to those of the stages before, with weights that make the sum agree best with the dense ViT.
+So confidence, the largest probability, estimates how likely the dense ViT predicts the same class. `spot calibrate`
+(spot/evaluation/early_exit.py) chooses stages, weights and thresholds on unlabelled images.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from spot.errors import InputError
+from spot.models.family import Source, at_budget, dense_model, hash_weights
+from spot.models.loading import load_source
+from spot.models.shipped import CASCADE, find
+from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
+from spot.models.wrappers import TokenModel
+from spot.placement.priors import check_images
+from spot.store import read_json, write_json
+
+FORMAT = 2
+RENAMED = {"own": "weight", "earlier": "earlier_weight"}  # fields of a stage in format 1, version 0.2
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One forward pass of a cascade."""
+
+    tokens: int
+    macs: int  # multiply-adds of this forward pass with its placement
+    threshold: float = 0.0  # an image with this confidence is done; 0 for the last stage
+    weight: float = 1.0  # of this stage's log-probabilities
+    earlier_weight: float = 0.0  # of the sum that the stages before gave
+    merged: tuple[int, ...] = ()  # how many similar tokens each block merges away; empty: none
+
+    def left(self) -> int:
+        """How many tokens leave the last block."""
+        return self.tokens - sum(self.merged)
+
+
+class Step(NamedTuple):
+    """The state of B images after a stage, which R of them went through."""
+
+    logits: Tensor  # (B, classes), log-probabilities up to a constant
+    confidence: Tensor  # (B,), the largest probability
+    tokens: Tensor  # (B,) int64, in all stages so far
+    macs: Tensor  # (B,) int64, in all stages so far
+    done: Tensor  # (B,) bool
+    rows: Tensor  # (R,) int64, the images that this stage processed
+    positions: Tensor  # (R, N, 2 or 3), where its tokens were
+
+
+class Cascade(nn.Module):
+    """Models of growing budgets, and the confidence at which an image needs no further one."""
+
+    def __init__(
+        self,
+        source: Source,
+        stages: Sequence[Stage],
+        *,
+        prior: str | None = None,
+        made: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            source: makes the model of each stage; of a family the last stage is the ViT that was retrofitted.
+            prior: where tokens go before the last stage; by default the model's own.
+            made: JSON values: how it was calibrated, and what it reached there.
+        """
+        super().__init__()
+        self.stages, self.prior, self.made = tuple(stages), prior, dict(made or {})
+        self.name, self.hash = source.name, hash_weights(source)
+        last = len(self.stages) - 1
+        self.models = nn.ModuleList(
+            stage_model(stage_weights(source, stage.tokens, prior, grid=number == last), stage, grid=number == last)
+            for number, stage in enumerate(self.stages)
+        )
+        self.eval()
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """Tokens of each stage."""
+        return tuple(stage.tokens for stage in self.stages)
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The confidence at which each stage stops; 0 for the last."""
+        return tuple(stage.threshold for stage in self.stages)
+
+    @classmethod
+    def load(cls, name: str | Path, source: Source | None = None, *, weights: str | Path | None = None) -> "Cascade":
+        """A shipped retrofit's cascade by the model's name, or one from the file that `spot calibrate` wrote.
+
+        Args:
+            source: the model or family that a file was calibrated for; refuses any other.
+            weights: a file with the timm model's weights, instead of a download.
+        """
+        path = Path(name)
+        if path.suffix != ".json":
+            file = find(name)
+            path = file.with_suffix(CASCADE)
+            if not file.is_file() or not path.is_file():
+                raise InputError(
+                    f"{name} has no calibrated cascade; make one with spot calibrate, and give its .json file"
+                )
+            source = load_source(name, weights=weights) if source is None else source
+        if source is None:
+            raise InputError(f"the cascade in {path} needs the model it was calibrated for: Cascade.load(file, model)")
+        about = read_json(path, "a cascade, as spot calibrate writes it")
+        try:
+            stages, old = read_stages(about), about["format"] == 1
+            cascade = cls(source, stages, prior=about["prior"], made=about["made"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged, or no cascade that spot calibrate wrote: {error}") from error
+        if about["hash"] != cascade.hash:
+            raise InputError(
+                f"{path} was calibrated for other weights ({about['hash']}) than this model's ({cascade.hash}); "
+                "make one for it with spot calibrate"
+            )
+        if old and about.get("base") and isinstance(source, SpotViT):
+            raise InputError(f"{path} ends with the ViT that was retrofitted, so it needs its family, not one model")
+        return cascade
+
+    def save(self, path: str | Path) -> None:
+        """Write stages and thresholds as JSON. The weights stay where they are."""
+        about = {"format": FORMAT, "model": self.name, "hash": self.hash, "prior": self.prior, "made": self.made}
+        write_json(path, {**about, "stages": [asdict(stage) for stage in self.stages]})
+
+    def forward(self, images: Tensor, until: float | None = None) -> Iterator[Step]:
+        """Images (B, C, H, W), stage by stage; the batch shrinks as images are done.
+
+        until: the confidence at which an image is done at any stage, instead of the calibrated thresholds.
+        """
+        check_images(images)
+        if until is not None and not 0 < until <= 1:
+            raise InputError(f"until is a confidence, above 0 and at most 1, got {until}")
+        return self._steps(images, until)
+
+    def _steps(self, images: Tensor, until: float | None) -> Iterator[Step]:
+        models: list[Any] = list(self.models)
+        known = images.new_zeros(len(images), models[-1].spot_vit.num_classes, dtype=torch.float32)
+        tokens, macs = (torch.zeros(len(images), dtype=torch.int64, device=images.device) for _ in range(2))
+        rows = torch.arange(len(images), device=images.device)
+        for number, (stage, model) in enumerate(zip(self.stages, models, strict=True)):
+            left, last = images if len(rows) == len(images) else images[rows], number + 1 == len(self.stages)
+            positions = model.spot_vit.grid(left) if last else model.place(left)
+            predicted = model(left, positions).float().log_softmax(1)
+            known = known.index_copy(0, rows, joined(predicted, known[rows], stage))
+            tokens = tokens.index_add(0, rows, torch.full_like(rows, positions.shape[1]))
+            macs = macs.index_add(0, rows, torch.full_like(rows, stage.macs))
+            confidence = known.softmax(1).amax(1)
+            threshold = 0.0 if last else stage.threshold if until is None else until
+            stays = confidence[rows] < threshold
+            done = torch.ones(len(images), dtype=torch.bool, device=images.device)
+            done = done.index_copy(0, rows[stays], ~stays[stays])
+            yield Step(known, confidence, tokens, macs, done, rows, positions)
+            rows = rows[stays]
+            if not len(rows):
+                return
+
+
+def stage_weights(source: Source, tokens: int, prior: str | None, *, grid: bool) -> SpotViT:
+    """The SpotViT of a stage: with the weights for its budget, or the dense one."""
+    return dense_model(source) if grid else at_budget(source, tokens, prior=prior)
+
+
+def stage_model(model: SpotViT, stage: Stage, *, grid: bool) -> TokenModel:
+    """What a stage runs: the SpotViT, with merging if the stage has any."""
+    return ToMe(model, r=stage.merged, own_placement=not grid) if any(stage.merged) else model
+
+
+def joined(predicted: Tensor, known: Tensor, stage: Stage) -> Tensor:
+    """A stage's log-probabilities (B, classes) added to those known before, up to a constant."""
+    return stage.weight * predicted + stage.earlier_weight * known
+
+
+def read_stages(about: Any) -> list[Stage]:
+    """The stages of a cascade's file, of this version or of 0.2."""
+    if about["format"] not in (1, FORMAT):
+        raise InputError(f"the cascade is in format {about['format']!r}; this version reads 1 and {FORMAT}")
+    stages = []
+    for each in about["stages"]:
+        fields = {RENAMED.get(name, name): value for name, value in each.items()}
+        if not isinstance(fields.get("merged", ()), (list, tuple)):
+            raise InputError("the cascade is of a version before 0.2 and merges alike in every block; calibrate again")
+        stages.append(Stage(**{**fields, "merged": tuple(fields.get("merged", ()))}))
+    return stages

@@ -1,0 +1,90 @@
+"""Several glimpses of a large picture, each classified by itself; the most telling one decides.
+
+    model = spot.load("runs/signs/model")        # spot learn --look glimpses wrote it
+    several = Glimpsed(model)                    # 48 tokens: 16 at each of the three best places
+    logits = several(images)                     # images (B, 3, H, W) of any size → (B, classes)
+
+The finder (spot/placement/finder.py) names the places. All windows are read at once, and the glimpses go through the
+ViT as a batch. With p the probabilities of a glimpse, a picture's logit for a class is the largest
+log p(class) − log p(none) over its glimpses. So `none` is predicted where every glimpse shows nothing. Without a class
+`none` it is the largest log p(class).
+"""
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from spot.errors import InputError
+from spot.models.spot_vit import SpotViT
+from spot.models.wrappers import Placing, Wrapper
+from spot.placement.finder import Finder
+from spot.placement.glimpses import glimpse_positions
+
+
+class Glimpsed(Wrapper):
+    """A model that classifies the best places of a picture; see the module."""
+
+    def __init__(
+        self, model: SpotViT, glimpses: int | None = None, tokens: int | None = None, none: int | None = None
+    ) -> None:
+        """
+        Args:
+            model: its policy is a Finder.
+            glimpses: number of places; by default what spot learn was asked for, or 3.
+            tokens: number of tokens on each; by default the model's own.
+            none: index of the class for pictures with nothing to find; by default what spot learn was told, if any.
+        """
+        super().__init__(model)
+        if not isinstance(model.policy, Finder):
+            raise InputError(f"{model.name} has no finder; train one with spot learn --look glimpses")
+        made = model.policy.about["made"]
+        self.glimpses = made.get("glimpses", 3) if glimpses is None else glimpses
+        self.each_tokens = model.tokens if tokens is None else tokens
+        self._tokens = self.glimpses * self.each_tokens
+        names = model.class_names or []
+        self.none = names.index(made["none"]) if none is None and made.get("none") in names else none
+        if self.glimpses < 1 or not 0 <= (self.none or 0) < model.num_classes:
+            raise InputError(f"at least 1 glimpse and a class up to {model.num_classes - 1} are needed")
+
+    @property
+    def finder(self) -> Finder:
+        assert isinstance(self.model.policy, Finder)
+        return self.model.policy
+
+    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
+        """Positions (B, G × N, 7) on the best places, one after the other."""
+        return self.positions(images, self.finder.find(images, self.glimpses).glimpses)
+
+    def positions(self, images: Tensor, glimpses: Tensor) -> Tensor:
+        """Positions (B, G × N, 7) on glimpses (B, G, 3)."""
+        return glimpse_positions(images, glimpses, glimpses.shape[1] * self.each_tokens, self.model.patch_size)
+
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        """Features (B × G, P + N, D): those of a picture's glimpses one after the other."""
+        positions = self.place(images) if positions is None else positions
+        if positions.shape[1] % self.each_tokens:
+            raise InputError(f"each glimpse has {self.each_tokens} tokens, got {positions.shape[1]} positions")
+        model, count = self.model, positions.shape[1] // self.each_tokens
+        x, rope = model.embed(images, positions)
+        if rope is not None:
+            raise InputError("several glimpses need a ViT with a table of positions, not a rotary one")
+        prefix = model.num_prefix_tokens
+        first = x[:, :prefix].repeat_interleave(count, 0)
+        x = torch.cat([first, x[:, prefix:].unflatten(1, (count, self.each_tokens)).flatten(0, 1)], 1)
+        return model.encode(x)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits (B, classes) of pictures; with pre_logits the mean of their glimpses' pooled features, (B, D)."""
+        made = self.model.forward_head(features, pre_logits).unflatten(0, (-1, self.glimpses))
+        return made.mean(1) if pre_logits else self.decide(made)
+
+    def each(self, images: Tensor, glimpses: Tensor) -> Tensor:
+        """Logits (B, G, classes) of glimpses (B, G, 3)."""
+        features = self.forward_features(images, self.positions(images, glimpses))
+        return self.model.forward_head(features).unflatten(0, (len(images), -1))
+
+    def decide(self, logits: Tensor) -> Tensor:
+        """Logits (B, G, classes) of glimpses → logits (B, classes) of pictures."""
+        likely = logits.log_softmax(-1)
+        return (likely if self.none is None else likely - likely[..., self.none, None]).amax(1)

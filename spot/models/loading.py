@@ -1,0 +1,133 @@
+"""spot.load: a model by what it is called or where it is.
+
+Files are the business of checkpoints.py, weights by budget that of family.py; this module knows names.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from spot.data.scenes import CLASSES
+from spot.errors import InputError, check_kind, unknown
+from spot.models.checkpoints import build_again, load_authors, load_file, load_pretrained, load_timm, refitted
+from spot.models.deltas import is_delta, read_about
+from spot.models.family import DEFAULT_TOKENS, Family, Source, hash_weights
+from spot.models.shipped import ALIASES, built_in, find
+from spot.models.spot_vit import SpotViT, adapt
+from spot.placement.policy import Policy, is_policy_file, read_policy_file
+from spot.placement.priors import AnyPrior
+from spot.placement.sizes import Scale
+
+HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+WEIGHTS_FILES = (".safetensors", ".pth", ".pt", ".bin")
+
+
+def load(
+    name: str | Path,
+    *,
+    tokens: int | None = None,
+    prior: AnyPrior | None = None,
+    scale: Scale | None = None,
+    weights: str | Path | None = None,
+    pretrained: bool = True,
+    **options: Any,
+) -> SpotViT:
+    """Load a model by what it is called or where it is: an ordinary module with one set of weights.
+
+    A shipped retrofit has weights for every budget (`spot.Family`). It is loaded with those for `tokens`, by default
+    49: a quarter of the grid, where most of the accuracy is kept at less than a quarter of the cost.
+
+    Args:
+        name: a built-in model, a folder or file that SPoT saved, a hub id, a timm name (its pretrained
+            ViT, adapted), or the authors' published .pth file.
+        tokens, prior, scale: the model's own placement; by default as it was saved. A prior may be a policy's file.
+        weights: a file with the timm model's weights, instead of a download.
+        pretrained: False gives random weights, and needs neither a download nor `weights`.
+        options: what timm.create_model takes, such as num_classes or img_size; for a hub id also its revision, token, …
+    """
+    if not pretrained:
+        model = untrained(str(name), options)
+        return model.at(tokens=tokens, prior=prior, scale=scale).eval()
+    source = load_source(name, weights=weights, **options)
+    if is_policy_file(prior):
+        source.policy, prior = load_policy(str(prior), source), "learned"
+    if isinstance(source, Family):
+        return source.model(DEFAULT_TOKENS if tokens is None else tokens, prior=prior, scale=scale)
+    return source.at(tokens=tokens, prior=prior, scale=scale).eval()
+
+
+def load_source(
+    name: str | Path, *, weights: str | Path | None = None, scale: Scale | None = None, **options: Any
+) -> Source:
+    """What has a model for each budget: a Family for a retrofit that knows its base, else one SpotViT.
+
+    scale: of the windows that its models place; by default as it was saved.
+    """
+    source = _load_source(name, weights, options)
+    source.scale = source.scale if scale is None else scale
+    return source
+
+
+def _load_source(name: str | Path, weights: str | Path | None, options: dict[str, Any]) -> Source:
+    check_kind("a model's name", name, str, Path)
+    check_kind("weights", weights, str, Path, type(None))
+    path, name = find(name), str(name)
+    architecture = name.removeprefix("timm/").split(".")[0]
+    if path.exists():
+        if is_delta(path):
+            return Family(name, weights=weights, **options)
+        if weights is not None:
+            raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
+        ours = path.is_dir() or path.suffix == ".safetensors"
+        model = load_file(path) if ours else load_authors(path)
+        if name in built_in():  # trained on scenes
+            model.class_names = CLASSES
+        return refitted(model, options).eval()
+    if path.suffix in WEIGHTS_FILES:
+        raise InputError(f"there is no file {path}")
+    if (timm.is_model(architecture) and not name.endswith("+spot")) or ":" in name:
+        return load_timm(name.removeprefix("timm/"), weights, options).eval()
+    if name.count("/") == 1:
+        hub = {key: options.pop(key) for key in HUB if key in options}
+        return refitted(load_pretrained(name, **hub), options).eval()
+    raise unknown_model(name)
+
+
+def untrained(name: str, options: dict[str, Any]) -> SpotViT:
+    """A model of this name with random weights: nothing is downloaded."""
+    path = find(name)
+    if not path.exists():
+        if timm.is_model(name.removeprefix("timm/").split(".")[0]):
+            return adapt(name.removeprefix("timm/"), **options)
+        raise unknown_model(name)
+    if not is_delta(path):
+        return build_again(path, options)
+    about = read_about(path)
+    model = adapt(about["base"], **options)
+    model.scale = about["config"].get("scale")
+    model.tokens = min(DEFAULT_TOKENS, len(model.grid()))
+    return model
+
+
+def unknown_model(name: str) -> InputError:
+    """The sentence for a name that nothing has, with the nearest ones."""
+    timms = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="eva")]
+    begun = [known for known in built_in() if known.startswith(name.partition("+")[0])]  # deit_tiny+spot
+    return unknown("model", name, begun or [*built_in(), *ALIASES, *timms], hint="spot.list_models() lists ours")
+
+
+def read_prior(prior: str | None, source: Source) -> AnyPrior | None:
+    """A prior as the command line has it: a name, or the policy of a file."""
+    return load_policy(str(prior), source) if is_policy_file(prior) else prior
+
+
+def load_policy(path: str | Path, source: Source) -> Policy:
+    """A policy from the file that `spot learn` wrote; refuses one that was trained for other weights."""
+    policy, own = read_policy_file(path, source.patch_size), hash_weights(source)
+    if policy.about["hash"] != own:
+        raise InputError(
+            f"{path} is a policy for {policy.about['model']} (weights {policy.about['hash']}), but this model is "
+            f"{source.name} (weights {own}); train one for it with spot learn"
+        )
+    return policy

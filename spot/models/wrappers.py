@@ -1,0 +1,134 @@
+"""Models around a SpotViT that answer its call: `model(images, positions=None)` gives logits.
+
+A `Wrapper` shares the parameters of its SpotViT and places tokens in its own way. All baselines are wrappers; the two
+smallest stand here: the timm ViT itself, and PatchDropout. A `TokenModel` is a SpotViT or a wrapper.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Generator, Tensor, nn
+
+from spot.errors import InputError
+from spot.models.spot_vit import SpotViT
+from spot.placement.priors import AnyPrior, check_tokens, drawn
+from spot.tokens.tokenizer import Tokenizer
+
+
+class Placing(TypedDict, total=False):
+    """What `place` takes beside the images; see SpotViT.place."""
+
+    tokens: int | None
+    prior: AnyPrior | None
+    generator: Generator | None
+    keys: Sequence[str] | None
+    seed: int
+    maps: Tensor | None
+
+
+class Wrapper(nn.Module):
+    """A model around a SpotViT: parameters are shared, not copied."""
+
+    random = False
+
+    def __init__(self, model: SpotViT, tokens: int | None = None) -> None:
+        super().__init__()
+        self.model = model
+        if tokens is not None:
+            self.tokens = tokens
+
+    @property
+    def spot_vit(self) -> SpotViT:
+        return self.model
+
+    @property
+    def tokens(self) -> int:
+        """How many patches of the grid are kept; class and register tokens are kept besides."""
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, tokens: int) -> None:
+        self.check_tokens(tokens, len(self.model.grid()))
+        self._tokens = tokens
+
+    def check_tokens(self, tokens: int, cells: int) -> None:
+        """Refuse a budget that a grid of so many cells does not have."""
+        check_tokens(tokens)
+        if tokens > cells:
+            raise InputError(f"{type(self).__name__} keeps at most the {cells} patches of the grid, got {tokens}")
+
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+        """Positions of so many tokens; by default the grid."""
+        return self.model.grid(images)
+
+    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
+        """Positions (B, N, 2), drawn from the generator or, with keys, each image's from (seed, key) alone."""
+        if how.get("prior") is not None:
+            raise InputError(f"{type(self).__name__} places tokens in its own way; a prior goes with its SpotViT")
+        tokens, keys = how.get("tokens"), how.get("keys") if self.random else None
+        count = self.tokens if tokens is None else tokens
+
+        def draw(rows: slice, generator: Generator | None) -> Tensor:
+            return self.draw(images[rows], count, generator)
+
+        return drawn(draw, len(images), how.get("generator"), keys, how.get("seed", 0))
+
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        """Features (B, P + N, D) at the positions given, or where the model places them."""
+        positions = self.place(images, **placing) if positions is None else positions
+        return self.model.forward_features(images, positions)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.model.forward_head(features, pre_logits)
+
+    def forward(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        """Logits (B, classes). placing: tokens and generator, as `place` takes them."""
+        return self.forward_head(self.forward_features(images, positions, **placing))
+
+
+TokenModel = SpotViT | Wrapper  # called (images, positions=None, **placing) → logits (B, classes)
+
+
+class PlainViT(Wrapper):
+    """A SpotViT's timm model on its own grid, through timm's own forward."""
+
+    def __init__(self, model: SpotViT) -> None:
+        super().__init__(model, len(model.grid()))
+        if type(model.tokenizer) is not Tokenizer:
+            raise InputError("this model's tokens are not a timm ViT's patches, so it has no plain ViT to compare with")
+
+    def check_tokens(self, tokens: int, cells: int) -> None:
+        if tokens != cells:
+            raise InputError(
+                f"a plain ViT has all {cells} tokens of its grid, not {tokens}; call its SpotViT for fewer"
+            )
+
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+        self.check_tokens(tokens, self.tokens)
+        return self.model.grid(images)
+
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+        grid = self.place(images, **placing)
+        if positions is not None and not torch.equal(positions, grid):
+            raise InputError("a plain ViT reads its own grid; to place its tokens call the SpotViT that holds it")
+        return self.model.vit.forward_features(images)
+
+
+class PatchDropout(Wrapper):
+    """A SpotViT on `tokens` random patches of the grid (PatchDropout at inference; Liu et al., 2023).
+
+    timm and the authors keep a rounded share of the patches, so that 25 of 196 may become 24; here the budget is exact.
+    """
+
+    random = True
+
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+        """The centres of the kept patches (B, N, 2), in the grid's order."""
+        grid = self.model.grid(images)
+        cells = grid.shape[1]
+        self.check_tokens(tokens, cells)
+        # Drawn on the CPU, so one seed keeps the same patches on every device.
+        order = torch.rand(len(images), cells, generator=generator).argsort(1)
+        kept = order[:, :tokens].sort(1).values.to(grid.device)
+        return grid.gather(1, kept[..., None].expand(-1, -1, grid.shape[-1]))

@@ -1,1 +1,0 @@
-"""One file per question the paper asks; each holds the paper's numbers beside what is measured here."""

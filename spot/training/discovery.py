@@ -1,0 +1,217 @@
+"""Discover where the object is in large pictures, from the labels of whole pictures alone.
+
+1. A frozen dense ViT reads each picture in tiles. A linear map gives each token a score for every class. The score of
+   a picture is the log-sum-exp over its tokens, and picture labels train the map (multiple-instance learning).
+2. The peaks of a picture's own class, in two sizes, are candidates. The frozen ViT reads each as a glimpse, and a
+   linear head is fitted on one candidate of each picture. Each picture then takes the candidate with the highest
+   probability of its label, and the head is fitted again, for a few rounds.
+3. A finder learns these places, and its places in all pictures are the next candidates, as in 2. A finder has to find
+   in one picture what it learned in others, so places that fit by chance are not found again.
+
+The class `none` holds pictures without an object. A place has a weight, the probability of the label there. Pictures
+without a likely place are left out of the training that follows.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spot import report
+from spot.data.pictures import Pictures
+from spot.errors import InputError
+from spot.models.spot_vit import SpotViT
+from spot.placement.finder import Finder
+from spot.placement.glimpses import cut_out
+from spot.store import read_tensors, write_tensors
+from spot.training.finder import places_found, shrink, train_finder
+from spot.training.glimpses import fit_head, pooled
+
+KIND = "spot_tiles"
+SIDES = (48.0, 80.0)  # pixels of a candidate, before sizes are known
+SURE = (0.3, 0.5)  # a place to which the head gives the label with less than this is none: at first, and later
+DECAY = (0.03, 0.1)  # the penalty of the head: at first, and later
+
+
+@torch.no_grad()
+def tile_features(dense: SpotViT, pictures: Pictures, folder: Path) -> list[Tensor]:
+    """Tokens (R, C, D), float16, of each picture read in tiles of the model's size; kept in a folder, a file each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for index in report.track(range(len(pictures)), "tiles", len(pictures)):
+        file = folder / f"{pictures.keys[index].replace('/', '_')}.safetensors"
+        if not file.is_file():
+            tokens = tiled(dense, pictures.pixels(index).float()[None] / 127.5 - 1)
+            write_tensors(file, {"tokens": tokens.half()}, KIND, {})
+        made.append(read_tensors(file, KIND)[0]["tokens"])
+    return made
+
+
+def tiled(dense: SpotViT, image: Tensor, batch: int = 7) -> Tensor:
+    """Tokens (R, C, D) of an image (1, 3, H, W), the mean where tiles of the model's own size overlap."""
+    window, tile = dense.patch_size, dense.img_size[0]
+    rows, columns = (length // window for length in image.shape[-2:])
+    if min(image.shape[-2:]) < tile:
+        raise InputError(f"a picture must have at least {tile} pixels along each side, got {tuple(image.shape[-2:])}")
+    cells = tile // window
+    starts = [
+        [round(begin) for begin in np.linspace(0, count - cells, max(1, -(-count // (cells - 1))))]
+        for count in (rows, columns)
+    ]
+    places = [(top, left) for top in starts[0] for left in starts[1]]
+    tiles = torch.cat([image[..., top * window :, left * window :][..., :tile, :tile] for top, left in places])
+    prefix = dense.num_prefix_tokens
+    tokens = torch.cat([dense.forward_features(part, dense.grid(part))[:, prefix:] for part in tiles.split(batch)])
+    total, times = torch.zeros(rows, columns, tokens.shape[-1]), torch.zeros(rows, columns, 1)
+    for (top, left), each in zip(places, tokens, strict=True):
+        total[top : top + cells, left : left + cells] += each.unflatten(0, (cells, cells))
+        times[top : top + cells, left : left + cells] += 1
+    return total / times
+
+
+def class_maps(
+    features: list[Tensor], labels: Tensor, none: int, classes: int, *, steps: int = 200, seed: int = 0
+) -> list[Tensor]:
+    """Scores (R, C, classes) of every picture's tokens, learned from pictures' labels; 0 throughout for `none`."""
+    flat = [each.flatten(0, 1) for each in features]
+    sample = torch.cat([each[::8] for each in flat]).float()
+    mean, width = sample.mean(0), sample.std(0) + 1e-4
+    draw = torch.Generator().manual_seed(seed)
+    weight = (0.01 * torch.randn(len(mean), classes, generator=draw)).requires_grad_()
+    bias = torch.full((classes,), -4.0, requires_grad=True)
+    kinds = torch.arange(classes) != none
+    optimizer = torch.optim.Adam([weight, bias], 0.01)
+    for _ in report.track(range(steps), "labels of pictures", steps):
+        loss = 1e-3 * weight[:, kinds].square().sum()
+        rows = torch.randperm(len(flat), generator=draw)[:64]
+        bags = [((flat[row].float() - mean) / width @ weight + bias).logsumexp(0) * kinds for row in rows]
+        loss = loss + F.cross_entropy(torch.stack(bags), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        return [(((each.float() - mean) / width) @ weight + bias) * kinds for each in features]
+
+
+def highest(scores: Tensor, count: int, window: int) -> Tensor:
+    """The middles (count, 2), in pixels, of the highest peaks of scores (R, C) of windows of so many pixels."""
+    peak = scores == F.max_pool2d(scores[None, None], 5, 1, 2)[0, 0]
+    cell = torch.where(peak, scores, scores - 1e3).flatten().topk(count).indices
+    return torch.stack([cell // scores.shape[1] + 0.5, cell % scores.shape[1] + 0.5], 1) * window
+
+
+def agree(
+    model: SpotViT,
+    pictures: Pictures,
+    candidates: Mapping[str, Tensor],
+    *,
+    none: int,
+    samples: int,
+    later: bool,
+    margin: float = 1.25,
+    rounds: int = 6,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """One place (1, 4) for each picture where the label is likely, of its candidates (n, 3): y, x, size in pixels.
+
+    Every picture begins with its first candidate. later: the candidates are a finder's.
+    """
+    draw = np.random.default_rng(seed)
+    features, others = {}, []
+    for index in report.track(range(len(pictures)), "candidates", len(pictures)):
+        key, picture = pictures.keys[index], pictures.pixels(index)
+        height, width = picture.shape[1:]
+        anywhere = torch.tensor([draw.uniform(0, height), draw.uniform(0, width), draw.uniform(20, 90)])
+        views = []
+        for y, x, size in torch.cat([candidates[key][:, :3], anywhere[None]]).tolist():
+            y, x = min(max(y, 0.0), float(height)), min(max(x, 0.0), float(width))
+            views.append(cut_out(picture, y, x, min(margin * size, height, width), samples))
+        seen = pooled(model, torch.stack(views) / 127.5 - 1)
+        features[key], other = seen[:-1], seen[-1:]
+        others.append(other)
+    label = dict(zip(pictures.keys, pictures.labels, strict=True))
+    chosen = {key: 0 for key in pictures.keys if label[key] != none}
+    likely = dict.fromkeys(chosen, 1.0)
+    empty = [features[key] for key in pictures.keys if label[key] == none]
+    nothing = torch.cat([*empty, *others])
+    for _ in range(rounds):
+        held = [key for key in chosen if likely[key] > 0.2] or list(chosen)
+        x = torch.cat([nothing, *(features[key][chosen[key]][None] for key in held)])
+        y = torch.tensor([none] * len(nothing) + [label[key] for key in held])
+        fit_head(model, x, y, DECAY[later])
+        with torch.no_grad():
+            for key in chosen:
+                share = model.vit.head(features[key]).softmax(1)[:, label[key]]
+                chosen[key], likely[key] = int(share.argmax()), float(share.max())
+    return {
+        key: torch.cat([candidates[key][row, :3], torch.tensor([likely[key]])])[None]
+        for key, row in chosen.items()
+        if likely[key] > SURE[later]
+    }
+
+
+def discover(
+    model: SpotViT,
+    dense: SpotViT,
+    finder: Finder,
+    pictures: Pictures,
+    folder: Path,
+    *,
+    none: int,
+    tokens: int = 49,
+    rounds: int = 2,
+    steps: int = 700,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Places (n, 4) by key, from the labels of pictures alone; see the module.
+
+    Args:
+        model: reads candidates; its head is changed.
+        dense: reads the tiles.
+        finder: a finder whose settings are those of the rounds; it is trained.
+        folder: what was computed is kept here, so that an interrupted run goes on.
+        none: the class of pictures that hold nothing.
+    """
+    samples = round(tokens**0.5) * model.patch_size
+    file = folder / "places-0.safetensors"
+    if not file.is_file():
+        features = tile_features(dense, pictures, folder / "tiles")
+        labels = torch.tensor(pictures.labels)
+        scores = class_maps(features, labels, none, len(pictures.classes), seed=seed)
+        candidates = {}
+        for index, key in enumerate(pictures.keys):
+            kind = pictures.labels[index]
+            asked = [kind] * 1 if kind != none else [each for each in range(len(pictures.classes)) if each != none]
+            middles = torch.cat(
+                [highest(scores[index][..., each], 3 if kind != none else 1, dense.patch_size) for each in asked]
+            )
+            sides = middles.new_tensor(SIDES) / finder.margin
+            candidates[key] = torch.cat([middles.repeat_interleave(2, 0), sides.repeat(len(middles))[:, None]], 1)
+        write_places(file, agree(model, pictures, candidates, none=none, samples=samples, later=False, seed=seed))
+    for number in range(1, rounds + 1):
+        file, before = folder / f"places-{number}.safetensors", read_places(folder / f"places-{number - 1}.safetensors")
+        if file.is_file():
+            continue
+        state = folder / f"round-{number}.pt"
+        given = pictures.with_places(before, none)
+        train_finder(finder, given, before, steps=steps, each=8, mine=False, seed=seed, state=state)
+        small, candidates = shrink(finder, pictures), {}
+        for index, key in enumerate(pictures.keys):
+            with torch.no_grad():
+                candidates[key] = places_found(finder, pictures.pixels(index), small[index], 4)[:, :3]
+        write_places(file, agree(model, pictures, candidates, none=none, samples=samples, later=True, seed=seed))
+    return read_places(file)
+
+
+def write_places(path: Path, places: Mapping[str, Tensor]) -> None:
+    """Places by key as a safetensors file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors(path, dict(places), "spot_places", {})
+
+
+def read_places(path: Path) -> dict[str, Tensor]:
+    """What `write_places` wrote."""
+    return dict(read_tensors(path, "spot_places", "places, as spot learn keeps them")[0])

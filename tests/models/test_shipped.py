@@ -1,0 +1,134 @@
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import spot
+from spot.errors import InputError
+from spot.models import checkpoints
+from spot.models.shipped import ALIASES, built_in
+from tests.conftest import DEIT_TINY, VIT_TINY
+
+
+def test_every_model_that_comes_with_the_package_is_listed():
+    rows = {row["name"]: row for row in spot.list_models()}
+    assert rows.keys() == built_in().keys()
+    assert {row["alias"] for row in rows.values()} - {""} == set(ALIASES)
+    assert rows["scenes-a"]["needs"] == "nothing"
+    assert VIT_TINY in rows[f"{VIT_TINY}+spot"]["needs"]
+
+
+def test_accuracies_are_those_of_the_cards():
+    """Read from the card by eye: the rows of isotropic tokens, of the delta as shipped."""
+    rows = {row["name"]: row["accuracy"] for row in spot.list_models()}
+    assert rows[f"{VIT_TINY}+spot"].keys() == {25, 49, 100, 196}
+    assert rows["scenes-a"].keys() == {9, 16, 36, 64}
+    card = (built_in()["scenes-a"].parent / "RETROFITS.md").read_text()
+    line = next(line for line in card.splitlines() if line.startswith(f"| {DEIT_TINY}+spot |"))  # of the first table
+    assert [float(cell) for cell in line.split("|")[2:6]] == list(rows[f"{DEIT_TINY}+spot"].values())
+
+
+@pytest.mark.parametrize(
+    "name, near", [("deit_tiny+spot", f"{DEIT_TINY}+spot"), ("vit-t", "vit-ti"), ("scenes_a", "scenes-a")]
+)
+def test_near_misses_are_suggested(name, near):
+    with pytest.raises(InputError, match=near.replace("+", r"\+")):
+        spot.load(name)
+
+
+@pytest.mark.parametrize("name", [VIT_TINY, f"{VIT_TINY}+spot", "vit-ti", "somebody/some-model"])
+def test_without_a_network_a_download_is_refused_in_a_sentence(name, monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr(checkpoints, "get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(checkpoints, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoints.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(InputError, match="the hub cannot be reached"):
+        spot.load(name)
+    monkeypatch.setattr(checkpoints.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE is set"):
+        spot.load(name)
+
+
+def test_without_a_network_a_command_ends_in_one_sentence(tmp_path):
+    """The hub is a closed port here; its own retries would take a minute, ours is one request."""
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    environment = {name: value for name, value in environment.items() if "PROXY" not in name.upper()}
+    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+        environment.pop(name, None)
+    code = "import spot\ntry: spot.load('vit-ti')\n"
+    code += "except ValueError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.count("\n") == 1 and "the hub cannot be reached" in done.stdout, done.stderr
+    assert "weights=FILE" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["vit-ti", "scenes-a", "vit_tiny_patch16_224", VIT_TINY])
+def test_random_weights_need_no_network_and_no_file(name, monkeypatch):
+    def unreachable(*_, **__):
+        raise AssertionError("nothing is downloaded")
+
+    monkeypatch.setattr(socket.socket, "connect", unreachable)
+    first, second = (spot.load(name, pretrained=False, num_classes=5) for _ in range(2))
+    assert first.num_classes == 5 and not first.training
+    assert first.tokens == {"vit-ti": 49, "scenes-a": 64}.get(name, 196)
+    assert not torch.equal(first.vit.blocks[0].attn.qkv.weight, second.vit.blocks[0].attn.qkv.weight)
+    assert spot.load(name, pretrained=False, tokens=9)(torch.randn(1, 3, *first.img_size)).isfinite().all()
+
+
+# Options are honoured or refused, wherever a model comes from
+
+
+def test_options_are_honoured_for_a_built_in_model():
+    model = spot.load("scenes-a", num_classes=0)
+    images = torch.randn(2, 3, 64, 64)
+    expected = spot.load("scenes-a")
+    torch.testing.assert_close(model(images), expected.forward_head(expected.forward_features(images), pre_logits=True))
+    large = spot.load("scenes-a", img_size=96)
+    assert (large.img_size, large.tokens, large.num_classes) == ((96, 96), 144, 32)
+    torch.testing.assert_close(large.vit.blocks.state_dict(), expected.vit.blocks.state_dict())
+
+
+def test_options_are_honoured_for_a_retrofit(shared_data):
+    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    model, whole = (spot.load("vit-ti", weights=weights, **options) for options in ({"num_classes": 0}, {}))
+    images = torch.randn(1, 3, 224, 224)
+    assert model(images).shape == (1, 192)
+    torch.testing.assert_close(model.forward_features(images), whole.forward_features(images))
+
+
+@pytest.mark.parametrize("name", ["scenes-a", "vit_tiny_patch16_224"])
+def test_an_option_that_nobody_knows_is_refused(name, tmp_path):
+    with pytest.raises(InputError, match="tokns"):
+        spot.load(name, tokns=9)
+
+
+def test_an_option_for_a_saved_model_is_refused_too(nano, tmp_path):
+    nano.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="tokns"):
+        spot.load(tmp_path, tokns=9)
+    assert spot.load(tmp_path, num_classes=3)(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "hf-hub:somebody/model"},
+        {"model": "local-dir:/tmp"},
+        {"options": {"checkpoint_path": "x.pth"}},
+        {"options": {"pretrained": True}},
+        {"data": {"url": "http://example.org/x.pth"}},
+    ],
+)
+def test_a_files_header_cannot_make_timm_open_or_fetch_anything(nano, change):
+    from spot.models.checkpoints import build, model_config
+
+    config = model_config(nano)
+    for part, value in change.items():
+        config[part] = {**config[part], **value} if isinstance(value, dict) else value
+    with pytest.raises(InputError, match="refused"):
+        build(config)

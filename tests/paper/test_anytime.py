@@ -1,0 +1,78 @@
+"""The study of stopping when sure."""
+
+import pytest
+import torch
+
+from paper import anytime
+from paper.study import find_study
+from spot.data.loader import loader
+from spot.evaluation.early_exit import cheapest
+from tests.paper.conftest import random_policy
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(anytime, "LOSE", (0.01, 0.1))
+    monkeypatch.setattr(anytime, "ROUNDS", 1)
+    monkeypatch.setattr(anytime, "TIMED", 8)
+
+
+def test_every_row_has_its_cost_and_cascades_are_timed(make_lab):
+    lab = make_lab(models=("one",))
+    result = anytime.run(lab)
+    methods = [row["method"] for row in result.rows]
+    assert methods.count("dense ViT") == 1 and methods.count("one budget") == 3
+    assert methods.count("cascade") == methods.count("cascade that merges") == 2 and methods.count("merging") >= 2
+    assert all(0 < row["share"] <= 2 for row in result.rows)
+    assert {"time 1", "time 32"} <= next(row for row in result.rows if row.get("lose") == 1).keys()
+    text = find_study("anytime").markdown(result)
+    assert "CF-ViT" in text and "0.33" in text  # 1.53 of 4.6 G
+    find_study("anytime").draw(result)
+
+
+def test_where_images_stop_is_what_looking_gives(make_lab):
+    lab = make_lab(models=("one",))
+    backbone = lab.backbones[0]
+    every, here, there = anytime.predictions(lab, backbone, [4, 9], None)
+    stages = cheapest(there, every, agree=0.8).stages
+    right, spent, _ = anytime.outcome(here, stages, every)
+    cascade = anytime.cascade_of(backbone, stages, None)
+    (batch,) = loader(lab.sources.images(backbone.model), 64)
+    with torch.no_grad():
+        *_, step = cascade(batch.images)
+    order = sorted(range(60), key=batch.keys.__getitem__)
+    assert (step.macs[order] == spent).float().mean() > 0.95  # kept as float16, a border case may differ
+    assert ((step.logits.argmax(1) == batch.labels)[order] == right).float().mean() > 0.95
+
+
+def test_a_cascade_can_place_where_the_policy_looks(make_lab):
+    lab = make_lab(models=("one",))
+    model = lab.backbones[0].model
+    model.policy = random_policy(model, "thumbnail", side=8)
+    rows = {(row["method"], row.get("lose")): row for row in anytime.run(lab).rows}
+    learned, even = rows["cascade, learned placement", 1], rows["cascade", 1]
+    assert {"time 1", "time 32"} <= learned.keys() and learned["share"] != even["share"]
+    every, here, there = anytime.predictions(lab, lab.backbones[0], [4, 9], "learned")
+    stages = cheapest(there, every, agree=0.8).stages
+    _, spent, _ = anytime.outcome(here, stages, every)
+    cascade = anytime.cascade_of(lab.backbones[0], stages, "learned")
+    (batch,) = loader(lab.sources.images(model), 64)
+    with torch.no_grad():
+        *_, step = cascade(batch.images)
+    assert (step.macs[sorted(range(60), key=batch.keys.__getitem__)] == spent).float().mean() > 0.95
+
+
+def test_without_a_bank_half_of_the_images_calibrate(make_lab):
+    rows = anytime.run(make_lab(models=("one",), bank=None)).rows
+    assert {row["images"] for row in rows} == {30}
+
+
+def test_models_and_parents_are_left_as_they_were_for_the_studies_that_follow(make_lab):
+    lab = make_lab()
+    first, second = lab.backbones
+    first.__dict__["parent"] = second.model  # as if it had been retrofitted from the second
+    lab.backbones = [first]
+    rows = anytime.run(lab).rows
+    grid = next(row for row in rows if row["method"] == "one budget" and row["tokens"] == "16")
+    assert grid["delta"] == 0  # the last stage is the parent
+    assert all(weight.requires_grad for weight in second.model.parameters())

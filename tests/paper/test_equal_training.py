@@ -1,0 +1,53 @@
+"""What a student is shown, to compare placed windows with."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paper.equal_training import Dropped, Merged, Resized
+from spot.models.tome import ToMe
+from spot.training.recipes import RECIPES, override
+from tests.conftest import make_nano
+from tests.training.test_sizes import SMALL, part
+
+
+def objective(kind, **changes):
+    return kind(make_nano(), override(RECIPES["distil-sizes"], {**SMALL, "sizes": None, **changes}))
+
+
+@pytest.mark.parametrize("kind", [Dropped, Resized, Merged])
+def test_the_loss_has_gradients_with_every_view(kind):
+    distil = objective(kind)
+    loss = distil(part()).loss
+    loss.backward()
+    assert loss.isfinite() and distil.model.vit.blocks[0].mlp.fc1.weight.grad.abs().sum() > 0
+
+
+def test_dropout_keeps_different_patches_of_the_grid():
+    positions = objective(Dropped).place(part().images, 1, part())
+    cells = {tuple(each) for each in make_nano().grid().tolist()}
+    assert positions.shape == (4, 9, 2)
+    assert all(tuple(each) in cells for image in positions.tolist() for each in image)
+    assert all(len({tuple(each) for each in image}) == 9 for image in positions.tolist())
+
+
+def test_resize_shows_the_grid_of_a_smaller_image():
+    distil = objective(Resized)
+    positions = distil.place(part().images, 1, part())
+    assert positions.shape == (4, 9, 3)
+    assert positions[0, 0].tolist() == pytest.approx([1 / 6, 1 / 6, 4 / 3])
+
+
+def test_merging_is_taught_at_the_cost_of_the_budget():
+    distil, step = objective(Merged, features=1.0), part()
+    kept = distil.predict(distil._teacher[0], step.images, distil.model.grid(step.images))
+    merged = distil.student(step.images, step.images, 1.0, 9)
+    expected = ToMe.matching(make_nano(), 9)
+    torch.testing.assert_close(merged.logits, expected(step.images))
+    assert not torch.allclose(merged.logits, kept.logits, atol=1e-4)
+    torch.testing.assert_close(distil.student(step.images, step.images, 1.0, 16).logits, kept.logits)
+    divergence = F.kl_div(merged.logits.log_softmax(1), kept.logits.log_softmax(1), log_target=True, reduction="none")
+    apart = 1 - F.cosine_similarity(merged.pooled, kept.pooled)
+    torch.testing.assert_close(distil.difference(merged, kept, step.images), divergence.sum(1) + apart)
+    distil(step).loss.backward()
+    assert distil.model.vit.blocks[0].attn.qkv.weight.grad.abs().sum() > 0

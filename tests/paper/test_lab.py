@@ -1,0 +1,370 @@
+"""The lab measures what a plain loop measures, once, and keeps it."""
+
+import copy
+
+import pytest
+import torch
+
+import spot
+from paper import cache, sources
+from paper import lab as module
+from paper.backbone import Backbone, backbones, budgets
+from paper.lab import Lab
+from paper.settings import StudySettings
+from paper.sources import Sources, scene_masks
+from paper.statistics import Predictions, predicted
+from spot.data.images import data_for
+from spot.data.loader import loader
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting
+from spot.hashes import hash_model
+from spot.models.checkpoints import save_folder
+from spot.models.deltas import save_delta
+from spot.placement import files, priors
+from spot.placement.files import Placements
+from spot.placement.oracle import search, snapped
+from tests.conftest import VIT_TINY, make_nano
+from tests.data.files import folders
+
+
+def read_all(small, name="images", limit=None):
+    """All images of a folder, their labels and keys, for model `one`."""
+    data = data_for(spot.load(small / "one"), small / name, limit=limit)
+    ((images, labels, keys),) = loader(data, 100)
+    return images, labels, keys
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often images were read and searched."""
+    counts = {"evaluate": 0, "search_dataset": 0}
+    for name in counts:
+        original = getattr(module, name)
+
+        def counting(*given, name=name, original=original, **options):
+            counts[name] += 1
+            return original(*given, **options)
+
+        monkeypatch.setattr(module, name, counting)
+    return counts
+
+
+@pytest.mark.parametrize(
+    "cells, expected", [(196, (25, 49, 100, 196)), (64, (9, 16, 36, 64)), (256, (36, 64, 121, 256))]
+)
+def test_budgets_are_squares_near_an_eighth_a_quarter_a_half_and_all(cells, expected):
+    assert budgets(cells) == expected
+
+
+def test_accuracy_is_that_of_a_plain_loop(small, make_lab):
+    images, labels, keys = read_all(small)
+    model = spot.load(small / "one", tokens=4, prior="isotropic")
+    with torch.no_grad():
+        right = model(images).argmax(1) == labels
+    lab = make_lab()
+    (found,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)])
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    assert found.keys == sorted(keys)
+    assert torch.equal(found.right, right[order])
+
+
+def test_neighbours_vote_as_a_plain_loop_votes(small, make_lab):
+    model = spot.load(small / "one", tokens=4, prior="isotropic")
+    (queries, labels, keys), (entries, answers, _) = read_all(small), read_all(small, "bank")
+    with torch.no_grad():
+        here, there = (
+            torch.nn.functional.normalize(model.forward_head(model.forward_features(each), pre_logits=True), dim=1)
+            for each in (queries, entries)
+        )
+    right = {}
+    for key, label, similar in zip(keys, labels.tolist(), here @ there.T, strict=True):
+        votes = torch.zeros(10)
+        for index in similar.argsort(descending=True)[:20].tolist():
+            votes[answers[index]] += torch.exp(similar[index] / 0.07)
+        right[key] = int(votes.argmax()) == label
+    lab = make_lab()
+    (found,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)], knn=True)
+    assert found.knn.tolist() == [right[key] for key in found.keys]
+
+
+def test_what_was_measured_is_not_measured_again(make_lab, counted):
+    wanted = [Setting("uniform", 4, 1), Setting("salient", 4), Setting("patch-dropout", 9)]
+    first = make_lab()
+    found = first.accuracy(first.backbones[0], wanted, knn=True)
+    searched = first.oracle(first.backbones[0])
+    before = dict(counted)
+    again = make_lab()
+    for old, new in zip(found, again.accuracy(again.backbones[0], wanted, knn=True), strict=True):
+        assert torch.equal(old.right, new.right) and torch.equal(old.knn, new.knn)
+    assert counted["evaluate"] == before["evaluate"]
+    assert torch.equal(again.oracle(again.backbones[0]).trajectory, searched.trajectory)
+    more = again.accuracy(again.backbones[0], [*wanted, Setting("uniform", 4, 2)])
+    assert counted["evaluate"] == before["evaluate"] + 1 and len(more) == 4
+
+
+@pytest.mark.parametrize("other", [{"limit": 50}, {"saliency": "spectral"}])
+def test_what_determines_a_measurement_is_in_its_name(make_lab, counted, other):
+    for options in ({}, other):
+        lab = make_lab(**options)
+        lab.accuracy(lab.backbones[0], [Setting("salient", 4)])
+    assert counted["evaluate"] == 2
+
+
+def change_sigma(small, lab, monkeypatch):
+    model = lab.backbones[0].model
+    lab.backbones[0].__dict__["loaded"] = spot.SpotViT(model.vit, tokens=4, sigma=0.7, options=model.options).eval()
+
+
+def change_constant_of_prior(small, lab, monkeypatch):
+    monkeypatch.setattr(priors, "FOCUS_BLUR", 2 * priors.FOCUS_BLUR)
+
+
+def rewrite_a_map(small, lab, monkeypatch):
+    path = small / "maps" / "0" / "i00.png"
+    path.write_bytes(path.read_bytes())  # of the same size
+
+
+def rewrite_an_image(small, lab, monkeypatch):
+    path = small / "images" / "0" / "i00.png"
+    path.write_bytes(path.read_bytes())
+
+
+def rewrite_an_image_of_the_bank(small, lab, monkeypatch):
+    path = small / "bank" / "0" / "b00.png"
+    path.write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change_sigma, change_constant_of_prior, rewrite_a_map, rewrite_an_image, rewrite_an_image_of_the_bank],
+    ids=lambda change: change.__name__,
+)
+def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, counted, monkeypatch, change):
+    def measure():
+        lab = make_lab(["one"])
+        change(small, lab, monkeypatch) if changed else None
+        lab.accuracy(lab.backbones[0], [Setting("focus", 4)], knn=True)
+        return counted["evaluate"]
+
+    changed = False
+    assert measure() == measure()
+    changed = True
+    assert measure() > 1
+
+
+def test_a_folder_is_listed_once_and_a_measurement_read_once(small, make_lab, monkeypatch):
+    lab = make_lab(["one", "two"])
+    wanted = [Setting("uniform", 4), Setting("isotropic", 4)]
+    for backbone in lab.backbones:
+        lab.accuracy(backbone, wanted)
+        lab.oracle(backbone)
+    counts = dict.fromkeys(["data_for", "read_tensors", "placements"], 0)
+
+    def count(name, original):
+        def counting(*given, **options):
+            counts[name] += 1
+            return original(*given, **options)
+
+        return counting
+
+    monkeypatch.setattr(sources, "data_for", count("data_for", sources.data_for))
+    monkeypatch.setattr(cache, "read_tensors", count("read_tensors", cache.read_tensors))
+    monkeypatch.setattr(files, "read_tensors", count("placements", files.read_tensors))
+    again = make_lab(["one", "two"])
+    for backbone in again.backbones:
+        again.accuracy(backbone, wanted)
+        again.oracle(backbone)
+    assert counts == {"data_for": 1, "read_tensors": 4, "placements": 2}
+
+
+def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch, counted):
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    wanted = [Setting("uniform", 4, seed) for seed in range(5)]
+    lab, keep = make_lab(), Lab._measured
+
+    def killed(self, backbone, some, *options):
+        if some[0][0].seed == 2:
+            raise KeyboardInterrupt
+        return keep(self, backbone, some, *options)
+
+    with monkeypatch.context() as during:
+        during.setattr(Lab, "_measured", killed)
+        with pytest.raises(KeyboardInterrupt):
+            lab.accuracy(lab.backbones[0], wanted)
+    assert counted["evaluate"] == 1
+    lab.accuracy(lab.backbones[0], wanted)
+    assert counted["evaluate"] == 3  # seeds 2 and 3, then 4
+
+
+def test_a_search_starts_where_the_prior_places(small, make_lab):
+    lab = make_lab()
+    found = lab.oracle(lab.backbones[0], tokens=4)
+    (read,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)])
+    assert len(found) == 30
+    assert torch.equal(predicted(found, 0).right, read.on(predicted(found).keys).right)
+
+
+def test_snapped_positions_are_the_search_with_a_grid(small, make_lab):
+    lab = make_lab(("one",))
+    found = lab.oracle(lab.backbones[0], tokens=4)
+    images, labels, keys = read_all(small, limit=30)
+    start = found.positions_for(keys, 0)
+    expected = search(lab.backbones[0].model, images, labels, start, grid=(4, 4))
+    torch.testing.assert_close(snapped(found.positions_for(keys), (4, 4)), expected.positions)
+    right = expected.logits[:, -1].argmax(1) == labels
+    order = sorted(range(30), key=keys.__getitem__)
+    moved = Placements(keys, snapped(found.positions_for(keys), (4, 4)))
+    assert torch.equal(lab.at(lab.backbones[0], moved).right, right[order])
+
+
+def test_positions_are_read_by_another_model(small, make_lab):
+    lab = make_lab()
+    found = lab.oracle(lab.backbones[0], tokens=4)
+    images, labels, keys = read_all(small, limit=30)
+    with torch.no_grad():
+        right = make_nano(1)(images, found.positions_for(keys)).argmax(1) == labels
+    order = sorted(range(30), key=keys.__getitem__)
+    assert torch.equal(lab.at(lab.backbones[1], found).right, right[order])
+
+
+def test_a_search_of_another_version_is_named_and_made_again(make_lab, monkeypatch, capsys):
+    lab = make_lab()
+    first = lab.oracle(lab.backbones[0])
+    version = spot.__version__
+    monkeypatch.setattr(spot, "__version__", "9.9.9")
+    again = make_lab().oracle(lab.backbones[0])
+    said = f"made with spot='{version}', now spot='9.9.9'; it is made again"
+    assert said in capsys.readouterr().err.replace("\n", " ")
+    assert again.metadata["spot"] == "9.9.9"
+    assert torch.equal(again.trajectory, first.trajectory)
+
+
+def test_a_damaged_search_is_named_and_made_again(make_lab, capsys):
+    lab = make_lab()
+    first = lab.oracle(lab.backbones[0])
+    (path,) = (lab.cache.folder / "oracle").glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-100])
+    assert torch.equal(lab.oracle(lab.backbones[0]).trajectory, first.trajectory)
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_without_a_bank_there_are_no_neighbours(make_lab):
+    lab = make_lab(bank=None)
+    (found,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)], knn=True)
+    assert found.knn is None
+
+
+def test_without_maps_of_the_bank_salient_tokens_have_no_neighbours(small, make_lab, tmp_path):
+    (tmp_path / "maps").mkdir()
+    for path in (small / "maps").rglob("i*.png"):
+        there = tmp_path / "maps" / path.relative_to(small / "maps")
+        there.parent.mkdir(exist_ok=True)
+        there.write_bytes(path.read_bytes())
+    lab = make_lab(saliency=str(tmp_path / "maps"))
+    salient, uniform = lab.accuracy(lab.backbones[0], [Setting("salient", 4), Setting("uniform", 4)], knn=True)
+    assert salient.knn is None and uniform.knn is not None
+
+
+def test_built_in_backbones_know_their_parents():
+    first, _, masked = backbones(["scenes-a", "scenes-b", "scenes-mae"])
+    assert first.parent is not None and first.parent_hash != first.hash
+    assert masked.parent is None
+
+
+def test_models_are_named_without_the_tag_of_their_weights():
+    names = [each.name for each in backbones(["vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot=a.pth", "scenes-a"])]
+    assert names == ["vit_tiny_patch16_224+spot", "scenes-a"]
+    assert backbones(["x=a.pth"])[0].weights.name == "a.pth"
+    with pytest.raises(InputError, match="studied once"):
+        backbones(["scenes-a", "scenes-a"])
+
+
+def test_a_model_whose_classes_are_not_the_datas_is_refused(small, make_lab, tmp_path):
+    lab = Lab(backbones([str(small / "one")]), cache=tmp_path)
+    with pytest.raises(InputError, match="knows 10 classes, the scenes are of 32"):
+        lab.sources.images(lab.backbones[0].model)
+    pets = str(folders(tmp_path / "pets", "cat", "dog"))
+    lab = Lab(backbones(["scenes-a"]), StudySettings(pets), cache=tmp_path)
+    with pytest.raises(InputError, match="there is no class 'cat'; 32 are known"):
+        lab.accuracy(lab.backbones[0], [Setting("isotropic", 9)])
+
+
+def test_placements_that_have_no_name_are_refused(make_lab):
+    lab = make_lab()
+    with pytest.raises(InputError, match="name their placements"):
+        lab.accuracy(lab.backbones[0], [Setting("sobolev", 4)])
+
+
+def test_predictions_of_some_images_keep_their_order():
+    predictions = Predictions(["a", "b", "c"], torch.tensor([True, False, True]))
+    assert predictions.on(["c", "b"]).right.tolist() == [True, False]
+    with pytest.raises(InputError, match="'d' was not measured"):
+        predictions.on(["d"])
+
+
+def test_scenes_know_their_masks():
+    masks = scene_masks(["test/00000017", "test/00000003"])
+    from spot.data.scenes import Scenes
+
+    assert torch.equal(masks, Scenes("test").draw([17, 3]).masks)
+
+
+def test_placements_of_other_images_are_not_read(make_lab):
+    lab = make_lab()
+    with pytest.raises(InputError, match="no placement for image"):
+        lab.at(lab.backbones[0], Placements(["x"], torch.rand(1, 4, 2)))
+
+
+def test_a_backbone_saved_by_spot_needs_its_weights_to_know_its_parent(small):
+    assert Backbone("one", str(small / "one")).parent is None
+
+
+@pytest.mark.parametrize("kept", ["folder", "delta"])
+def test_a_retrofit_of_a_timm_vit_knows_it_by_its_weights(vit_tiny, shared_data, tmp_path, kept):
+    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    trained = copy.deepcopy(vit_tiny)
+    with torch.no_grad():
+        trained.vit.head.bias.add_(1)
+    path = tmp_path / "model.safetensors"
+    if kept == "folder":
+        path = tmp_path / "model"
+        save_folder(trained, path)
+    else:
+        save_delta(trained, vit_tiny.vit.state_dict(), path, base=VIT_TINY, method="float16")
+    (found,) = backbones([f"{path}={weights}"])
+    assert found.name == "model"
+    assert found.parent_hash == hash_model(vit_tiny)
+    torch.testing.assert_close(found.model.vit.head.bias, trained.vit.head.bias)
+
+
+@pytest.mark.parametrize("limit, oracle_limit, searched", [(25, 7, 7), (None, 13, 13), (5, 9, 5)])
+def test_what_is_searched_is_among_what_is_read(make_lab, limit, oracle_limit, searched):
+    lab = make_lab(["one"], limit=limit, oracle_limit=oracle_limit)
+    read, chosen = (lab.sources.images(lab.backbones[0].model, oracle=oracle).keys for oracle in (False, True))
+    assert set(chosen) <= set(read) and len(chosen) == searched
+
+
+def test_a_bank_may_be_of_some_images_that_a_file_names(make_lab, tmp_path):
+    listed = tmp_path / "names.txt"
+    listed.write_text("1/b01.png\n3/b13.png\n\n1/b21.png\n")
+    lab = make_lab(bank_keep=listed)
+    assert lab.sources.bank(lab.backbones[0].model).keys == ["1/b01.png", "1/b21.png", "3/b13.png"]
+    assert lab.describe()["bank_keep"] == "names.txt"
+    listed.write_text("1/b01.png\n1/none.png\n")
+    with pytest.raises(InputError, match=r"there is no image 1/none.png to keep, nor 0 others"):
+        make_lab(bank_keep=listed).sources.bank(lab.backbones[0].model)
+    with pytest.raises(InputError, match="there is no file"):
+        make_lab(bank_keep=tmp_path / "none").sources.bank(lab.backbones[0].model)
+
+
+def test_the_bank_of_needles_is_of_needles_and_so_are_its_masks():
+    settings = StudySettings(data="needle:96", bank_limit=4)
+    assert StudySettings().bank == "scenes" and settings.bank == "needle:96"
+    model, needles = spot.load("scenes-a"), Sources(settings)
+    images, _, keys = zip(*needles.bank(model).__getitems__(range(4)), strict=True)
+    assert len(needles.bank(model)) == 4
+    maps = needles.saliency(model, settings.bank)(torch.stack(images), keys)
+    assert maps.shape == (4, 96, 96)
+    small = Sources(StudySettings(data="needle:96", bank="scenes", bank_limit=4))
+    images, _, keys = zip(*small.bank(model).__getitems__(range(4)), strict=True)
+    assert small.saliency(model, "scenes")(torch.stack(images), keys).shape == (4, 64, 64)

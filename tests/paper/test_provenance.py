@@ -1,0 +1,88 @@
+"""A number in a document is of the files that ship."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from paper.provenance import sentence, stale, stored, unproven
+from spot.models.shipped import ALIASES, built_in
+from spot.store import read_tensors, write_tensors
+from tests.conftest import make_nano
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGES = sorted(RESULTS.rglob("*.json"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_result_is_of_the_model_files_that_ship(path):
+    content = json.loads(path.read_text())
+    settings = content["settings"]
+    several = [settings] if "models" in settings else [each for each in settings.values() if isinstance(each, dict)]
+    named = [each for each in several if each.get("models")]
+    assert named, f"{path} does not say which model files it is of"
+    for each in named:
+        assert all("source" in about for about in each["models"].values())
+        assert list(stale(each, content["rows"])) == []
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.stem != "findings"], ids=lambda path: path.stem)
+def test_a_page_says_which_files_it_is_of(path):
+    models = json.loads(path.read_text())["settings"]["models"]
+    text = path.with_suffix(".md").read_text()
+    assert all(about["file"] in text for about in models.values() if "file" in about)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/RESULTS.md"])
+def test_every_table_of_numbers_is_copied_from_a_result_or_names_its_files(name):
+    assert list(unproven((RESULTS.parents[1] / name).read_text())) == []
+
+
+def test_a_table_without_files_or_with_others_is_found():
+    table = "| a | b |\n| --- | --- |\n| 1.5 | 2.5 |\n"
+    file = stored("vit-ti")["file"]
+    assert "names no model files: | a | b |" in next(unproven(f"text\n\n{table}"))
+    assert not list(unproven(f"text\n\n<!-- of: vit-ti file {file} -->\n\n{table}"))
+    assert "what ships has" in next(unproven(f"<!-- of: vit-ti file {'0' * 16} -->\n\n{table}"))
+    assert not list(unproven(f"<!-- results/scenes/a.md -->\n\n{table}\n<!-- end -->\n"))
+    assert not list(unproven("| step | what |\n| --- | --- |\n| 1 | look |\n"))
+
+
+def test_a_hash_is_of_weights_and_changes_with_one_number_and_with_nothing_else(tmp_path):
+    make_nano().save_pretrained(tmp_path / "a")
+    model = make_nano()
+    model.save_pretrained(tmp_path / "b")
+    assert stored(tmp_path / "a") == stored(tmp_path / "b")
+    state = read_tensors(tmp_path / "a" / "model.safetensors")[0]
+    write_tensors(tmp_path / "other.safetensors", state, "elsewhere", {"said": "differently"})
+    assert stored(tmp_path / "other.safetensors") == stored(tmp_path / "a")
+    with torch.no_grad():
+        model.vit.cls_token[0, 0, 0] += 1e-3
+    model.save_pretrained(tmp_path / "c")
+    assert stored(tmp_path / "c") != stored(tmp_path / "a")
+    assert stored("vit_tiny_patch16_224") == {}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_is_the_file_it_stands_for(name):
+    about = stored(name)
+    assert about == stored(ALIASES[name]) == stored(built_in()[ALIASES[name]])
+    assert len(about["file"]) == len(about["policy"]) == 16
+
+
+def test_a_result_of_other_weights_or_of_another_policy_is_stale():
+    about = {"source": "vit-ti", **stored("vit-ti")}
+    rows = [{"placement": "isotropic"}]
+    assert not list(stale({"models": {"m": about}}, rows))
+    assert "what ships has" in next(stale({"models": {"m": {**about, "file": "0" * 16}}}, rows))
+    other = {"models": {"m": {**about, "policy": "0" * 16}}}
+    assert not list(stale(other, rows))  # which no row here has used
+    assert "policy" in next(stale(other, [{"placement": "learned"}]))
+    assert not list(stale({"models": {"m": {"source": "runs/mine/model"}}}, rows))  # not ours to judge
+
+
+def test_the_sentence_names_file_policy_and_command():
+    settings = {"models": {"m": {"file": "ab", "policy": "cd"}, "n": {"file": "ef"}}, "command": "python -m paper x"}
+    assert sentence(settings) == "Of `m` (file ab, policy cd), `n` (file ef), by `python -m paper x`."
+    assert sentence({}) == ""

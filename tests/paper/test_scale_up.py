@@ -1,0 +1,55 @@
+"""The paper's scale in one program: what it would do, and that what is done is skipped. `make rehearse` runs it."""
+
+import pytest
+import torch
+
+import spot
+from paper import scale_up
+from paper.scale_up import FINETUNED, FULL, KINDS, MAE, Setup, Step, main, memory, plan, random_weights, steps
+from spot.errors import InputError
+from spot.models.mae import has_decoder
+
+
+def test_every_table_of_the_paper_is_a_step_with_hours_and_memory(tmp_path):
+    rows = plan(steps(), tmp_path)
+    names = [row["step"] for row in rows]
+    assert names[:5] == ["in21k", "in1k", "mae", "mae-finetuned", "maps"] and names[-1] == "tables"
+    assert {"off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness"} < set(names)
+    assert all(float(row["hours on 8 GPUs"]) > 1 and 5 < row["GB a GPU"] < 80 for row in rows[:4])
+    assert not any(row["done"] for row in rows)
+
+
+def test_memory_by_hand():
+    """ViT-B: 85 M parameters in blocks × 16 bytes, and 256 images of 197 tokens × 768 channels × 12 blocks × 34."""
+    assert memory(196, 2048) == pytest.approx(1.359 + 15.80, abs=0.01)
+
+
+def test_what_is_done_is_skipped_and_steps_can_be_chosen(tmp_path, monkeypatch, capsys):
+    done = []
+    listed = [
+        Step(name, name, lambda setup, name=name: done.append((name, setup.data)), f"{name}.txt", 0, 0, 0)
+        for name in ("first", "second", "third")
+    ]
+    monkeypatch.setattr(scale_up, "steps", lambda: listed)
+    (tmp_path / "first.txt").write_text("there")
+    main(["--out", str(tmp_path), "--data", "imagenet", "--only", "first", "third"])
+    assert done == [("third", "imagenet")]
+    main(["--out", str(tmp_path), "--plan-only"])
+    assert len(done) == 1
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path), "--only", "fourth"])
+    assert "fourth" in capsys.readouterr().err
+
+
+def test_the_rehearsals_files_are_read_as_the_published_ones_are(tmp_path):
+    random_weights(tmp_path)
+    setup = Setup("", tmp_path, tmp_path, cut={"depth": 2})
+    assert has_decoder(torch.load(setup.file(FULL), weights_only=True)["model"])
+    encoder = spot.load(MAE, weights=setup.file(FULL), depth=2)
+    assert encoder.num_classes == 0
+    tuned = spot.load(MAE, weights=setup.file(FINETUNED), depth=2)
+    assert (tuned.vit.global_pool, tuned.num_classes) == ("avg", 1000)
+    kind = KINDS["CLS-IN1k"]
+    assert spot.load(kind.model, weights=setup.file(kind.model), depth=2).num_classes == 1000
+    with pytest.raises(InputError):
+        spot.load(kind.model, weights=setup.file(kind.model))  # 12 blocks are not in it

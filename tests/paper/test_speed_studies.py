@@ -1,0 +1,208 @@
+"""The studies of speed, budgets, training and pictures, on small models."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+
+from paper import elastic, retrofit, speed, tome
+from paper.backbone import backbones
+from paper.lab import Lab
+from paper.settings import StudySettings
+from paper.study import STUDIES, Result, find_study
+from spot.data.images import data_for
+from spot.data.loader import loader
+from spot.errors import InputError
+from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.cost import macs
+from spot.models.baselines import BASELINES
+from spot.models.elastic import ElasticViT
+from spot.models.loading import load
+from spot.models.resize import Resize
+from spot.models.tome import ToMe
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def lab(make_lab, shared_cache, monkeypatch):
+    monkeypatch.setattr(speed, "ROUNDS", 3)
+    monkeypatch.setitem(speed.BATCH, "cpu", 2)
+    return make_lab(["one"], cache=shared_cache)
+
+
+@pytest.mark.parametrize("module", [tome, elastic, speed], ids=lambda each: each.STUDY.name)
+def test_a_study_is_written_and_redrawn_from_its_file(module, lab, tmp_path):
+    study = module.STUDY
+    assert find_study(study.name) is study and study.name in STUDIES
+    result = study.run(lab)
+    result.save(tmp_path / "a.json")  # refuses NaN
+    again = Result.load(tmp_path / "a.json")
+    assert (again.rows, again.data) == (result.rows, result.data)
+    assert study.draw(again).get_axes()
+    assert "paper" in study.markdown(again, "a.png")
+    for row in again.rows:
+        if "top1" in row:
+            assert row["low"] <= row["top1"] <= row["high"] and row["images"] in (30, 60)
+        if "speed-up" in row:
+            assert row["speed_low"] <= row["speed-up"] <= row["speed_high"]
+
+
+def test_the_speed_up_of_the_table_of_tome_is_that_of_the_table_of_throughput():
+    speeds = speed.SPEED
+    assert round(speeds[100][1] / speeds[196][1], 2) == 3.31
+
+
+def test_budgets_are_the_papers_on_its_grid_and_tenths_of_any_other():
+    assert elastic.budgets(196) == [39, 59, 78, 98, 118, 137, 157, 176, 196]
+    assert elastic.budgets(64) == [13, 19, 26, 32, 38, 45, 51, 58, 64]
+
+
+def test_elastic_windows_are_read_by_the_retrofitted_weights(lab, small):
+    """The row's accuracy is that of an ElasticViT made by hand, over the same images."""
+    from spot.data.images import data_for
+    from spot.data.loader import loader
+
+    (backbone,) = lab.backbones
+    backbone.__dict__["parent"] = None
+    row = next(row for row in elastic.run(lab).rows if row["placement"] == elastic.ELASTIC)
+    model = backbone.model
+    batches = loader(data_for(model, str(small / "images"), split="val"), 7)
+    found = evaluate(model, batches, [Setting(model=ElasticViT(model, row["tokens"]))], shown=False)
+    assert row["tokens"] == 3  # a fifth of 16
+    assert row["top1"] == pytest.approx(100 * (found.ranks[0] == 0).double().mean().item())
+
+
+def test_every_row_of_tome_is_of_the_model_it_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "ROUNDS", 1)
+    rows = tome.run(Lab(backbones(["scenes-b"]), StudySettings(limit=64, tokens=(9, 36, 64)), cache=tmp_path)).rows
+    images = data_for(load("scenes-b"), "scenes", split="test", limit=64)
+    wanted = {
+        tome.MERGED: ToMe.matching(load("scenes-b-grid"), 36),
+        tome.MERGED + tome.SAME: ToMe.matching(load("scenes-b"), 36),
+        tome.FLOORED: BASELINES["tome-floor"].build(load("scenes-b-grid"), 36),
+        tome.SMALLER + tome.SAME: Resize(load("scenes-b"), 36),
+        tome.MOST: ToMe.matching(load("scenes-b-grid"), 9),
+    }
+    for name, model in wanted.items():
+        row = next(row for row in rows if name in (row["setting"], row["method"] * (row["setting"] == "as 36 tokens")))
+        alone = evaluate(load("scenes-b"), loader(images), [Setting(name="alone", model=model)], shown=False).rows()[0]
+        assert row["top1"] == pytest.approx(alone["top1"]), name
+
+
+def test_tome_costs_as_much_as_the_budget_it_meets(lab):
+    (backbone,) = lab.backbones
+    lab.settings = replace(
+        lab.settings, tokens=(4, 13)
+    )  # of 16; two blocks that merge half cannot be as cheap as 4 tokens
+    result = tome.run(lab)
+    rows = {(row["method"], row["setting"]): row for row in result.rows}
+    merged, placed = rows[tome.MERGED, "as 13 tokens"], rows[tome.SPOT, "13 tokens"]
+    assert merged["GMACs"] == pytest.approx(macs(ToMe.matching(backbone.model, 13)) / 1e9)
+    assert merged["MAC ratio"] == pytest.approx(rows[tome.VIT, "dense"]["GMACs"] / merged["GMACs"])
+    assert merged["versus"] == pytest.approx(placed["top1"] - merged["top1"])
+    assert merged["GMACs"] == pytest.approx(placed["GMACs"], rel=0.06)
+    most = rows[tome.MERGED, tome.MOST]
+    assert most["GMACs"] > 1.06 * rows[tome.SPOT, "4 tokens"]["GMACs"] and "versus" not in most
+    assert placed["delta"] == pytest.approx(placed["top1"] - rows[tome.SPOT, "dense"]["top1"])
+    assert any("published" in note for note in result.notes)
+
+
+def test_half_the_tokens_of_vit_b16_cost_half_the_multiply_adds():
+    """By hand: 12 blocks of 12 D² weights, 2 T² D of attention, and the patches' projection."""
+    cost = {n: 12 * ((n + 1) * 12 * 768**2 + 2 * (n + 1) ** 2 * 768) + n * 768 * 768 for n in (100, 196)}
+    assert tome.paper_mac_ratio() == pytest.approx(cost[196] / cost[100], rel=0.01)
+
+
+def test_the_gap_is_from_spot_to_the_oracle_on_the_same_images(lab):
+    rows = speed.run(lab).rows
+    methods = [speed.VIT, speed.SMALL, speed.SPOT, speed.ORACLE]
+    assert [row["method"] for row in rows] == methods * 2  # with no plain weights there are no others
+    for plain, small, placed, searched in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
+        assert plain["delta"] == pytest.approx(plain["top1"] - placed["top1"])
+        assert small["delta"] == pytest.approx(small["top1"] - placed["top1"])
+        assert searched["images"] == 30 and placed["images"] == 60
+        assert searched["speed-up"] == placed["speed-up"]
+        assert placed["single_low"] <= placed["single"] <= placed["single_high"]  # one image at a time
+
+
+def test_a_speed_up_names_its_batch_and_is_marked_above_its_multiply_adds():
+    row = {"speed-up": 2.4, "speed_low": 2.3, "speed_high": 2.5, "MAC ratio": 2.08, "batch": 32}
+    assert speed.shown(row) == "2.40×† (2.30–2.50) at 32"
+    assert speed.shown({**row, "MAC ratio": 2.5}) == "2.40× (2.30–2.50) at 32"
+    assert speed.shown({"speed-up": 3.31}) == "3.31×" and speed.shown_single(row) == ""
+
+
+def test_sampling_is_counted_by_formula_and_as_it_runs(lab):
+    rows = [row for row in speed.run(lab).rows if row["method"] == speed.SPOT]
+    for row, tokens in zip(rows, (4, 9), strict=True):
+        assert row["formula"] == tokens * 64 * (7 * 3 + 8)  # windows of 8 × 8
+        assert tokens * 3 * 3 * (9 * 8 + 8 * 8) <= row["counted"] < row["formula"]
+        assert 0 < row["reading_low"] <= row["reading"] <= row["reading_high"] < 100
+    paper = next(row for row in speed.paper_rows() if row["method"] == speed.SPOT)
+    assert (paper["tokens"], paper["formula"]) == (25, 185_600)
+    assert paper["formula_share"] < 0.01
+
+
+LOG = [
+    {"epoch": 1.0, "loss": 2.0, "train_top1": "", "val_25": 10.0, "lr": 1e-3},
+    {"epoch": 2.0, "loss": 1.0, "train_top1": 50.0, "val_25": 30.0, "lr": 1e-4},
+    {"epoch": 3.0, "loss": 0.9, "train_top1": 60.0, "val_25": 32.5, "lr": 1e-5},
+]
+
+
+def write_run(folder):
+    folder.mkdir(parents=True)
+    with (folder / "log.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, LOG[0])
+        writer.writeheader()
+        writer.writerows(LOG)
+    settings = {"model": {"name": "vit_tiny"}, "recipe": {"name": "distil"}}
+    (folder / "run.json").write_text(json.dumps({"settings": settings}))
+    return folder
+
+
+def test_retrofit_reads_the_logs_of_runs(make_lab, tmp_path):
+    result = retrofit.run(make_lab(["one"], runs=[write_run(tmp_path / "run")]))
+    assert result.rows[0] == {"run": "run, distil", "epoch": 1.0, "loss": 2.0, "val_25": 10.0}
+    assert result.rows[2]["train_top1"] == 60.0
+    assert "10.0 % at epoch 1, 30.0 at 2, 32.5 at 3; the last 1 epochs change it by +2.5" in result.notes[-1]
+    (axes,) = retrofit.draw(result).axes
+    assert [line.get_label() for line in axes.lines] == ["train", "val, 25 tokens"]
+
+
+def test_runs_of_one_name_are_told_apart(make_lab, tmp_path):
+    runs = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
+    names = {row["run"] for row in retrofit.run(make_lab(["one"], runs=runs)).rows}
+    assert names == {f"{run}, distil" for run in runs}
+
+
+def test_a_models_own_run_is_found_beside_it(tmp_path, make_lab):
+    run = write_run(tmp_path / "run")
+    (backbone,) = make_lab(["one"]).backbones
+    backbone.source = str(run / "model")
+    assert retrofit.own_runs([backbone]) == [run]
+
+
+def test_without_a_run_photographs_have_no_log_and_an_empty_folder_is_refused(lab, make_lab, tmp_path):
+    with pytest.raises(InputError, match="python -m paper retrofit --run RUN"):
+        retrofit.run(lab)
+    with pytest.raises(InputError, match=r"no log\.csv"):
+        retrofit.run(make_lab(["one"], runs=[tmp_path]))
+
+
+def test_a_small_run_on_scenes_has_intervals_and_begins_with_the_grid_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(retrofit, "CHANGES", {"epochs": 2.0, "warmup_epochs": 0.1, "batch_size": 8})
+    monkeypatch.setattr(retrofit, "SCENES", 8)
+    monkeypatch.setattr(retrofit, "VALIDATED", 32)
+    lab = Lab(backbones(["scenes-a"]), StudySettings(limit=32), cache=tmp_path)
+    result = retrofit.run(lab)
+    assert [row["epoch"] for row in result.rows] == [0, 1, 2]
+    assert all(row["val_25_low"] <= row["val_25"] <= row["val_25_high"] for row in result.rows)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert retrofit.run(lab).rows == result.rows  # from the folder, without training again
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files

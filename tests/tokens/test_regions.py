@@ -1,0 +1,198 @@
+"""Regions: tokens on the grid of a region are the timm ViT on that region cut out and resized."""
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import spot
+from spot.errors import InputError
+from spot.placement.files import Placements
+from spot.placement.glimpses import Glimpsing, around_boxes, glimpse_positions
+from spot.placement.oracle import PRESETS
+from spot.tokens.position_embedding import grid_positions
+
+NANO = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5, "img_size": 32}
+ROTARY = {**NANO, "init_values": None}
+
+
+def nano(name: str = "vit_tiny_patch16_224", **options: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    vit = timm.create_model(name, **{**NANO, **options})
+    if getattr(vit, "pos_embed", None) is not None:
+        torch.nn.init.normal_(vit.pos_embed)
+    return vit.eval()
+
+
+@pytest.fixture
+def street() -> Tensor:
+    return torch.randn(2, 3, 90, 130, generator=torch.Generator().manual_seed(1))
+
+
+def on_region(images: Tensor, top: int, left: int, side: int, cells: int = 4, window: int = 8) -> Tensor:
+    """The grid of a square region in pixels, worked out by hand: (B, cells², 7)."""
+    height, width = images.shape[-2:]
+    rows = []
+    for row in range(cells):
+        for column in range(cells):
+            y, x = top + (row + 0.5) * side / cells, left + (column + 0.5) * side / cells
+            region = [(top + side / 2) / height, (left + side / 2) / width, side / height, side / width]
+            rows.append([y / height, x / width, side / cells / window, *region])
+    return torch.tensor([rows] * len(images))
+
+
+ARCHITECTURES = {
+    "table": ("vit_tiny_patch16_224", {}),
+    "rotary": ("vit_small_patch16_rope_224", {}),
+    "mixed rotary": ("vit_small_patch16_rope_mixed_224", {}),
+    "dinov3": ("vit_small_patch16_dinov3", {}),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_the_grid_of_a_region_is_timm_on_that_region_cut_out(kind, street):
+    name, options = ARCHITECTURES[kind]
+    vit = nano(name, **options)
+    model = spot.adapt(vit)
+    wanted = vit(street[:, :, 10:42, 50:82])
+    got = model(street, on_region(street, 10, 50, 32))
+    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_magnified_region_is_timm_on_the_region_enlarged(kind, street):
+    name, options = ARCHITECTURES[kind]
+    vit = nano(name, **options)
+    # Samples within half a pixel of the region's edge see beyond it; a resized cut-out repeats its border there. Where
+    # the picture ends with the region both do the same.
+    picture = street[:, :, :16, :16].contiguous()
+    wanted = vit(F.interpolate(picture, (32, 32), mode="bilinear", align_corners=False))
+    got = spot.adapt(vit)(picture, on_region(picture, 0, 0, 16))
+    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_a_shrunk_region_is_timm_on_the_region_shrunk(street):
+    vit = nano()
+    wanted = vit(F.avg_pool2d(street[:, :, 10:74, 50:114], 2))
+    got = spot.adapt(vit)(street, on_region(street, 10, 50, 64))
+    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_the_whole_picture_as_region_changes_nothing(street):
+    model = spot.adapt(nano())
+    places = torch.rand(2, 9, 3, generator=torch.Generator().manual_seed(2)) + torch.tensor([0, 0, 0.5])
+    whole = torch.cat([places, torch.tensor([0.5, 0.5, 1, 1]).expand(2, 9, 4)], -1)
+    torch.testing.assert_close(model(street, whole), model(street, places), atol=1e-5, rtol=1e-5)
+
+
+def test_a_glimpse_is_the_grid_of_its_region(street):
+    glimpses = torch.tensor([[[26 / 90, 66 / 130, 32.0]]] * 2)
+    torch.testing.assert_close(glimpse_positions(street, glimpses, 16, 8), on_region(street, 10, 50, 32))
+
+
+def test_two_glimpses_share_the_tokens_and_context_sees_the_whole_picture(street):
+    glimpses = torch.tensor([[[0.3, 0.3, 16.0], [0.6, 0.7, 24.0]]] * 2)
+    positions = glimpse_positions(street, glimpses, 23, 8, context=6)
+    assert positions.shape == (2, 23, 7)
+    assert positions[0, :6, 3:].tolist() == [[0.5, 0.5, 1, 1]] * 6
+    sides = positions[0, 6:, 5] * 90
+    assert torch.equal(sides.round(), torch.tensor([16.0] * 9 + [24.0] * 8))
+
+
+def test_boxes_become_squares_around_them():
+    glimpse = around_boxes(torch.tensor([[20.0, 10.0, 60.0, 30.0]]), (100, 200), margin=1.5)
+    torch.testing.assert_close(glimpse, torch.tensor([[0.2, 0.2, 60.0]]))
+    for box in ([20.0, 10.0, 260.0, 30.0], [30.0, 10.0, 20.0, 30.0], [-1.0, 0.0, 5.0, 5.0]):
+        with pytest.raises(InputError, match="a box is left, top, right, bottom"):
+            around_boxes(torch.tensor([box]), (100, 200))
+
+
+def test_gradients_reach_the_place_and_size_of_a_glimpse():
+    torch.manual_seed(0)
+    model = spot.adapt(nano()).double()
+    images = torch.randn(1, 3, 40, 48, dtype=torch.float64)
+    glimpses = torch.tensor([[[0.43, 0.52, 13.3]]], dtype=torch.float64, requires_grad=True)
+    # The step is small: bilinear samples have kinks at pixels' centres.
+    gap = 1e-4
+    loss = Glimpsing(model, 9)(images, glimpses)[0, 0]
+    (gradient,) = torch.autograd.grad(loss, glimpses)
+    for column in range(3):
+        nudge = torch.zeros(3, dtype=torch.float64)
+        nudge[column] = gap if column == 2 else gap / 48
+        up, down = (Glimpsing(model, 9)(images, glimpses.detach() + sign * nudge)[0, 0] for sign in (1, -1))
+        slope = (up - down) / (2 * nudge[column])
+        assert abs(float((slope - gradient[0, 0, column]).detach())) <= 0.02 * max(
+            1.0, float(gradient[0, 0, column].abs())
+        )
+
+
+def test_a_search_moves_and_resizes_a_glimpse_until_the_label_is_more_probable(street):
+    model = spot.adapt(nano())
+    start = torch.tensor([[[0.4, 0.5, 20.0]]] * 2)
+    found = spot.search(Glimpsing(model, 9), street, torch.tensor([1, 3]), start, PRESETS["paper-long"])
+    assert (found.losses.amin(1) < found.losses[:, 0]).all()
+    assert (found.best[..., 2] != 20).all()
+
+
+def test_a_search_leaves_regions_where_they_are(street):
+    model = spot.adapt(nano())
+    start = glimpse_positions(street, torch.tensor([[[0.4, 0.5, 20.0]]] * 2), 9, 8)
+    found = spot.search(model, street, torch.tensor([1, 3]), start, PRESETS["authors"])
+    assert torch.equal(found.positions[..., 3:], start[..., 3:])
+    assert not torch.equal(found.positions[..., :2], start[..., :2])
+
+
+def test_placements_with_regions_survive_a_file(tmp_path, street):
+    positions = glimpse_positions(street, torch.tensor([[[0.4, 0.5, 20.0]]] * 2), 9, 8)
+    Placements(["a", "b"], positions).save(tmp_path / "places.safetensors")
+    assert torch.equal(Placements.load(tmp_path / "places.safetensors").positions, positions)
+
+
+def test_a_prior_may_give_regions(street):
+    def middle(images, tokens, generator=None):
+        return glimpse_positions(images, torch.tensor([[[0.5, 0.5, 32.0]]] * len(images)), tokens, 8)
+
+    vit = nano()
+    model = spot.adapt(vit, tokens=16, prior=middle)
+    torch.testing.assert_close(model(street), vit(street[:, :, 29:61, 49:81]), atol=2e-5, rtol=1e-4)
+
+
+def test_bad_regions_and_glimpses_get_a_sentence(street):
+    model = spot.adapt(nano())
+    flat = torch.cat([grid_positions((2, 2)), torch.tensor([[1, 0.5, 0.5, 0.0, 1.0]] * 4)], -1).expand(2, -1, -1)
+    with pytest.raises(InputError, match="a region must have a height and a width"):
+        model(street, flat)
+    with pytest.raises(InputError, match=r"glimpses must have shape \(2, G, 3\)"):
+        glimpse_positions(street, torch.zeros(2, 3), 9, 8)
+    with pytest.raises(InputError, match="too few for 1 glimpses and 9 tokens of context"):
+        glimpse_positions(street, torch.zeros(2, 1, 3) + 0.5, 9, 8, context=9)
+
+
+def test_an_exported_file_takes_regions(tmp_path, street):
+    pytest.importorskip("onnxruntime")
+    from spot.export.files import export
+    from spot.export.runtime import Exported
+
+    model = spot.adapt(nano(img_size=16))  # scales up to 2: the branches of larger ones are in tests/export
+    export(model, tmp_path / "nano.onnx", image="float", regions=True)
+    file = Exported(tmp_path / "nano.onnx")
+    positions = glimpse_positions(street, torch.tensor([[[0.4, 0.5, 20.0]]] * 2), 9, 8)
+    got = torch.from_numpy(file(street.numpy(), positions.numpy())["logits"])
+    torch.testing.assert_close(got, model(street, positions), atol=1e-4, rtol=1e-4)
+    whole = model(street, positions[..., :3].contiguous())
+    torch.testing.assert_close(
+        torch.from_numpy(file(street.numpy(), positions[..., :3].numpy())["logits"]), whole, atol=1e-4, rtol=1e-4
+    )
+
+
+def test_a_picture_shows_regions_and_what_the_tokens_saw():
+    from spot.plots.placements import prediction
+
+    image = torch.rand(3, 90, 130)
+    positions = glimpse_positions(image[None], torch.tensor([[[0.4, 0.5, 20.0], [0.7, 0.2, 30.0]]]), 18, 8)[0]
+    figure = prediction(image, positions, 8, [{"class": "sign", "probability": 90.0}])
+    left, right, _ = figure.axes
+    boxes = sorted(patch.get_bbox().bounds for patch in left.patches)
+    assert [round(each[2]) for each in boxes] == [30, 30, 20, 20]  # on a dark edge each
+    assert right.images[0].get_array().shape[:2] == (24, 24 + 4 + 24)  # 3 × 3 windows of 8 samples, twice

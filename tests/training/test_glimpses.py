@@ -1,0 +1,149 @@
+"""Teaching a model to find things in large pictures: with boxes, and without."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import spot
+from spot.data.pictures import Pictures, boxes_to_places, read_boxes
+from spot.errors import InputError
+from spot.options import GlimpseOptions
+from spot.placement.finder import Finder
+from spot.placement.glimpses import cut_out, glimpse_positions
+from spot.training import discovery
+from spot.training.discovery import highest, tiled
+from spot.training.finder import loss_of, places_found, shrink, train_finder, wanted
+from spot.training.glimpses import Glimpses, learn_to_find
+from tests.tokens.test_regions import NANO, nano
+
+COLOURS = {"blue": (20, 40, 220), "red": (220, 30, 20)}
+
+
+@pytest.fixture(scope="module")
+def street(tmp_path_factory):
+    """18 grey pictures of 96 × 160 pixels: none, or with a red or a blue disc of 12 to 20 pixels, and their boxes."""
+    root, draw, rows = tmp_path_factory.mktemp("street"), np.random.default_rng(0), []
+    for kind in ("none", *COLOURS):
+        for number in range(6):
+            pixels = draw.integers(90, 150, (96, 160, 3)).astype(np.uint8)
+            file = root / "train" / kind / f"{number}.png"
+            if kind in COLOURS:
+                size, top, left = draw.integers(12, 20), draw.integers(5, 70), draw.integers(5, 130)
+                y, x = np.mgrid[:96, :160] + 0.5
+                disc = (y - top - size / 2) ** 2 + (x - left - size / 2) ** 2 < (size / 2) ** 2
+                pixels[disc] = COLOURS[kind]
+                rows.append([f"train/{kind}/{number}.png", left, top, left + size, top + size])
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
+    with (root / "boxes.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["file", "left", "top", "right", "bottom"], *rows])
+    return root
+
+
+def test_a_cut_out_is_what_tokens_read_of_the_whole_picture():
+    picture = torch.randint(256, (3, 90, 130), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    model = spot.adapt(nano())
+    for y, x, side in ((40.3, 61.7, 13.0), (3.0, 128.0, 24.0), (50.0, 60.0, 55.5)):
+        glimpse = torch.tensor([[[y / 90, x / 130, side]]])
+        whole = model(picture.float()[None], glimpse_positions(picture.float()[None], glimpse, 16, 8))
+        part = cut_out(picture, y, x, side, 32)[None]
+        torch.testing.assert_close(model(part, model.grid(part)), whole, atol=2e-3, rtol=1e-3)
+
+
+def test_boxes_are_places_in_pixels(street):
+    pictures = Pictures.open(street)
+    boxes = read_boxes(street / "boxes.csv", pictures)
+    places = boxes_to_places(boxes)
+    left, top, right, bottom = boxes["train/red/3.png"][0].tolist()
+    assert places["train/red/3.png"].tolist() == [[(top + bottom) / 2, (left + right) / 2, right - left, 1.0]]
+    assert places["train/none/0.png"].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("train/red/0.png,150,5,170,20", "outside its picture of 96 × 160"),
+        ("train/red/0.png,20,5,10,20", "outside its picture"),
+        ("train/red/0.png,a,5,10,20", "something other than numbers"),
+        ("train/reed/0.png,1,5,10,20", "no box for any of the 18 pictures"),
+    ],
+)
+def test_bad_boxes_get_a_sentence(street, tmp_path, line, sentence):
+    (tmp_path / "boxes.csv").write_text(f"file,left,top,right,bottom\n{line}\n")
+    with pytest.raises(InputError, match=sentence):
+        read_boxes(tmp_path / "boxes.csv", Pictures.open(street))
+
+
+def test_a_class_folder_without_images_gets_a_sentence(street, tmp_path):
+    (tmp_path / "train" / "empty").mkdir(parents=True)
+    (tmp_path / "train" / "full").mkdir()
+    with pytest.raises(InputError, match="empty has no image"):
+        Pictures.open(tmp_path)
+
+
+def test_what_the_network_is_to_say_is_1_at_the_middle_of_a_place():
+    bumps, values, weights = wanted(torch.tensor([[4.3, 10.8, 20.0, 1.0]]))
+    assert bumps.max() == bumps[4, 10] == 1
+    torch.testing.assert_close(values[:, 4, 10], torch.tensor([0.0, -0.2, 0.3]), atol=1e-6, rtol=0)
+    assert weights[4, 10] == 1 and weights[0, 0] == 0
+    said = torch.cat([torch.full((1, 16, 24), -9.0), values])
+    missed = loss_of(said[None], bumps[None], values[None], weights[None])
+    said[0, 4, 10] = 9.0
+    found = loss_of(said[None], bumps[None], values[None], weights[None])
+    assert found < missed / 5
+
+
+def test_a_finder_learns_where_discs_are(street):
+    torch.manual_seed(0)
+    pictures = Pictures.open(street)
+    places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
+    finder = train_finder(Finder(8, longest=160, width=8, body=16), pictures, places, steps=120, batch=8, each=4)
+    small, hits = shrink(finder, pictures), []
+    for index, key in enumerate(pictures.keys):
+        if len(places[key]):
+            y, x, *_ = places_found(finder, pictures.pixels(index), small[index], 1)[0].tolist()
+            hits.append(float((places[key][0, :2] - torch.tensor([y, x])).abs().max()) < places[key][0, 2] / 2)
+    assert np.mean(hits) >= 0.75  # by chance 1 of 40
+
+
+def test_glimpses_of_a_picture_with_nothing_are_of_its_class(street):
+    pictures = Pictures.open(street)
+    places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
+    none = pictures.classes.index("none")
+    views, labels = Glimpses(pictures, places, none=none, samples=24).batch(range(18), np.random.default_rng(0))
+    assert views.shape == (18, 3, 24, 24)
+    assert all(label in (own, none) for label, own in zip(labels.tolist(), pictures.labels, strict=True))
+
+
+def test_tiles_give_every_patch_its_token():
+    model = spot.adapt(nano())
+    image = torch.randn(1, 3, 72, 100, generator=torch.Generator().manual_seed(0))
+    tokens = tiled(model, image)
+    assert tokens.shape == (9, 12, 32)
+    corner = model.forward_features(image[..., :32, :32], model.grid(image[..., :32, :32]))[0, 1]
+    torch.testing.assert_close(tokens[0, 0], corner, atol=1e-5, rtol=1e-4)
+
+
+def test_the_highest_peaks_of_scores_are_in_pixels():
+    scores = torch.zeros(10, 12)
+    scores[2, 3], scores[2, 4], scores[8, 9] = 5.0, 4.0, 3.0
+    assert highest(scores, 2, 8).tolist() == [[20.0, 28.0], [68.0, 76.0]]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_model_learns_to_find_and_goes_on_where_it_stopped(street, tmp_path, told, monkeypatch):
+    short = lambda *args, steps, **options: train_finder(*args, steps=min(steps, 8), **options)  # noqa: E731
+    monkeypatch.setattr(discovery, "train_finder", short)  # whose 700 steps a round are no option
+    source = spot.adapt("vit_tiny_patch16_224", **NANO)
+    how = GlimpseOptions(tokens=9, longest=160, steps=8, epochs=1, rounds=1)
+    boxes = street / "boxes.csv" if told else None
+    model = learn_to_find(source, street, tmp_path / "run", how, boxes=boxes)
+    again = spot.load(tmp_path / "run" / "model")
+    images = torch.randn(1, 3, 96, 160)
+    torch.testing.assert_close(again(images), model(images))
+    assert again.tokens == 9 and again.place(images).shape == (1, 9, 7)
+    with pytest.raises(InputError, match="delete"):
+        learn_to_find(source, street, tmp_path / "run", GlimpseOptions(tokens=16), boxes=boxes)

@@ -1,0 +1,68 @@
+"""The paper's third model: a published MAE is retrofitted with its decoder, fine-tuned, and its features vote."""
+
+import json
+
+import pytest
+import torch
+
+import spot
+from spot.cli import main
+from spot.options import TrainOptions
+from spot.training.fresh import with_classifier
+from spot.training.objectives import Masked
+from spot.training.run import dry_run, run
+from tests.models.test_mae import SHAPE, published
+from tests.training.small_run import make_images, small_recipe
+
+MAE = {"decoder_width": 24, "decoder_depth": 3, "decoder_heads": 2, "epochs": 1.0}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images") / "all")
+
+
+def written(tmp_path, **how):
+    torch.save({"model": published(**how)}, tmp_path / "mae.pth")
+    return tmp_path / "mae.pth"
+
+
+def encoder(file):
+    return spot.load("vit_tiny_patch16_224", weights=file, num_classes=0, **SHAPE)
+
+
+def test_retrofitting_goes_on_with_the_decoder_of_the_file(tmp_path, data, capsys):
+    file = written(tmp_path)
+    options = TrainOptions(data=str(data), out=tmp_path / "run", weights=file)
+    first = Masked(encoder(file), small_recipe("mae-in1k", **MAE), published()).autoencoder.decoder
+    torch.testing.assert_close(first.blocks[2].mlp.fc1.weight, published()["decoder_blocks.2.mlp.fc1.weight"])
+    trained = run(encoder(file), small_recipe("mae-in1k", **MAE), options)
+    assert "no decoder" not in capsys.readouterr().out
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert len(settings["decoder"]["weights"]) == 16
+
+    labelled = with_classifier(trained, 10, "avg")
+    options = TrainOptions(data=str(data), out=tmp_path / "tuned")
+    tuned = run(labelled, small_recipe("mae-finetune", epochs=1.0), options)
+    assert tuned.vit.global_pool == "avg"
+    bank = ("--knn", str(data), "--k", "1", "--cache", str(tmp_path / "cache"))
+    for model in ("run", "tuned"):  # before it has a classifier too
+        table = tmp_path / f"{model}.json"
+        given = ("--data", str(data), "--prior", "isotropic", "--tokens", "4", *bank, "--json", str(table))
+        main(["evaluate", str(tmp_path / model / "model"), *given])
+        (row,) = json.loads(table.read_text())["rows"]
+        assert row["knn"] == 100  # every image is its own nearest neighbour
+
+
+def test_without_a_decoder_one_sentence_says_that_a_new_one_begins(tmp_path, data, capsys):
+    file = written(tmp_path, decoder=False)
+    plan = dry_run(
+        encoder(file),
+        small_recipe("mae-in1k", **MAE),
+        TrainOptions(data=str(data), out=tmp_path / "run", weights=file),
+        passes=1,
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert "has no decoder, so a new one learns beside the encoder" in said
+    assert "mae_pretrain_vit_base_full.pth" in said
+    assert plan["steps"] > 0
