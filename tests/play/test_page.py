@@ -190,7 +190,7 @@ def test_why_here_is_the_log_probability_at_other_places(page, scenes_a, scene, 
     click(page, (0.5, 0.5))
     positions = view(page)["positions"]
     page.click("#why")
-    page.locator("#why-best").wait_for(timeout=40_000)
+    page.locator("#why-best").wait_for(timeout=120_000)
     last = [message for message in page.frames_received if message["slot"] == "field"][-1]
     label = Scenes("test")[0][1]
     for row, column in ((0, 0), (7, 20), (32, 32)):

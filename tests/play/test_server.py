@@ -29,7 +29,7 @@ from spot.play.setup import open_session
 
 def ask(served, method="GET", path="/", body=None, **headers):
     """Status, headers and body of a request; host and others as given."""
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=120)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.putrequest(method, path, skip_host=True)
     for name, value in {"Host": served.host, "Content-Length": str(len(body or b"")), **named}.items():
@@ -48,7 +48,7 @@ def answer(socket, slot, **request):
     """The first answer to a request."""
     socket.send(json.dumps({"slot": slot, "id": 1, **request}))
     while True:
-        message = json.loads(socket.recv(timeout=30))
+        message = json.loads(socket.recv(timeout=120))
         if message["slot"] in (slot, "error"):
             return message
 
@@ -176,20 +176,20 @@ def test_bad_requests_are_answered_with_a_sentence(served, request_, sentence):
 
 def test_nan_and_nonsense_are_answered_with_a_sentence(served):
     with live(served) as socket:
-        socket.recv(timeout=30)  # what the server says first
+        socket.recv(timeout=120)  # what the server says first
         for text, sentence in (('{"a": NaN}', "NaN"), ("[1]", "JSON object"), ("{", "not JSON"), ("[" * 9000, "JSON")):
             socket.send(text)
-            assert sentence in json.loads(socket.recv(timeout=30))["error"]
+            assert sentence in json.loads(socket.recv(timeout=120))["error"]
     with pytest.raises(InputError, match="Infinity"):
         Request.parse("[Infinity]")
 
 
 def test_a_message_that_is_too_long_ends_that_tab_alone(served):
     with live(served) as socket, live(served) as other:
-        socket.recv(timeout=30)  # what the server says first
+        socket.recv(timeout=120)  # what the server says first
         socket.send("x" * (2**20 + 1))
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=30)
+            socket.recv(timeout=120)
         assert "size" in answer(other, "m", kind="model", model="scenes-a")
 
 
