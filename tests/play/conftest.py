@@ -68,7 +68,7 @@ def context(browser):
     """A fresh browser profile; an error in the page's own scripts fails the test."""
     errors: list[str] = []
     made = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    made.set_default_timeout(20_000)
+    made.set_default_timeout(60_000)
     made.on("weberror", lambda error: errors.append(str(error.error)))
     yield made
     made.close()
