@@ -51,13 +51,13 @@ Scale = Annotated[
 Seed = Annotated[int, arg(help="random seed; each image also uses its own name")]
 Split = Annotated[str, arg(help="val, train or test, if the data has several splits")]
 SkipUnreadable = Annotated[bool, FlagCreatePairsOff, arg(help="skip images that cannot be read")]
-Fit = Annotated[
-    Literal["crop", "whole", "squash", "full"],
-    arg(
-        help="how an image becomes the model's input: the middle square, the whole image with its aspect ratio, "
-        "squashed to a square, or all pixels. Default: crop, or all pixels for a model that finds places"
-    ),
-]
+Fits = Literal["crop", "whole", "squash", "full"]
+FIT = (
+    "how an image becomes the model's input: the middle square, the whole image with its aspect ratio, "
+    "squashed to a square, or all pixels"
+)
+Fit = Annotated[Fits, arg(help=FIT)]
+FitOrDefault = Annotated[Fits | None, arg(help=f"{FIT}. Default: crop, or all pixels for a model that finds places")]
 Json = Annotated[Path | None, arg(help="write the table with all settings to this file; - is standard output")]
 Saliency = Annotated[
     str | None,

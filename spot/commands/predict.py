@@ -22,7 +22,7 @@ def predict(
     merge: Annotated[bool, FlagCreatePairsOff] = False,
     saliency: options.Saliency = None,
     glimpses: int | None = None,
-    fit: options.Fit | None = None,
+    fit: options.FitOrDefault = None,
     seed: options.Seed = 0,
     top: int = 5,
     skip_unreadable: options.SkipUnreadable = False,
