@@ -50,9 +50,9 @@ def test_every_verb_explains_itself_with_an_example_and_shows_no_none(verb, caps
         assert f"example: spot {verb}" in text
         assert "None" not in text
         assert "(default: )" not in text
-    for line, below in pairwise(text.splitlines()):
-        if re.match(r"│ --\S+( \S+)*\s*│$", line):  # an option without a text beside it has it below
-            assert re.match(r"│ {8,}[^\s│]", below), line
+    for line, below in pairwise(line.strip("│").rstrip() for line in text.splitlines()):
+        if re.fullmatch(r" +--[a-z]\S+( \S+)*", line):  # an option without a text beside it has it below
+            assert re.match(r" {8,}\S", below), line
 
 
 def test_the_help_lists_every_prior():
