@@ -69,6 +69,7 @@ Saliency = Annotated[
 Baseline = Literal[
     "plain", "resize", "patch-dropout", "tome", "tome-cost", "tome-floor", "merged", "merged-learned", "elastic"
 ]
+Baselines = Annotated[tuple[Baseline, ...], arg(metavar="NAME ...")]
 
 
 def refuse_unknown_prior(prior: object) -> None:
@@ -129,8 +130,9 @@ class EvaluateOptions(LoadingOptions):
     placements: tuple[Path, ...] = ()
     """placements files of spot search"""
     saliency: Saliency = None
-    baseline: tuple[Baseline, ...] = ()
-    """baselines to measure at the same budgets; plain is the timm model itself"""
+    baseline: Baselines = ()
+    """baselines to measure at the same budgets: plain (the timm model itself), resize, patch-dropout, tome, tome-cost,
+    tome-floor, merged, merged-learned, elastic"""
     glimpses: tuple[int, ...] = ()
     """a model of spot learn --look glimpses: numbers of places to classify. Default: as many as it was trained for"""
     knn: Path | None = None

@@ -51,7 +51,7 @@ def test_every_verb_explains_itself_with_an_example_and_shows_no_none(verb, caps
         assert "None" not in text
         assert "(default: )" not in text
     for line, below in pairwise(line.strip("│").rstrip() for line in text.splitlines()):
-        if re.fullmatch(r" +--[a-z]\S+( \S+)*", line):  # an option without a text beside it has it below
+        if re.fullmatch(r" {1,4}--[a-z]\S+( \S+)*", line):  # an option without a text beside it has it below
             assert re.match(r" {8,}\S", below), line
 
 

@@ -12,7 +12,7 @@ def bench(
     tokens: tuple[int, ...] = (),
     batch_size: tuple[int, ...] = (1, 32),
     runtime: tuple[Literal["eager", "compile", "onnx"], ...] = ("eager",),
-    baseline: tuple[options.Baseline, ...] = ("merged",),
+    baseline: options.Baselines = ("merged",),
     against: tuple[str, ...] = (),
     early_exit: Path | None = None,
     cascade: Path | None = None,
