@@ -1,7 +1,7 @@
 """Windows and a smaller image, trained alike and merged alike: python -m paper.equal_merging WEIGHTS TRAIN VAL [RUNS].
 
 The control that `merging` lacks: there both have the weights of a retrofit that was trained with windows. Here each is
-distilled alike, for half as many steps as in paper.equal_training, in RUNS (runs/equal-merging by default). Each
+distilled alike, for twice as many steps as in paper.equal_training, in RUNS (runs/equal-merging by default). Each
 is then measured as it was taught, and merged at the same multiply-adds. Merging itself is not trained. Writes
 docs/results/imagenet/equal-merging.*.
 """
@@ -30,8 +30,7 @@ from tools.make_retrofits import NAMES
 from tools.program import program
 
 SMALLER = "a smaller image"
-STEPS = ("epochs=0.5", "warmup_share=0.1", "ema=0.985", "precision=bf16")  # of distil-sizes
-IMAGES = 1000  # to measure on
+STEPS = ("epochs=2", "ema=0.985", "precision=bf16")  # of distil-sizes
 
 
 def main(
@@ -56,7 +55,7 @@ def main(
         models = {(way, tokens, merged): each for (tokens, merged), each in lines(model, way, budgets).items()}
         file = run / "merged.pt"
         if not file.is_file():
-            images = loader(data_for(model, str(val), limit=IMAGES))
+            images = loader(data_for(model, str(val)))
             result = evaluate(model, images, [Setting(model=each) for each in models.values()])
             write_state(file, {"right": [ranks == 0 for ranks in result.ranks]})
         made |= models
@@ -99,11 +98,17 @@ def row(
         "at the cost of": tokens,
         "what is shown": f"{way}, merged" if merged else way,
         "tokens at first": getattr(model, "starting_tokens", tokens),
+        "merged in blocks": schedule(model) if merged else "–",
         "GMACs": f"{macs(model) / 1e9:.3f}",
         "top-1": f"{share(ours)['top1']:.1f}",
         "gain of merging": signed(right[way, tokens, False], ours) if merged else "–",
         "smaller image − windows": signed(right[FIRST, tokens, merged], ours) if way == SMALLER else "–",
     }
+
+
+def schedule(model: Any) -> str:
+    """How many tokens are merged away in which blocks, counted from 0."""
+    return ", ".join(f"{number}: {count}" for number, count in enumerate(model.schedule()) if count)
 
 
 def signed(first: Tensor, second: Tensor) -> str:
@@ -116,8 +121,8 @@ PAGE = """# Equal training, then merging
 
 Made by `python -m paper.equal_merging`; nothing here is typed by hand. {model}, {recipe}: windows and a smaller image
 have the same teacher, images, views, losses, rates and number of steps. Each is measured as it was taught, and with
-more tokens of which similar ones are merged at the same multiply-adds. Merging was not trained. The {images} images
-were not used to choose anything. Differences are paired, with 95 % intervals.
+more tokens of which similar ones are merged at the same multiply-adds: `merged in blocks` has how many in which block,
+counted from 0. Merging was not trained. The {images} images were not used to choose anything. Differences are paired, with 95 % intervals.
 
 {table}"""
 

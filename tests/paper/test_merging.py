@@ -47,7 +47,7 @@ def test_the_table_compares_what_is_treated_alike(tmp_path, monkeypatch):
     model = model_of()
     monkeypatch.setattr(equal_merging.spot, "load", lambda *_: model)
     monkeypatch.setattr(equal_merging, "trained", lambda way, *_: tmp_path / way)
-    monkeypatch.setattr(equal_merging, "data_for", lambda *_, limit: None)
+    monkeypatch.setattr(equal_merging, "data_for", lambda *_: None)
     monkeypatch.setattr(equal_merging, "loader", lambda _: None)
     asked = []
 
@@ -61,6 +61,8 @@ def test_the_table_compares_what_is_treated_alike(tmp_path, monkeypatch):
     rows = json.loads((tmp_path / "equal-merging.json").read_text())["rows"]
     assert [row["top-1"] for row in rows] == ["50.0", "50.0", "75.0", "75.0"]
     assert [row["tokens at first"] for row in rows][:2] == [25, 25] and rows[3]["tokens at first"] == 36
+    merged = SmallerMerged(model, 25).schedule()
+    assert rows[3]["merged in blocks"] == ", ".join(f"{block}: {n}" for block, n in enumerate(merged) if n)
     assert rows[3]["gain of merging"].startswith("+25.0") and rows[3]["smaller image − windows"].startswith("+0.0")
     assert len(asked) == 2 and len(asked[0]) == 2
     equal_merging.main(tmp_path, tmp_path, tmp_path, tmp_path, out=tmp_path, name="nano", budgets=(25,))
