@@ -73,7 +73,7 @@ def run(lab: Lab) -> Result:
                 row |= difference(own["even"], torch.stack([each.right for each in own["right"]]))
             row |= lab.cost(backbone, own["setting"])
             rows.append(row | {"cost": 100 * row["GMACs"] / dense})
-        for tokens in lab.tokens:
+        for tokens in lab.tokens if lab.wanted([ORACLE]) else ():
             even = Setting("isotropic", tokens)
             bank = even if tokens in voting(lab) else None
             searched = lab.at(backbone, lab.oracle(backbone, tokens=tokens), bank=bank)
@@ -116,15 +116,16 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
     sized = model.scale not in (None, 1)
     if sized:
         settings |= {(FIXED, n): [Setting("isotropic", n, scale=1)] for n in lab.tokens if n < cells}
+    same = lab.wanted(list(SAME)) if backbone.parent_hash != backbone.hash else ()
+    chosen = lab.wanted([line for line, _ in settings], ["isotropic", FIXED] if same else ["isotropic"])
+    settings = {line: own for line, own in settings.items() if line[0] in chosen}
     made: dict[tuple[str, int], list[Predictions]] = {}
     for knn in (True, False):
         own = {line: each for line, each in settings.items() if (line[1] in voting(lab)) == knn}
         made |= lab.accuracies(backbone, own, knn=knn)
-    if backbone.parent_hash != backbone.hash:
-        same = {
-            (line, n): lab.seeded(name, n, SEEDS) for line, name in SAME.items() for n in budgets[name] if n < cells
-        }
-        settings, made = settings | same, made | lab.accuracies(backbone.by_itself(), same)
+    if same:
+        own = {(line, n): lab.seeded(SAME[line], n, SEEDS) for line in same for n in budgets[SAME[line]] if n < cells}
+        settings, made = settings | own, made | lab.accuracies(backbone.by_itself(), own)
     even = {line: FIXED if sized and line in SAME else "isotropic" for line, _ in made}
     return {
         (line, n): {"right": right, "setting": settings[line, n][0], "even": made[even[line], n][0].right}

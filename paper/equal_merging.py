@@ -121,8 +121,9 @@ PAGE = """# Equal training, then merging
 
 Made by `python -m paper.equal_merging`; nothing here is typed by hand. {model}, {recipe}: windows and a smaller image
 have the same teacher, images, views, losses, rates and number of steps. Each is measured as it was taught, and with
-more tokens of which similar ones are merged at the same multiply-adds: `merged in blocks` has how many in which block,
-counted from 0. Merging was not trained. The {images} images were not used to choose anything. Differences are paired, with 95 % intervals.
+more tokens of which similar ones are merged at the same multiply-adds. The column *merged in blocks* has the number of
+merged tokens by block, counted from 0. Merging was not trained. The {images} images were not used to choose anything.
+Differences are paired, with 95 % intervals.
 
 {table}"""
 

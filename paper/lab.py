@@ -117,6 +117,11 @@ class Lab:
         limit = min(limit, self.settings.limit or limit)
         return Lab(self.backbones, replace(self.settings, limit=limit), cache=self.cache.folder)
 
+    def wanted(self, placements: Sequence[str], needed: Sequence[str] = ()) -> tuple[str, ...]:
+        """The placements that --only names, and those that they are compared with; without it all of them."""
+        only = self.settings.only
+        return tuple(name for name in placements if not only or name in (*only, *needed))
+
     def seeded(self, placement: str, tokens: int, seeds: int | None = None) -> list[Setting]:
         """A placement once for each seed, or once where another seed would change nothing."""
         random = BASELINES[placement].random if placement in BASELINES else resolve_prior(placement).random

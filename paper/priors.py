@@ -47,7 +47,8 @@ def run(lab: Lab) -> Result:
     """Every prior at the sparse budget, as it is and searched from."""
     rows: list[Row] = []
     for backbone in lab.backbones:
-        settings = {prior: lab.seeded(prior, lab.sparse) for prior in (*PRIORS, *VARIANTS, *learned(backbone))}
+        chosen = lab.wanted((*PRIORS, *VARIANTS, *learned(backbone)), ["isotropic"])
+        settings = {prior: lab.seeded(prior, lab.sparse) for prior in chosen}
         made = lab.accuracies(backbone, settings, knn=True)
         for prior, own in made.items():
             row: Row = {"backbone": backbone.name, "tokens": lab.sparse, "prior": prior, **over_seeds(own)}

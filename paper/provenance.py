@@ -37,7 +37,8 @@ def sentence(settings: Mapping[str, Any]) -> str:
         if about.get("file")
     ]
     made = [f"by `{settings['command']}`"] if settings.get("command") else []
-    return f"Of {', '.join(models)}, {' '.join(made)}".rstrip(", ") + "." if models else ""
+    made += [f"{', '.join(each['only'])} by `{each['command']}`" for each in settings.get("added", [])]
+    return f"Of {', '.join(models)}, {'; '.join(made)}".rstrip(", ") + "." if models else ""
 
 
 def stale(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

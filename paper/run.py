@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from paper import findings
@@ -10,12 +11,22 @@ from paper.study import Result, Study
 from spot import report
 from spot.errors import InputError
 from spot.plots import save
-from spot.store import write_text
+from spot.store import as_json, write_text
+
+PARTS = {
+    "priors": "prior",
+    "classification": "placement",
+    "robustness": "placement",
+}  # a row's name in what can be added
 
 
 def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
     """Measure studies and write each; where one of several cannot be measured, the others still are."""
     troubles = {}
+    only = list(lab.settings.only)
+    for study in studies if only else ():
+        if study.name not in PARTS:
+            raise InputError(f"--only is for {', '.join(PARTS)}, not for {study.name}")
     for number, study in enumerate(studies, 1):
         if lab.main:
             report.errors.print(f"{study.name} ({number} of {len(studies)})", highlight=False)
@@ -35,11 +46,28 @@ def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
         # What a busy machine does not change:
         result.settings["processor_seconds"] = round(time.process_time() - worked, 1)
         if lab.main:
-            write(study, result, out)
+            write(study, joined(Result.load(out / f"{study.name}.json"), result, only) if only else result, out)
     if lab.main and 1 < len(studies) != len(troubles):
         tell_findings(out)
     if troubles:
         raise InputError("; ".join(f"{name}: {trouble}" for name, trouble in troubles.items()))
+
+
+def joined(kept: Result, new: Result, only: Sequence[str]) -> Result:
+    """The rows of a result that there was, but for those of some placements, which were measured anew."""
+    for name in ("models", "image_files", "tokens", "seeds", "oracle_images", "bank", "bank_limit"):
+        if as_json(new.settings[name]) != kept.settings[name]:
+            raise InputError(
+                f"--only adds to a result of the same {name}: {kept.settings[name]}, not {new.settings[name]}"
+            )
+    label = PARTS[new.study]
+    rows = [row for row in kept.rows if row[label] not in only] + [row for row in new.rows if row[label] in only]
+    order = [*dict.fromkeys(row[label] for row in [*kept.rows, *new.rows])]
+    names = [*kept.settings["models"]]
+    rows.sort(key=lambda row: (names.index(row["backbone"]), order.index(row[label])))
+    added = [each for each in kept.settings.get("added", []) if not set(each["only"]) <= set(only)]
+    added.append({"only": list(only), "command": new.settings["command"]})
+    return replace(new, rows=rows, settings={**kept.settings, "added": added})
 
 
 def write(study: Study, result: Result, out: Path) -> None:

@@ -24,6 +24,8 @@ class StudySettings:
     """where a timm data set keeps its files"""
     tokens: tuple[int, ...] = ()
     """budgets, the smallest is the sparse one; by default about an eighth, a quarter, a half and all of the grid"""
+    only: tuple[str, ...] = ()
+    """measure these placements alone (priors, classification, robustness), beside the rows that OUT/NAME.json has"""
     seeds: int = 3
     """how many, for placements that are drawn"""
     limit: int | None = None

@@ -52,6 +52,30 @@ def test_a_study_writes_its_table_figure_and_everything_as_json_and_redraws_with
     assert "no result" in refused(capsys, "priors", "--out", out, "--redraw")
 
 
+def test_only_measures_some_placements_and_keeps_the_other_rows(given, tmp_path, capsys):
+    main(["robustness", *given])
+    file = tmp_path / "out" / "robustness.json"
+    content = json.loads(file.read_text())
+    whole = content["rows"]
+    content["rows"] = [
+        {**row, "top1": 12.5} for row in whole if row["placement"] != "boundary"
+    ]  # stale, and one missing
+    file.write_text(json.dumps(content))
+    main(["robustness", *given, "--only", "boundary", "ascent"])
+    again = json.loads(file.read_text())
+    new = {(row["backbone"], row["placement"]): row for row in again["rows"]}
+    assert new.keys() == {(row["backbone"], row["placement"]) for row in whole}
+    for row in whole:
+        measured = row["placement"] in ("boundary", "ascent")
+        assert new[row["backbone"], row["placement"]] == (row if measured else {**row, "top1": 12.5})
+    (added,) = again["settings"]["added"]
+    assert added["only"] == ["boundary", "ascent"]
+    assert again["settings"]["command"] == content["settings"]["command"]
+    assert "same seeds: 2, not 3" in refused(capsys, "robustness", *given, "--only", "ascent", "--seeds", "3")
+    assert "not for transfer" in refused(capsys, "transfer", *given, "--only", "ascent")
+    assert "no result" in refused(capsys, "priors", *given, "--only", "sobol")
+
+
 def test_all_goes_on_after_a_study_that_cannot_be_made(given, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("paper.__main__.STUDIES", ("transfer", "robustness"))
     alone = [*given[:1], given[1], *given[3:]]  # one model: nothing to transfer to
