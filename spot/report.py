@@ -14,6 +14,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,8 +128,9 @@ def markdown(rows: Sequence[Row], *, digits: int = 2) -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
 def versions() -> dict[str, str]:
-    """What made a result: this package, the libraries under it, Python and the platform."""
+    """The versions of this package, the libraries under it, Python and the platform."""
     made = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("spot-vit", "torch", "torchvision", "timm", "accelerate", "numpy"):
         try:

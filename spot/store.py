@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read in one place. `spot.hashes` knows them by what is in them.
+"""Files: written whole or not at all, and read in one place.
 
     with whole("result.png") as temporary: ...      any file; a link is followed, "-" is standard output
     write_text, write_json, read_json               text and JSON
@@ -7,9 +7,8 @@
     refuse_difference                               "was made under other settings", naming the first
     locked                                          one process at a time; a killed holder lets go
 
-What cannot be read or written is an InputError: one sentence that names the file. A safetensors file
-that we wrote has in its header, beside our entry, "sha256": of the rest of the header and the data.
-Files of other programs (and of older versions) have none, and are read without it.
+A file that cannot be read or written is an InputError that names it. Our safetensors files have a "sha256" of the
+header and the data in their header; files of other programs are read without one.
 """
 
 import errno
@@ -28,7 +27,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,20 +52,29 @@ CHECKSUM = "sha256"
 def whole(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path; when the block ends well its content becomes `path`'s.
 
-    A kill, an exception or a full disk leaves the old file (or none), never half a new one. A symbolic
-    link stays, and what it points to is written. "-" is standard output; a device or a pipe is written
-    straight to. The temporary name keeps the suffix, because savers such as matplotlib read it.
+    A kill, an exception or a full disk leaves the old file (or none), never half a new one. Symbolic links are
+    followed, "-" is standard output, and pipes and devices are written to directly. The temporary name keeps the
+    suffix, because savers such as matplotlib read it.
     """
     with disk(path):
         if _is_stream(path):
             with tempfile.TemporaryDirectory() as folder:
                 temporary = Path(folder) / f"out{Path(path).suffix}"
                 yield temporary
-                _pour(temporary, path)
+                sys.stdout.flush()  # in order with what was printed
+                standard = str(path) in ("-", "/dev/stdout")
+                sink = nullcontext(sys.stdout.buffer) if standard else open(path, "ab")  # noqa: SIM115
+                with temporary.open("rb") as source, sink as stream:
+                    shutil.copyfileobj(source, stream)
+                    stream.flush()
             return
         target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary, handle = _temporary(target)
+        # The same name unless another process holds it, so that what a kill left is used again.
+        temporary = target.with_name(f".{target.stem[:50]}.tmp{target.suffix}")  # names have at most 255 bytes
+        while (handle := _hold(temporary)) is None:
+            temporary = target.with_name(f".{target.stem[:50]}.{secrets.token_hex(4)}.tmp{target.suffix}")
+        os.ftruncate(handle, 0)
         try:
             yield temporary
             if target.is_file():
@@ -81,7 +89,7 @@ def whole(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def disk(path: str | Path) -> Iterator[None]:
-    """A disk that is full, or cannot be written to, is one sentence; what was finished before stays."""
+    """A disk that is full, or cannot be written to, is one sentence."""
     try:
         yield
     except BrokenPipeError:
@@ -105,45 +113,18 @@ def is_leftover(path: Path) -> bool:
 def sweep(folder: str | Path) -> None:
     """Remove the leftovers of processes that were killed; those of living ones are locked, and stay."""
     for path in sorted(Path(folder).glob(".*")):
-        if is_leftover(path) and path.is_file():
-            handle = _hold(path)
-            if handle is not None:
-                path.unlink(missing_ok=True)
-                os.close(handle)
+        if is_leftover(path) and path.is_file() and (handle := _hold(path)) is not None:
+            path.unlink(missing_ok=True)
+            os.close(handle)
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Whether a path is written straight to: "-", or what exists and is neither a file nor a folder."""
+    """Whether a path is written to directly: "-", a pipe, a device, or an open file under /dev or /proc."""
     if str(path) == "-":
         return True
-    if not Path(path).exists() or Path(path).is_dir():
-        return False
     # /dev/stdout may lead to a regular file, but one that is open: it is written to, not replaced.
-    return not Path(path).is_file() or Path(os.path.abspath(path)).parts[1] in ("dev", "proc")
-
-
-def _pour(content: Path, path: str | Path) -> None:
-    with content.open("rb") as source:
-        if str(path) in ("-", "/dev/stdout"):  # in order with what was printed
-            sys.stdout.flush()
-            shutil.copyfileobj(source, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-        else:
-            with open(path, "ab") as sink:
-                shutil.copyfileobj(source, sink)
-
-
-def _temporary(target: Path) -> tuple[Path, int]:
-    """A temporary file beside the target that no other process uses, and the handle that holds it.
-
-    Its name is always the same unless another process holds it, so what a kill left is used again.
-    """
-    stem = target.stem[:50]  # names have at most 255 bytes
-    temporary = target.with_name(f".{stem}.tmp{target.suffix}")
-    while (handle := _hold(temporary, create=True)) is None:
-        temporary = target.with_name(f".{stem}.{secrets.token_hex(4)}.tmp{target.suffix}")
-    os.ftruncate(handle, 0)
-    return temporary, handle
+    opened = Path(os.path.abspath(path)).parts[1:2] in (("dev",), ("proc",))
+    return Path(path).exists() and not Path(path).is_dir() and (opened or not Path(path).is_file())
 
 
 # One process at a time
@@ -153,14 +134,13 @@ def _temporary(target: Path) -> tuple[Path, int]:
 def locked(path: str | Path, what: str = "") -> Iterator[None]:
     """Hold a file or folder while the block runs; if another process does, say which.
 
-    The lock is the operating system's: it ends with the process, however that ends. It stands beside
-    a file and inside a folder, under a hidden name, and is removed at the end.
+    The lock is the operating system's and ends with the process. It is a hidden file, beside a file or in a folder.
     """
     path = Path(os.path.realpath(path))
     lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name[:100]}.lock")
     with disk(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
-        handle = _hold(lock, create=True)
+        handle = _hold(lock)
     if handle is None:
         holder = ""
         with suppress(OSError):
@@ -178,15 +158,10 @@ def locked(path: str | Path, what: str = "") -> Iterator[None]:
         os.close(handle)
 
 
-def _hold(path: Path, *, create: bool = False) -> int | None:
-    """An open handle that holds a file's lock, or None if another process has it."""
+def _hold(path: Path) -> int | None:
+    """An open handle that holds a file's lock, or None if another process has it. Makes the file if there is none."""
     while True:
-        try:
-            handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
-        except FileNotFoundError:
-            if create:
-                raise
-            return None  # its holder has just removed it
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,12 +170,11 @@ def _hold(path: Path, *, create: bool = False) -> int | None:
         except FileNotFoundError:
             pass  # its holder removed or renamed it after we had opened it
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                os.close(handle)
-                return None
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 return handle  # a file system without locks
             os.close(handle)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return None
             raise
         os.close(handle)
 
@@ -239,9 +213,9 @@ def as_json(data: Any) -> Any:
 def write_tensors(
     path: str | Path, tensors: Mapping[str, "Tensor"], kind: str, about: Mapping[str, Any], **others: str
 ) -> None:
-    """Write a safetensors file whose header has `about` as JSON under `kind`; the same content gives the same bytes.
+    """Write a safetensors file whose header has `about` as JSON under `kind`, and the entries `others`.
 
-    others: further entries of the header. (Written here because safetensors' own writer puts entries in random order.)
+    The same content gives the same bytes. (safetensors' own writer puts header entries in random order.)
     """
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # Large elements first, so that every tensor is aligned; then by name.
@@ -249,11 +223,9 @@ def write_tensors(
     entries: dict[str, Any] = {"__metadata__": {kind: json.dumps(about, sort_keys=True), **others}}
     start = 0
     for name in order:
-        tensor = ready[name]
-        size = tensor.element_size() * tensor.numel()
-        offsets = [start, start + size]
-        entries[name] = {"dtype": _dtypes()[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
-        start += size
+        tensor, end = ready[name], start + ready[name].nbytes
+        entries[name] = {"dtype": _dtype(tensor), "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
     digest = hashlib.sha256(_dumped(entries))
     for name in order:
         digest.update(tensor_bytes(ready[name]))
@@ -270,7 +242,7 @@ def write_tensors(
 def read_tensors(
     path: str | Path, kind: str = "", what: str = "a safetensors file", advice: str = ""
 ) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-    """The tensors of a safetensors file, and what its header says under `kind`; see `open_tensors`."""
+    """The tensors of a safetensors file, and the `kind` entry of its header; see `open_tensors`."""
     file, about = open_tensors(path, kind, what, advice)
     with file:
         return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
@@ -279,9 +251,9 @@ def read_tensors(
 def open_tensors(
     path: str | Path, kind: str = "", what: str = "a safetensors file", advice: str = ""
 ) -> tuple[Any, dict[str, Any]]:
-    """A safetensors file whose tensors are read as they are needed, and what its header says under `kind`.
+    """A safetensors file whose tensors are read as they are needed, and the `kind` entry of its header.
 
-    A damaged file is refused, and with `kind` one that has no such entry; `what` was expected, `advice` helps.
+    Refuses a damaged file and, with `kind`, one without that entry. `what` names in the error what was expected.
     """
     file = _opened(path, what)
     metadata = file.metadata() or {}
@@ -336,15 +308,12 @@ def _dumped(entries: Mapping[str, Any]) -> bytes:
     return json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _dtypes() -> dict[Any, str]:
-    """What safetensors calls each type."""
-    import torch
-
-    names = {
-        "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
-        "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-    }  # fmt: skip
-    return {getattr(torch, ours): theirs for ours, theirs in names.items()}
+def _dtype(tensor: "Tensor") -> str:
+    """The name of a tensor's type in safetensors: BF16, F32, I64, U8, BOOL."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    for ours, theirs in {"bfloat": "BF", "float": "F", "uint": "U", "int": "I"}.items():
+        name = name.replace(ours, theirs)
+    return name.upper()
 
 
 def encode_names(names: Iterable[str]) -> "Tensor":

@@ -24,7 +24,6 @@ from spot.data.picture import evaluation_transform
 from spot.data.scenes import draw
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
-from spot.evaluation.features import read_features
 from spot.models.checkpoints import save_folder
 from spot.placement.files import Placements
 from spot.processes import this_process
@@ -176,9 +175,9 @@ def test_predictions_are_those_of_one_process_and_an_error_of_one_stops_both(ran
 
 def test_features_are_those_of_one_process(ran):
     assert ran.said.count("6 features of 32 numbers") == 1
-    one, two = (read_features(folder / "features.safetensors") for folder in (ran.one, ran.two))
+    one, two = (Placements.load(folder / "features.safetensors") for folder in (ran.one, ran.two))
     assert one.keys == two.keys
-    torch.testing.assert_close(one.features, two.features, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(one.values["features"], two.values["features"], atol=1e-6, rtol=1e-5)
 
 
 def test_a_study_finds_what_one_process_finds(ran):

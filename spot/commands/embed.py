@@ -24,7 +24,7 @@ def embed(
     """Write the pooled features, names and labels of images to one safetensors file.
 
     An interrupted run resumes. `accelerate launch` or torchrun distributes the images.
-    spot.evaluation.features.read_features reads the file.
+    spot.Placements.load reads the file: its values are "features" and "labels".
 
     Args:
         out: the .safetensors file.
@@ -49,4 +49,4 @@ def embed(
         raise InputError(f"{data} is a stream, whose images cannot be shared out; use a folder or hfds/")
     made = embed(loaded, images, out, seed=seed, state=state, **loading.readers())
     if state.is_main_process:
-        report.say(f"{out} has {len(made.keys)} features of {made.features.shape[1]} numbers.")
+        report.say(f"{out} has {len(made)} features of {made.values['features'].shape[1]} numbers.")

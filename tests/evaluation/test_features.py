@@ -8,7 +8,8 @@ from timm.layers import DropPath
 from spot.cli import main
 from spot.data.images import data_for
 from spot.errors import InputError
-from spot.evaluation.features import embed, read_features
+from spot.evaluation.features import embed
+from spot.placement.files import Placements
 from tests.conftest import make_nano
 
 
@@ -21,14 +22,14 @@ def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
     model = nano_64()
     data = data_for(model, "scenes", limit=10)
     made = embed(model, data, tmp_path / "f.safetensors", tokens=5, prior="uniform", seed=3, batch_size=3)
-    read = read_features(tmp_path / "f.safetensors")
+    read = Placements.load(tmp_path / "f.safetensors")
     images, labels, keys = zip(*(data[index] for index in range(10)), strict=True)
-    assert read.keys == list(keys) == list(made.keys)
-    assert read.labels.tolist() == list(labels)
+    assert list(read.keys) == list(keys) == list(made.keys)
+    assert read.values["labels"].tolist() == list(labels)
     positions = model.place(torch.stack(images), tokens=5, prior="uniform", keys=keys, seed=3)
     pooled = model.forward_head(model.forward_features(torch.stack(images), positions), pre_logits=True)
-    torch.testing.assert_close(read.features, pooled, atol=1e-5, rtol=1e-4)
-    assert read.about["tokens"] == 5 and read.about["prior"] == "uniform"
+    torch.testing.assert_close(read.values["features"], pooled, atol=1e-5, rtol=1e-4)
+    assert read.metadata["tokens"] == 5 and read.metadata["prior"] == "uniform"
     assert [path.name for path in tmp_path.iterdir()] == ["f.safetensors"]
 
 
@@ -42,7 +43,7 @@ def test_they_are_those_of_evaluation(tmp_path):
     model.eval()
     pooled = model.forward_head(model.forward_features(images, model.place(images, tokens=16)), pre_logits=True)
     made = embed(model.train(), data, tmp_path / "f.safetensors", tokens=16)
-    torch.testing.assert_close(made.features, pooled, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(made.values["features"], pooled, atol=1e-5, rtol=1e-4)
     assert model.training
 
 
@@ -76,8 +77,8 @@ def test_folders_of_classes_that_the_model_does_not_have_are_embedded_too(tmp_pa
         Image.new("RGB", (40, 30), colour).save(tmp_path / "pets" / name / "one.png")
     out = tmp_path / "features.safetensors"
     main(["embed", str(tmp_path / "pets"), "--model", "scenes-a", "--tokens", "9", "--workers", "0", "--out", str(out)])
-    made = read_features(out)
-    assert made.keys == ["ant/one.png", "bee/one.png"] and made.labels.tolist() == [0, 1]
+    made = Placements.load(out)
+    assert list(made.keys) == ["ant/one.png", "bee/one.png"] and made.values["labels"].tolist() == [0, 1]
 
 
 def test_bad_input_is_one_sentence(tmp_path, capsys):
@@ -87,6 +88,3 @@ def test_bad_input_is_one_sentence(tmp_path, capsys):
     model = nano_64()
     with pytest.raises(InputError, match="at least 1 image"):
         embed(model, data_for(model, "scenes", limit=2), tmp_path / "f.safetensors", batch_size=0)
-    model.save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match="not a file of features"):
-        read_features(tmp_path / "model" / "model.safetensors")
