@@ -19,13 +19,15 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paper.backbone import vit_b16
 from paper.lab import Lab
+from paper.plots import trade_off
 from paper.statistics import difference, predicted, share
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed, with_counts
 from spot.evaluation.accuracy import Setting
-from spot.evaluation.cost import arithmetic, flops, image_shape, sampling_flops
+from spot.evaluation.cost import flops, image_shape
 from spot.evaluation.throughput import (
     Clock,
     cpu_threads,
@@ -37,7 +39,6 @@ from spot.evaluation.throughput import (
 )
 from spot.models.resize import shrinkable
 from spot.models.wrappers import TokenModel
-from spot.plots.accuracy import trade_off
 from spot.tokens.windows import windows
 
 ROUNDS = 11
@@ -115,6 +116,39 @@ def run(lab: Lab) -> Result:
     if absent:
         notes.append(f"The plain ViT is not there for {', '.join(absent)}: SPoT's weights get the patches instead.")
     return Result(rows, paper_rows(), notes, about_timing(lab))
+
+
+def sampling_flops(tokens: int, size: int = 16, channels: int = 3) -> int:
+    """FLOPs to read T windows of K × K bilinear samples: T · K² · (7C + 8) (paper, computational overhead)."""
+    return tokens * size**2 * (7 * channels + 8)
+
+
+def arithmetic(call: Callable[[], Any]) -> int:
+    """FLOPs of the element-wise arithmetic in a call, without gradients, as operators are run.
+
+    One addition, subtraction, multiplication or division of floating-point numbers is one FLOP, a
+    linear interpolation three. Comparing, rounding, clamping, copying and indexing count nothing, as
+    in the paper, and neither do whole numbers.
+    """
+    with torch.no_grad(), _Arithmetic() as counter:
+        call()
+    return counter.flops
+
+
+EACH = {"add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "addcmul": 3, "addcdiv": 3, "lerp": 3}  # FLOPs by operator
+
+
+class _Arithmetic(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        each = EACH.get(func.overloadpacket.__name__.rstrip("_"), 0)
+        if each and isinstance(result, Tensor) and result.is_floating_point():
+            self.flops += each * result.numel()
+        return result
 
 
 def counted(model: TokenModel) -> Row:

@@ -15,8 +15,8 @@ from spot.data.loader import loader
 from spot.data.scenes import CLASSES, SceneBatch, Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, wilson
+from spot.evaluation.cost import macs
 from spot.evaluation.photos import names_of, short
-from spot.evaluation.throughput import measure
 from spot.models.family import Source, at_budget, dense_model
 from spot.models.shipped import built_in
 from spot.models.spot_vit import SpotViT
@@ -25,7 +25,7 @@ from spot.placement.oracle import PRESETS, SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save
 from spot.plots.accuracy import accuracy
-from spot.plots.placements import placement_gallery
+from spot.plots.placements import Gallery, galleries
 
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
 ORACLE, DROPOUT = "oracle", "patch dropout"
@@ -58,8 +58,10 @@ def on_scenes(
     )
     middle = sorted(budgets)[min(1, len(budgets) - 1)]
     draw_gallery(model, scenes, searches[middle], gallery, out / "placements.png")
-    save(accuracy(with_costs(model, rows), title=f"{name}: what accuracy costs"), out / "accuracy.png")
-    farewell(rows, budgets, len(model.grid()), out)
+    gmacs = {budget: macs(model.at(tokens=budget, prior="isotropic")) / 1e9 for budget in budgets}
+    costs = [{**row, "gmacs": gmacs[row["tokens"]]} for row in rows]
+    save(accuracy(costs, title=f"{name}: what accuracy costs"), out / "accuracy.png")
+    farewell(rows, min(budgets), len(model.grid()), out)
 
 
 def accuracies(name: str, model: SpotViT, data: Scenes, budgets: Sequence[int], seed: int) -> list[dict[str, Any]]:
@@ -89,38 +91,25 @@ def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count
     """The scenes whose class became most probable by moving tokens."""
     chance = result.logits.softmax(-1)[range(len(scenes.labels)), :, scenes.labels]  # (M, steps + 1)
     most = (chance[:, -1] - chance[:, 0]).argsort(descending=True)[:count].tolist()
-    figure = placement_gallery(
+    part = Gallery(
         rgb(scenes.images[most], model.data_config),
         result.trajectory[most],
         captions=[f"{CLASSES[scenes.labels[i]]}: {chance[i, 0]:.0%} → {chance[i, -1]:.0%}" for i in most],
         window=model.patch_size,
         title=f"{result.trajectory.shape[2]} tokens, moved by gradient: the class's probability before → after",
     )
-    save(figure, path)
+    save(galleries([part]), path)
 
 
-def with_costs(model: SpotViT, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with multiply-adds and measured milliseconds per image of their budget, timed in turns."""
-    budgets = sorted({row["tokens"] for row in rows}, reverse=True)
-    models = {str(budget): model.at(tokens=budget, prior="isotropic") for budget in budgets}
-    timed = measure(models, batch_sizes=(32,), rounds=5, warm_up=1)
-    costs = {each["tokens"]: {"gmacs": each["GMACs"], "ms": 1000 / each["images/s"]} for each in timed}
-    return [{**row, **costs[row["tokens"]]} for row in rows]
-
-
-def farewell(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int], cells: int, out: Path) -> None:
-    """What was shown, in three sentences, and what to do next."""
-    score = {(row["placement"], row["tokens"]): row["top1"] for row in rows}
-    sparse = min(budgets)
-    best = max(("isotropic", "center"), key=lambda prior: score[prior, sparse])
-    grid = score.get((DROPOUT, sparse))
-    against = f", and with random patches of the grid {grid:.0f} %" if grid is not None else ""
+def farewell(rows: Sequence[Mapping[str, Any]], sparse: int, cells: int, out: Path) -> None:
+    """What was shown, and what to do next."""
+    score = {row["placement"]: row["top1"] for row in rows if row["tokens"] == sparse}
+    best = max(("isotropic", "center"), key=score.__getitem__)
     report.say(
-        f"\nWith {sparse} of {cells} tokens and the {best} prior the model classifies {score[best, sparse]:.0f} % of "
-        f"the scenes correctly{against}. With tokens on the object's mask it is {score['salient', sparse]:.0f} % "
-        f"(salient) and {score['focus', sparse]:.0f} % (focus). After a gradient search with the label it is "
-        f"{score[ORACLE, sparse]:.0f} %. So accuracy depends on where tokens are. "
-        f"The searched placements are in {out / 'placements.png'}, accuracy against cost in {out / 'accuracy.png'}."
+        f"\nWith {sparse} of {cells} tokens the model classifies {score[best]:.0f} % of the scenes correctly with the "
+        f"{best} prior, {score['focus']:.0f} % with tokens on the object (focus), and {score[ORACLE]:.0f} % after a "
+        f"gradient search with the label. So accuracy depends on where tokens are. Pictures: {out / 'placements.png'} "
+        f"and {out / 'accuracy.png'}."
     )
     report.say(
         "\nNext:\n"
@@ -158,8 +147,8 @@ def on_photo(
     report.show(rows, f"{file}: with all {len(whole_grid.grid())} tokens {name} predicts {whole}", digits=1)
     title = f"{report.printable(file)}, {names[goal]}: probability before → after the search"
     shown = [rgb(images, whole_grid.data_config)[0]] * len(paths)
-    figure = placement_gallery(shown, paths, captions=captions, window=source.patch_size, columns=4, title=title)
-    save(figure, out / "placements.png")
+    part = Gallery(shown, paths, captions=captions, window=source.patch_size, columns=4, title=title)
+    save(galleries([part]), out / "placements.png")
     report.say(
         "\np is the probability of the full-grid prediction. The search moved tokens so that the sparse prediction "
         f"matches it, without a label. The placements are in {out / 'placements.png'}."

@@ -1,18 +1,14 @@
-"""What a prediction costs: multiply-adds (MACs) by torch's own counter, and the paper's sampling formula.
+"""What a prediction costs: multiply-adds (MACs) by torch's own counter.
 
-torch counts matrix products, convolutions and attention, two FLOPs to a MAC. Element-wise work is
-not counted, except the pyramid that windows of a scale above 1 are read from; sampling windows, the
-one such step that SPoT adds, has the paper's formula, and `arithmetic` counts what is really done.
+torch counts matrix products, convolutions and attention, two FLOPs to a MAC. Element-wise work, such as sampling
+windows, is not counted, except the pyramid that windows of a scale above 1 are read from.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from spot.models.wrappers import TokenModel
@@ -60,39 +56,6 @@ def pyramid_flops(shape: Sequence[int], scale: float) -> int:
     channels, height, width = shape
     halvings = max(0, math.ceil(math.log2(max(scale, 1.0)) - 1e-6))
     return sum(channels * (height // 2**level) * (width // 2**level) for level in range(halvings))
-
-
-def sampling_flops(tokens: int, size: int = 16, channels: int = 3) -> int:
-    """FLOPs to read T windows of K × K bilinear samples: T · K² · (7C + 8) (paper, computational overhead)."""
-    return tokens * size**2 * (7 * channels + 8)
-
-
-def arithmetic(call: Callable[[], Any]) -> int:
-    """FLOPs of the element-wise arithmetic in a call, without gradients, as operators are run.
-
-    One addition, subtraction, multiplication or division of floating-point numbers is one FLOP, a
-    linear interpolation three. Comparing, rounding, clamping, copying and indexing count nothing, as
-    in the paper, and neither do whole numbers.
-    """
-    with torch.no_grad(), _Arithmetic() as counter:
-        call()
-    return counter.flops
-
-
-EACH = {"add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "addcmul": 3, "addcdiv": 3, "lerp": 3}  # FLOPs by operator
-
-
-class _Arithmetic(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        each = EACH.get(func.overloadpacket.__name__.rstrip("_"), 0)
-        if each and isinstance(result, Tensor) and result.is_floating_point():
-            self.flops += each * result.numel()
-        return result
 
 
 def image_shape(model: TokenModel) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ import timm
 import torch
 
 import spot
-from spot.evaluation.cost import arithmetic, flops, macs, pyramid_flops, sampling_flops
+from paper.speed import arithmetic, sampling_flops
+from spot.evaluation.cost import flops, macs, pyramid_flops
 from spot.models.elastic import ElasticViT
 from spot.models.tome import ToMe
 from spot.models.wrappers import PatchDropout, PlainViT

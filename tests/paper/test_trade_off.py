@@ -1,7 +1,7 @@
 import pytest
 
+from paper.plots import CEILING, GAP, edge, trade_off
 from spot.errors import InputError
-from spot.plots.accuracy import CEILING, GAP, edge, trade_off
 
 ROWS = [
     {"method": "SPoT", "tokens": 16, "speed-up": 4.0, "top1": 70.0, "low": 65.0, "high": 75.0},
