@@ -25,7 +25,7 @@ from spot.placement.oracle import PRESETS, SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save
 from spot.plots.accuracy import accuracy
-from spot.plots.placements import Gallery, galleries
+from spot.plots.placements import placement_gallery
 
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
 ORACLE, DROPOUT = "oracle", "patch dropout"
@@ -91,14 +91,14 @@ def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count
     """The scenes whose class became most probable by moving tokens."""
     chance = result.logits.softmax(-1)[range(len(scenes.labels)), :, scenes.labels]  # (M, steps + 1)
     most = (chance[:, -1] - chance[:, 0]).argsort(descending=True)[:count].tolist()
-    part = Gallery(
+    figure = placement_gallery(
         rgb(scenes.images[most], model.data_config),
         result.trajectory[most],
         captions=[f"{CLASSES[scenes.labels[i]]}: {chance[i, 0]:.0%} → {chance[i, -1]:.0%}" for i in most],
         window=model.patch_size,
         title=f"{result.trajectory.shape[2]} tokens, moved by gradient: the class's probability before → after",
     )
-    save(galleries([part]), path)
+    save(figure, path)
 
 
 def farewell(rows: Sequence[Mapping[str, Any]], sparse: int, cells: int, out: Path) -> None:
@@ -147,8 +147,8 @@ def on_photo(
     report.show(rows, f"{file}: with all {len(whole_grid.grid())} tokens {name} predicts {whole}", digits=1)
     title = f"{report.printable(file)}, {names[goal]}: probability before → after the search"
     shown = [rgb(images, whole_grid.data_config)[0]] * len(paths)
-    part = Gallery(shown, paths, captions=captions, window=source.patch_size, columns=4, title=title)
-    save(galleries([part]), out / "placements.png")
+    figure = placement_gallery(shown, paths, captions=captions, window=source.patch_size, columns=4, title=title)
+    save(figure, out / "placements.png")
     report.say(
         "\np is the probability of the full-grid prediction. The search moved tokens so that the sparse prediction "
         f"matches it, without a label. The placements are in {out / 'placements.png'}."

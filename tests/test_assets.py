@@ -92,14 +92,14 @@ def test_a_real_retrofit_is_a_delta_of_at_most_8_megabytes_on_the_timm_model_it_
 def test_a_real_retrofit_reads_few_tokens_and_still_its_grid(name, shared_data):
     weights = shared_data / "weights" / f"{name.removesuffix('+spot')}.safetensors"
     before, after = spot.load(name.removesuffix("+spot"), weights=weights), spot.load(name, weights=weights)
-    images = data_for(after, str(shared_data / "imagenet-val-2k"), limit=100)
+    images = data_for(after, str(shared_data / "imagenet-val-2k"), limit=50)
     settings = [Setting("isotropic", tokens) for tokens in (49, 196)]
     untrained, trained = (
         [row["top1"] for row in evaluate(model, loader(images, 50), settings, shown=False).rows()]
         for model in (before, after)
     )
-    assert trained[0] > untrained[0] + 10  # at 49 tokens; one standard deviation is 5 points
-    assert trained[1] > untrained[1] - 8
+    assert trained[0] > untrained[0] + 10  # at 49 tokens; one standard deviation is 7 points
+    assert trained[1] > untrained[1] - 15
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- guide: (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 MARKS = ("needs ../shared", "not run, ")
-TRAIN = ["--limit", "8", "--set", "batch_size=4", "epochs=1", "warmup_epochs=0"]
+TRAIN = ["--limit", "8", "--val-limit", "8", "--set", "batch_size=4", "epochs=1", "warmup_epochs=0"]
 LIMITS = {
     "demo": ["--scenes", "32", "--gallery", "2", "--tokens", "9"],
     "evaluate": ["--limit", "8", "--workers", "0"],
@@ -147,6 +147,8 @@ def with_limits(words):
     if "--limit" in rest:
         value = rest.index("--limit") + 1
         rest[value] = str(min(int(rest[value]), 64))
+    if verb == "export" and "--tokens" not in rest:  # the exporter takes ten seconds for a ViT-Ti: one is enough
+        rest = ["scenes-a" if word == "vit-ti" else word for word in rest]
     more, keep = [], False
     for word in LIMITS.get(verb, []):
         if word.startswith("--"):

@@ -2,9 +2,11 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,16 +39,32 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def python(code: str, *args: object, **options) -> subprocess.Popen:
-    """Another process that has this package's store."""
-    return subprocess.Popen(
-        [sys.executable, "-c", f"import sys, time\nfrom pathlib import Path\nfrom spot.store import *\n{code}"]
-        + [str(each) for each in args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+class Fork:
+    """Another process that does some work. (Forked: a new one would import torch for seconds.)"""
+
+    def __init__(self, work, *given) -> None:
+        ours, theirs = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            with os.fdopen(theirs, "w", buffering=1) as told:
+                try:
+                    work(lambda word: print(word, file=told), *given)
+                except BaseException as error:
+                    print(f"{type(error).__name__}: {error}", file=told)
+            os._exit(0)
+        os.close(theirs)
+        self.told = os.fdopen(ours)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def end(self) -> str:
+        """What it tells until its end."""
+        with self.told:
+            said = self.told.read()
+        os.waitpid(self.pid, 0)
+        return said
 
 
 # Writing
@@ -120,9 +138,14 @@ def test_a_device_stays_a_device():
 
 
 def test_what_a_killed_writer_left_is_used_again(tmp_path):
-    code = "with whole(sys.argv[1]) as t:\n t.write_text('half'); print('ready', flush=True); time.sleep(60)"
-    writer = python(code, tmp_path / "run.json")
-    assert writer.stdout.readline() == "ready\n"
+    def write_half(tell):
+        with whole(tmp_path / "run.json") as temporary:
+            temporary.write_text("half")
+            tell("ready")
+            time.sleep(60)
+
+    writer = Fork(write_half)
+    assert writer.told.readline() == "ready\n"
     (left,) = tmp_path.iterdir()
     assert is_leftover(left)
     sweep(tmp_path)
@@ -130,7 +153,6 @@ def test_what_a_killed_writer_left_is_used_again(tmp_path):
     write_json(tmp_path / "run.json", [1])  # and does not stop another
     assert names(tmp_path) == [left.name, "run.json"]
     writer.kill()
-    writer.wait()
     write_json(tmp_path / "run.json", [2])
     assert names(tmp_path) == ["run.json"]
     left.write_text("half")
@@ -152,18 +174,21 @@ def test_names_may_be_as_long_as_the_file_system_allows(tmp_path):
         assert read_json(path) == [1]
 
 
-@pytest.mark.parametrize("write", ["write_json(path, 'x' * 200_000)", "write_state(path, {'a': torch.ones(50_000)})"])
+@pytest.mark.parametrize(
+    "write", [lambda path: write_json(path, "x" * 200_000), lambda path: write_state(path, {"a": torch.ones(50_000)})]
+)
 def test_a_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path, write):
     """A limit on the size of files stands in for a disk that fills up while the file is written."""
     path = tmp_path / "result"
     path.write_text("old")
-    code = (
-        "import resource, signal, torch\nfrom spot.errors import InputError\npath = sys.argv[1]\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        f"try:\n {write}\nexcept InputError as error:\n print(error)"
-    )
-    said, trouble = python(code, path).communicate(timeout=60)
-    assert said.startswith(f"cannot write {path}: "), trouble
+
+    def fill_up(tell):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        write(path)
+
+    said = Fork(fill_up).end()
+    assert said.startswith(f"InputError: cannot write {path}: ")
     assert said.count("\n") == 1
     assert path.read_text() == "old"
     assert names(tmp_path) == ["result"]
@@ -179,14 +204,17 @@ def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path):
 
 
 def test_a_second_holder_is_told_who_the_first_is_and_a_kill_lets_go(tmp_path):
-    code = "with locked(sys.argv[1]):\n print('ready', flush=True); time.sleep(60)"
-    holder = python(code, tmp_path)
-    assert holder.stdout.readline() == "ready\n"
+    def hold(tell):
+        with locked(tmp_path):
+            tell("ready")
+            time.sleep(60)
+
+    holder = Fork(hold)
+    assert holder.told.readline() == "ready\n"
     message = rf"is being written by process {holder.pid} on .*; wait for it"
     with pytest.raises(InputError, match=message), locked(tmp_path):
         pass
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
+    holder.kill()
     with locked(tmp_path):
         assert names(tmp_path) == [".lock"]
     assert names(tmp_path) == []
@@ -194,22 +222,21 @@ def test_a_second_holder_is_told_who_the_first_is_and_a_kill_lets_go(tmp_path):
 
 def test_many_processes_never_hold_a_lock_together(tmp_path):
     """Each adds one to a number without care, as often as it gets the lock."""
-    code = """
-count, got = Path(sys.argv[1]), 0
-end = time.time() + 1.5
-while time.time() < end:
-    try:
-        with locked(count):
-            count.write_text(str(int(count.read_text()) + 1))
-            got += 1
-    except ValueError as error:
-        assert "is being written" in str(error), error
-print(got)
-"""
     count = tmp_path / "count"
     count.write_text("0")
-    processes = [python(code, count) for _ in range(3)]
-    got = [int(process.communicate(timeout=60)[0]) for process in processes]
+
+    def add(tell):
+        got, end = 0, time.time() + 0.5
+        while time.time() < end:
+            try:
+                with locked(count):
+                    count.write_text(str(int(count.read_text()) + 1))
+                    got += 1
+            except InputError:
+                pass
+        tell(got)
+
+    got = [int(process.end()) for process in [Fork(add) for _ in range(3)]]
     assert int(count.read_text()) == sum(got) > 0
 
 
@@ -263,15 +290,11 @@ def test_safetensors_reads_what_was_written(tmp_path):
     torch.testing.assert_close(file.get_slice("b.weight")[1:2], TENSORS["b.weight"][1:2])
 
 
-def test_the_same_content_gives_the_same_bytes_in_every_process(tmp_path):
-    code = (
-        "import torch\ntensors = {'b': torch.ones(2), 'a': torch.zeros(1)}\n"
-        "write_tensors(sys.argv[1], tensors, 'k', {'y': 1, 'x': 2}, format='pt')"
-    )
-    for number in range(2):
-        assert python(code, tmp_path / str(number)).wait() == 0
-    write_tensors(tmp_path / "2", {"a": torch.zeros(1), "b": torch.ones(2)}, "k", {"x": 2, "y": 1}, format="pt")
-    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+def test_the_same_content_gives_the_same_bytes(tmp_path):
+    one, two = {"b": torch.ones(2), "a": torch.zeros(1)}, {"a": torch.zeros(1), "b": torch.ones(2)}
+    write_tensors(tmp_path / "1", one, "k", {"y": 1, "x": 2}, format="pt", other="x")
+    write_tensors(tmp_path / "2", two, "k", {"x": 2, "y": 1}, other="x", format="pt")
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
 
 
 def test_every_flipped_bit_is_noticed(tmp_path):

@@ -10,6 +10,7 @@ at the start to bright yellow at the end, or to red where the search was adversa
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
+from typing import Any
 
 import matplotlib
 import torch
@@ -118,6 +119,13 @@ def prediction(
     bars.spines[["top", "right", "left"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
     return figure
+
+
+def placement_gallery(
+    images: Tensor | Sequence[Tensor], trajectories: Tensor | Sequence[Tensor], **options: Any
+) -> Figure:
+    """Many images, one panel each, with the paths of their tokens: a `Gallery` of its own."""
+    return galleries([Gallery(images, trajectories, **options)])
 
 
 @dataclass
