@@ -1,8 +1,8 @@
 """Windows and a smaller image, trained alike and merged alike: python -m paper.equal_merging WEIGHTS TRAIN VAL [RUNS].
 
 The control of `merged`: a smaller image with more patches than its budget, merged at the same multiply-adds. Each is
-distilled alike, for twice as many steps as in paper.equal_training, in RUNS (runs/equal-merging by default). Each
-is then measured as it was taught, and merged at the same multiply-adds. Merging itself is not trained. Writes
+distilled alike, as in paper.equal_training, in RUNS (runs/equal by default, which holds its runs too). Each is then
+measured as it was taught, and merged at the same multiply-adds. Merging itself is not trained. Writes
 docs/results/imagenet/equal-merging.*.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 import spot
-from paper.equal_training import BUDGETS, FIRST, OUT, WAYS, trained
+from paper.equal_training import BUDGETS, FIRST, OUT, STEPS, WAYS, trained
 from paper.statistics import difference, share
 from spot import report
 from spot.data.images import data_for
@@ -36,7 +36,6 @@ from tools.program import program
 
 SMALLER = "a smaller image"
 MOST = 0.9  # of a smaller image's patches may be merged away: it cannot have any number of them
-STEPS = ("epochs=2", "ema=0.985", "precision=bf16")  # of distil-sizes
 
 
 class SmallerMerged(ToMe):
@@ -166,4 +165,4 @@ Differences are paired, with 95 % intervals.
 
 
 if __name__ == "__main__":
-    program("equal merging", __doc__, main, needed=3, runs="runs/equal-merging")
+    program("equal merging", __doc__, main, needed=3, runs="runs/equal")
