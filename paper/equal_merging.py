@@ -1,8 +1,8 @@
 """Windows and a smaller image, trained alike and merged alike: python -m paper.equal_merging WEIGHTS TRAIN VAL [RUNS].
 
-The control that `merging` lacks: there both have the weights of a retrofit that was trained with windows. Here each is
-distilled alike, for twice as many steps as in paper.equal_training, in RUNS (runs/equal-merging by default). Each
-is then measured as it was taught, and merged at the same multiply-adds. Merging itself is not trained. Writes
+The control of `merged`: a smaller image with more patches than its budget, merged at the same multiply-adds. Each is
+distilled alike, as in paper.equal_training, in RUNS (runs/equal by default, which holds its runs too). Each is then
+measured as it was taught, and merged at the same multiply-adds. Merging itself is not trained. Writes
 docs/results/imagenet/equal-merging.*.
 """
 
@@ -13,24 +13,60 @@ from typing import Any
 from torch import Tensor
 
 import spot
-from paper.equal_training import BUDGETS, FIRST, OUT, WAYS, trained
-from paper.merging import SmallerMerged
+from paper.equal_training import BUDGETS, FIRST, OUT, STEPS, WAYS, trained
 from paper.statistics import difference, share
 from spot import report
 from spot.data.images import data_for
 from spot.data.loader import loader
+from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.hashes import hash_file
-from spot.models.merging import Merging
-from spot.models.resize import Resize
+from spot.models.family import Source, at_budget, dense_model
+from spot.models.merging import MERGED, Merging, price
+from spot.models.resize import Resize, shrunk, small_grid
+from spot.models.spot_vit import SpotViT
+from spot.models.tome import ToMe
+from spot.models.tome_schedule import in_few_blocks
 from spot.models.wrappers import TokenModel
 from spot.store import read_state, whole, write_json, write_state
+from spot.tokens.position_embedding import grid_positions
 from tools.make_retrofits import NAMES
 from tools.program import program
 
 SMALLER = "a smaller image"
-STEPS = ("epochs=2", "ema=0.985", "precision=bf16")  # of distil-sizes
+MOST = 0.9  # of a smaller image's patches may be merged away: it cannot have any number of them
+
+
+class SmallerMerged(ToMe):
+    """A smaller image with more patches than its budget, merged at the budget's multiply-adds."""
+
+    def __init__(self, source: Source, tokens: int) -> None:
+        count, schedule = affordable(dense_model(source), tokens)
+        super().__init__(at_budget(source, count), r=schedule, own_placement=True)
+        self.places = grid_positions(small_grid(count, *self.model.img_size))
+
+    def place(self, images: Tensor, **_: Any) -> Tensor:
+        """The centres of the smaller image's patches (B, N, 2)."""
+        return self.places.to(images.device).expand(len(images), -1, -1)
+
+    def _encoded(self, images: Tensor, positions: Tensor | None, **placing: Any) -> Any:
+        return super()._encoded(shrunk(images, len(self.places), self.model.patch_size), self.place(images))
+
+
+def affordable(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
+    """The most patches of a smaller image whose merging costs no more than `tokens` do, and how they are merged."""
+    depth, budget = len(model.vit.blocks), price(model, tokens, [0] * len(model.vit.blocks))
+    for count in range(len(model.grid()), tokens, -1):
+        try:
+            small_grid(count, *model.img_size)
+        except InputError:
+            continue  # its rows and columns would be too different
+        for percent in range(round(100 * MERGED), round(100 * MOST) + 1):
+            schedule = in_few_blocks(percent / 100, count, depth)
+            if price(model, count, schedule) <= budget:
+                return count, schedule
+    return tokens, [0] * depth
 
 
 def main(
@@ -129,4 +165,4 @@ Differences are paired, with 95 % intervals.
 
 
 if __name__ == "__main__":
-    program("equal merging", __doc__, main, needed=3, runs="runs/equal-merging")
+    program("equal merging", __doc__, main, needed=3, runs="runs/equal")

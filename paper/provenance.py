@@ -55,9 +55,13 @@ def stale(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ite
 
 # Documents. A table is copied from a result (tools/fill_results.py), or has a comment above it that names its files:
 #     <!-- of: vit-ti file 1f384a4d10ae4cb3 policy 80fc4d2598b0e9ed, deit-ti base 39292d92f61fd31d -->
+# or says why it is not about files that ship:
+#     <!-- of no shipped file: training runs of the recipe, one seed each -->
 BLOCK = re.compile(r"<!-- (?:accuracy: )?\S+\.(?:md|json)(?: [^>]*)?-->.*?<!-- end -->", re.DOTALL)
 NAMED = re.compile(r"<!-- of: (.+?) -->")
-NUMBERS = re.compile(r"^\|.*\d\.\d.*\|.*\d\.\d", re.MULTILINE)  # a row with several measured numbers
+REASON = re.compile(r"<!-- of no shipped file: \w.+? -->")
+# A row in which two cells begin with a number that has decimals:
+NUMBERS = re.compile(r"^(?:.*\|)?\s*[-+−]?\d+\.\d[^|\n]*\|(?:.*\|)?\s*[-+−]?\d+\.\d", re.MULTILINE)
 
 
 def unproven(text: str) -> Iterator[str]:
@@ -72,5 +76,5 @@ def unproven(text: str) -> Iterator[str]:
                     yield f"a table is of {name}'s {part} {given}; what ships has {ships.get(part)}"
     for table in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
         above = text[: table.start()].rstrip().splitlines()[-3:]
-        if NUMBERS.search(table[0]) and not any(NAMED.search(line) for line in above):
+        if NUMBERS.search(table[0]) and not any(NAMED.search(line) or REASON.search(line) for line in above):
             yield f"a table of numbers names no model files: {table[0].splitlines()[0]}"

@@ -13,20 +13,16 @@ from spot.errors import InputError
 from spot.plots import save
 from spot.store import as_json, write_text
 
-PARTS = {
-    "priors": "prior",
-    "classification": "placement",
-    "robustness": "placement",
-}  # a row's name in what can be added
+SAME = 0.25  # points by which sums that round differently may change an accuracy
+# Studies that --only can add to, and what their rows call a placement:
+PARTS = {"priors": "prior", "classification": "placement", "robustness": "placement"}
 
 
 def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
     """Measure studies and write each; where one of several cannot be measured, the others still are."""
     troubles = {}
     only = list(lab.settings.only)
-    for study in studies if only else ():
-        if study.name not in PARTS:
-            raise InputError(f"--only is for {', '.join(PARTS)}, not for {study.name}")
+    kept = {study.name: to_add_to(study, lab, out) for study in studies if only}
     for number, study in enumerate(studies, 1):
         if lab.main:
             report.errors.print(f"{study.name} ({number} of {len(studies)})", highlight=False)
@@ -46,21 +42,34 @@ def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
         # What a busy machine does not change:
         result.settings["processor_seconds"] = round(time.process_time() - worked, 1)
         if lab.main:
-            write(study, joined(Result.load(out / f"{study.name}.json"), result, only) if only else result, out)
+            write(study, joined(kept[study.name], result, only) if only else result, out)
     if lab.main and 1 < len(studies) != len(troubles):
         tell_findings(out)
     if troubles:
         raise InputError("; ".join(f"{name}: {trouble}" for name, trouble in troubles.items()))
 
 
+def to_add_to(study: Study, lab: Lab, out: Path) -> Result:
+    """The result in the folder, if --only can add rows to it: of the same models and images."""
+    if study.name not in PARTS:
+        raise InputError(f"--only is for {', '.join(PARTS)}, not for {study.name}")
+    kept, now = Result.load(out / f"{study.name}.json"), as_json(lab.describe())
+    for name in ("models", "data", "split", "images", "tokens", "seeds", "oracle_images", "bank", "bank_limit"):
+        if now[name] != kept.settings[name]:
+            raise InputError(f"--only adds to a result of the same {name}: {kept.settings[name]}, not {now[name]}")
+    return kept
+
+
 def joined(kept: Result, new: Result, only: Sequence[str]) -> Result:
     """The rows of a result that there was, but for those of some placements, which were measured anew."""
-    for name in ("models", "image_files", "tokens", "seeds", "oracle_images", "bank", "bank_limit"):
-        if as_json(new.settings[name]) != kept.settings[name]:
-            raise InputError(
-                f"--only adds to a result of the same {name}: {kept.settings[name]}, not {new.settings[name]}"
-            )
     label = PARTS[new.study]
+    before = {(row["backbone"], row["tokens"]): row["top1"] for row in kept.rows if row[label] == "isotropic"}
+    for row in new.rows:
+        known = before.get((row["backbone"], row["tokens"]), row["top1"])
+        if row[label] == "isotropic" and abs(row["top1"] - known) > SAME:
+            raise InputError(
+                f"--only adds to rows of the same images: isotropic had {known:.2f} % there, now {row['top1']:.2f} %"
+            )
     rows = [row for row in kept.rows if row[label] not in only] + [row for row in new.rows if row[label] in only]
     order = [*dict.fromkeys(row[label] for row in [*kept.rows, *new.rows])]
     names = [*kept.settings["models"]]

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 STUDIES = (
-    "off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness", "tome", "elastic", "scale",
-    "merging", "needle", "anytime", "speed", "retrofit",
+    "off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness", "tome", "elastic",
+    "needle", "anytime", "speed", "retrofit",
 )  # fmt: skip
 
 Row = dict[str, Any]

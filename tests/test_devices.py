@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paper.scores import score
+from paper.saliency_gain import score
 from paper.trial_search import jittered, trial_search, whole_pixels
 from spot.data.loader import Batch, Loader
 from spot.evaluation.accuracy import Setting, evaluate

@@ -2,9 +2,9 @@
 
 The text between `<!-- results/scenes/off-grid.md -->` and `<!-- end -->` is the table of that file, which
 `python -m paper off-grid --out docs/results/scenes` wrote. With `<!-- results/scenes/off-grid.md rows: prior, grid -->`
-only rows that have one of these cells are copied. Between `<!-- accuracy: results/….json -->` and `<!-- end -->` is the
-accuracy by placement and budget, of rows measured on the same images. Run this after a study; no number there is typed
-by hand.
+only rows that have one of these cells are copied; with `without: prior, grid` all other rows. If a cell has a comma in
+it, semicolons separate the cells. Between `<!-- accuracy: results/….json -->` and `<!-- end -->` is the accuracy by
+placement and budget, of rows measured on the same images. Run this after a study; no number there is typed by hand.
 """
 
 import json
@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", DOCS / "RESULTS.md", DOCS / "quickstart.md")
 BLOCK = re.compile(
-    r"(<!-- (?:accuracy: )?((?:results|\.\./spot/assets)/\S+\.(?:md|json))(?: rows: (.+?))? -->\n).*?(<!-- end -->)",
+    r"(<!-- (?:accuracy: )?((?:results|\.\./spot/assets)/\S+\.(?:md|json))(?: (rows|without): (.+?))? -->\n)"
+    r".*?(<!-- end -->)",
     re.DOTALL,
 )
 # The rows of an accuracy table: a placement as studies call it, and as the page does.
@@ -32,17 +33,17 @@ SHOWN = {
 }
 
 
-def table(page: str, cells: str | None = None) -> str:
-    """The first table of a study's page, or its rows that have one of these cells, separated by commas."""
+def table(page: str, cells: str | None = None, *, without: bool = False) -> str:
+    """The first table of a study's page, or its rows that have, or do not have, one of these cells."""
     lines = page.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     rest = [number for number in range(first, len(lines)) if not lines[number].startswith("|")]
     head, rows = lines[first : first + 2], lines[first + 2 : min(rest, default=len(lines))]
     if cells is not None:
-        wanted = {cell.strip() for cell in cells.split(",")}
+        wanted = {cell.strip() for cell in cells.split(";" if ";" in cells else ",")}
         found = {cell.strip() for row in rows for cell in row.split("|")}
         assert wanted <= found, f"no row has the cell {wanted - found}"
-        rows = [row for row in rows if wanted & {cell.strip() for cell in row.split("|")}]
+        rows = [row for row in rows if without != bool(wanted & {cell.strip() for cell in row.split("|")})]
     return "\n".join([*head, *rows])
 
 
@@ -70,8 +71,8 @@ def filled(page: str, docs: Path = DOCS) -> str:
 
     def fill(block: re.Match[str]) -> str:
         text = (docs / block[2]).read_text()
-        rows = accuracy(text) if block[2].endswith(".json") else table(text, block[3])
-        return f"{block[1]}\n{rows}\n\n{block[4]}"
+        rows = accuracy(text) if block[2].endswith(".json") else table(text, block[4], without=block[3] == "without")
+        return f"{block[1]}\n{rows}\n\n{block[5]}"
 
     return BLOCK.sub(fill, page)
 

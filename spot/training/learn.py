@@ -10,8 +10,7 @@ at most one shard or one epoch: the same command goes on. Targets, densities (B,
     saliency     maps of a saliency network, an .onnx file, through the same rule as `focus`
 
 All are then taken relative to their mean over the images, around the middle (`center`; 0 leaves them as they are).
-To add one, write a function (model, teacher, images, options) → (B, R, R) and list it in TARGETS, as paper/targets.py
-does with those that were tried and are worse.
+To add one, write a function (model, teacher, images, options) → (B, R, R) and list it in TARGETS.
 """
 
 import math

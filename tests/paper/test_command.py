@@ -57,20 +57,21 @@ def test_only_measures_some_placements_and_keeps_the_other_rows(given, tmp_path,
     file = tmp_path / "out" / "robustness.json"
     content = json.loads(file.read_text())
     whole = content["rows"]
-    content["rows"] = [
-        {**row, "top1": 12.5} for row in whole if row["placement"] != "boundary"
-    ]  # stale, and one missing
+    old = [row if row["placement"] == "isotropic" else {**row, "top1": 12.5} for row in whole]
+    content["rows"] = [row for row in old if row["placement"] != "boundary"]  # stale, and one is missing
     file.write_text(json.dumps(content))
     main(["robustness", *given, "--only", "boundary", "ascent"])
     again = json.loads(file.read_text())
     new = {(row["backbone"], row["placement"]): row for row in again["rows"]}
     assert new.keys() == {(row["backbone"], row["placement"]) for row in whole}
-    for row in whole:
+    for row, was in zip(whole, old, strict=True):
         measured = row["placement"] in ("boundary", "ascent")
-        assert new[row["backbone"], row["placement"]] == (row if measured else {**row, "top1": 12.5})
+        assert new[row["backbone"], row["placement"]] == (row if measured else was)
     (added,) = again["settings"]["added"]
     assert added["only"] == ["boundary", "ascent"]
     assert again["settings"]["command"] == content["settings"]["command"]
+    file.write_text(json.dumps({**again, "rows": [{**row, "top1": 12.5} for row in again["rows"]]}))
+    assert "isotropic had 12.50 % there" in refused(capsys, "robustness", *given, "--only", "ascent")
     assert "same seeds: 2, not 3" in refused(capsys, "robustness", *given, "--only", "ascent", "--seeds", "3")
     assert "not for transfer" in refused(capsys, "transfer", *given, "--only", "ascent")
     assert "no result" in refused(capsys, "priors", *given, "--only", "sobol")

@@ -34,9 +34,16 @@ def test_a_page_says_which_files_it_is_of(path):
     assert all(about["file"] in text for about in models.values() if "file" in about)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/RESULTS.md"])
-def test_every_table_of_numbers_is_copied_from_a_result_or_names_its_files(name):
-    assert list(unproven((RESULTS.parents[1] / name).read_text())) == []
+DOCUMENTS = [
+    *(RESULTS.parents[1] / name for name in ("README.md", "CONTRIBUTING.md")),
+    *sorted(RESULTS.parent.glob("*.md")),
+    *(path for path in sorted(RESULTS.rglob("*.md")) if path.with_suffix(".json") not in PAGES),
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_every_table_of_numbers_is_copied_from_a_result_or_names_its_files(path):
+    assert list(unproven(path.read_text())) == []
 
 
 def test_a_table_without_files_or_with_others_is_found():
@@ -45,6 +52,8 @@ def test_a_table_without_files_or_with_others_is_found():
     assert "names no model files: | a | b |" in next(unproven(f"text\n\n{table}"))
     assert not list(unproven(f"text\n\n<!-- of: vit-ti file {file} -->\n\n{table}"))
     assert "what ships has" in next(unproven(f"<!-- of: vit-ti file {'0' * 16} -->\n\n{table}"))
+    assert not list(unproven(f"<!-- of no shipped file: times only -->\n\n{table}"))
+    assert list(unproven(f"<!-- of no shipped file: -->\n\n{table}"))  # without a reason
     assert not list(unproven(f"<!-- results/scenes/a.md -->\n\n{table}\n<!-- end -->\n"))
     assert not list(unproven("| step | what |\n| --- | --- |\n| 1 | look |\n"))
 

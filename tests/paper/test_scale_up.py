@@ -1,11 +1,13 @@
 """The paper's scale in one program: what it would do, and that what is done is skipped. `make rehearse` runs it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import spot
 from paper import scale_up
-from paper.scale_up import FINETUNED, FULL, KINDS, MAE, Setup, Step, main, memory, plan, random_weights, steps
+from paper.scale_up import FINETUNED, FULL, KINDS, MAE, STUDIES, Setup, Step, main, memory, plan, random_weights, steps
 from spot.errors import InputError
 from spot.models.mae import has_decoder
 
@@ -17,6 +19,16 @@ def test_every_table_of_the_paper_is_a_step_with_hours_and_memory(tmp_path):
     assert {"off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness"} < set(names)
     assert all(float(row["hours on 8 GPUs"]) > 1 and 5 < row["GB a GPU"] < 80 for row in rows[:4])
     assert not any(row["done"] for row in rows)
+
+
+def test_the_guide_has_the_plans_hours_and_memory():
+    guide = (Path(__file__).parents[2] / "docs" / "reproducing.md").read_text()
+    listed = steps()
+    for step in listed[:5]:
+        assert f"| `{step.name}` | {step.does} | {step.hours:.1f} | {step.memory:.0f} |" in guide
+    studies = sum(step.hours for step in listed if step.name in STUDIES)
+    assert f"| the {len(STUDIES)} studies | tables and figures | {studies:.1f} |" in guide
+    assert f"| all | | {sum(step.hours for step in listed):.0f} |" in guide
 
 
 def test_memory_by_hand():

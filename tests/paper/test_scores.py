@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paper.scores import NEAR_ZERO, relative_gain, score
+from paper.saliency_gain import NEAR_ZERO, relative_gain, score
 from spot.errors import InputError
 
 

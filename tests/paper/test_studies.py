@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paper import classification, off_grid, priors, robustness, saliency_gain, transfer
-from paper.scores import score
+from paper.saliency_gain import score
 from paper.statistics import predicted
 from paper.study import STUDIES, Result, Study, cell, find_study, pivot, signed, with_counts
 from spot.errors import InputError

@@ -176,6 +176,7 @@ def test_a_block_of_the_results_page_is_filled_from_its_file(tmp_path):
 
 def test_a_block_can_show_some_rows_of_its_file(tmp_path):
     page = "# T\n\n| prior | x |\n| --- | --- |\n| a | 1 |\n| b | 2 |\n| a, searched | 3 |\n"
+    assert fill_results.table(page, "a; a, searched", without=True) == "| prior | x |\n| --- | --- |\n| b | 2 |"
     assert fill_results.table(page, "a, 2") == "| prior | x |\n| --- | --- |\n| a | 1 |\n| b | 2 |"
     with pytest.raises(AssertionError, match="no row has the cell"):
         fill_results.table(page, "c")

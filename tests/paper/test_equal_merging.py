@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paper import equal_merging
+from paper.equal_merging import SmallerMerged, affordable
 from paper.equal_training import FIRST
-from paper.merging import SmallerMerged, affordable
 from spot.models.merging import price
 from spot.models.resize import Resize
 from spot.models.spot_vit import SpotViT
