@@ -64,13 +64,26 @@ class Street:
         """The glimpse (1, 1, 3) on the largest sign; without one, at the place and size of another picture's sign."""
         own = self.places[key]
         place = own[own[:, 2].argmax(), :3] if len(own) else self.others[draw_for(key).integers(len(self.others))]
-        height, width = pixels.shape[1:]
-        return torch.tensor([[[place[0] / height, place[1] / width, MARGIN * place[2]]]])
+        return around(place, pixels)
 
     def chance(self, key: str, pixels: Tensor) -> Tensor:
         """A glimpse at the place and size of another picture's sign, whether or not this one has a sign."""
-        y, x, size = self.others[draw_for(key).integers(len(self.others))].tolist()
-        return torch.tensor([[[y / pixels.shape[1], x / pixels.shape[2], MARGIN * size]]])
+        return around(self.others[draw_for(key).integers(len(self.others))], pixels)
+
+
+def around(place: Tensor, pixels: Tensor) -> Tensor:
+    """The glimpse (1, 1, 3) on a place (y, x and size in pixels): whole pixels inside the picture, as crops are."""
+    height, width = pixels.shape[1:]
+    y, x, size = place.tolist()
+    top, left, side = whole_square(y, x, MARGIN * size, (height, width))
+    return torch.tensor([[[(top + side / 2) / height, (left + side / 2) / width, float(side)]]])
+
+
+def whole_square(y: float, x: float, side: float, size: tuple[int, int]) -> tuple[int, int, int]:
+    """Top, left and side of the square of whole pixels, inside a picture of size (H, W), that is nearest to another."""
+    half = max(4, round(side / 2))
+    top, left = (min(max(0, round(at) - half), length - 2 * half) for at, length in zip((y, x), size, strict=True))
+    return max(0, top), max(0, left), 2 * half
 
 
 def draw_for(key: str) -> np.random.Generator:
@@ -158,11 +171,8 @@ def cut(pixels: Tensor, glimpse: Tensor, samples: int) -> Tensor:
     """A glimpse (1, 1, 3) cut out at whole pixels and resized with antialiasing: (1, 3, S, S)."""
     height, width = pixels.shape[1:]
     y, x, side = glimpse[0, 0].tolist()
-    half = max(4, round(side / 2))
-    top, left = (
-        min(max(0, round(at) - half), length - 2 * half) for at, length in ((y * height, height), (x * width, width))
-    )
-    part = normal(pixels[:, max(0, top) : top + 2 * half, max(0, left) : left + 2 * half])
+    top, left, side = whole_square(y * height, x * width, side, (height, width))
+    part = normal(pixels[:, top : top + side, left : left + side])
     return F.interpolate(part, (samples, samples), mode="bilinear", antialias=True, align_corners=False)
 
 
@@ -195,14 +205,15 @@ def pooled(model: SpotViT, seen: Seen) -> Tensor:
 
 @torch.no_grad()
 def features(street: Street, name: str, model: SpotViT, part: Pictures, split: str) -> Tensor:
-    """Features (M, D) of an input of all pictures, kept in the cache."""
+    """Features (M, D) of an input of all pictures, kept in the cache, from where an interrupted run goes on."""
     file = street.cache / f"{slug(name)}-{split}.safetensors"
-    if not file.is_file():
-        made = []
-        for index in report.track(range(len(part)), f"{name}, {split}", len(part)):
-            made.append(pooled(model, SEEN[name][1](street, part.keys[index], part.pixels(index))))
-        write_tensors(file, {"features": torch.cat(made)}, KIND, {})
-    return read_tensors(file, KIND)[0]["features"]
+    known = read_tensors(file, KIND)[0]["features"] if file.is_file() else torch.zeros(0, model.embed_dim)
+    made = list(known[:, None].unbind())
+    for index in report.track(range(len(made), len(part)), f"{name}, {split}", len(part) - len(made)):
+        made.append(pooled(model, SEEN[name][1](street, part.keys[index], part.pixels(index))))
+        if len(made) % 16 == 0 or len(made) == len(part):
+            write_tensors(file, {"features": torch.cat(made)}, KIND, {})
+    return torch.cat(made)
 
 
 def slug(name: str) -> str:

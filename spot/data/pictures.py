@@ -87,6 +87,8 @@ class Pictures:
 def read_boxes(path: str | Path, pictures: Pictures) -> dict[str, Tensor]:
     """The boxes (n, 4) of each picture, (left, top, right, bottom) in pixels, of a CSV file with such columns."""
     boxes: dict[str, list[list[float]]] = {key: [] for key in pictures.keys}
+    if not Path(path).is_file():
+        raise InputError(f"a CSV file with boxes was expected, but {path} is missing")
     with Path(path).open(newline="") as file:
         rows = csv.DictReader(file)
         if missing := set(COLUMNS) - set(rows.fieldnames or ()):
@@ -102,7 +104,8 @@ def read_boxes(path: str | Path, pictures: Pictures) -> dict[str, Tensor]:
             left, top, right, bottom = box
             if not (0 <= left < right <= width and 0 <= top < bottom <= height):
                 raise InputError(
-                    f"line {number} of {path} has a box outside its picture of {height} × {width} pixels: {row}"
+                    f"line {number} of {path} has a box that is empty or outside its picture of {height} × {width} "
+                    f"pixels: left {left:g}, top {top:g}, right {right:g}, bottom {bottom:g}"
                 )
             boxes[row["file"]].append(box)
     if not any(boxes.values()):

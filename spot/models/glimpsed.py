@@ -44,8 +44,10 @@ class Glimpsed(Wrapper):
         self._tokens = self.glimpses * self.each_tokens
         names = model.class_names or []
         self.none = names.index(made["none"]) if none is None and made.get("none") in names else none
-        if self.glimpses < 1 or not 0 <= (self.none or 0) < model.num_classes:
-            raise InputError(f"at least 1 glimpse and a class up to {model.num_classes - 1} are needed")
+        if self.glimpses < 1:
+            raise InputError(f"glimpses, the number of places, must be at least 1, got {self.glimpses}")
+        if not 0 <= (self.none or 0) < model.num_classes:
+            raise InputError(f"none must be the index of one of the {model.num_classes} classes, got {self.none}")
 
     @property
     def finder(self) -> Finder:

@@ -251,6 +251,11 @@ def learn_to_find(
         model.class_names = list(pictures.classes)
         about = {"model": model.name, "made": settings}
         finder = Finder(model.patch_size, longest=how.longest, about=about)
+        for index, key in enumerate(pictures.keys):
+            try:
+                finder.refuse(pictures.pixels(index)[None])
+            except InputError as error:
+                raise InputError(f"{key}: {error}") from None
         if boxes is not None:
             places = boxes_to_places(read_boxes(boxes, pictures))
         else:

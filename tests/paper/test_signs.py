@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from paper.signs import SEEN, Shrunk, Street, cut, normal
+from paper.signs import SEEN, Shrunk, Street, cut, features, normal
 from spot.data.pictures import Pictures
+from spot.placement.glimpses import glimpse_positions
+from spot.tokens.windows import windows
 
 
 @pytest.fixture
@@ -35,6 +37,43 @@ def test_a_told_glimpse_is_on_the_sign_and_elsewhere_where_another_picture_has_o
     torch.testing.assert_close(street.told("sign", street.val.pixels(0)), expected)
     torch.testing.assert_close(street.told("empty", street.val.pixels(1)), expected)  # there is one sign in all
     torch.testing.assert_close(street.chance("empty", street.val.pixels(1)), expected)
+
+
+def test_a_told_region_and_its_crop_show_the_same_pixels(street):
+    """The crop ends where the window samples go on into the street: they differ by half of a sample at its border."""
+    draw = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (3, 800, 1360), dtype=torch.uint8, generator=draw)
+    for place in ([300.4, 500.7, 41.3, 1], [9.0, 1352.0, 33.0, 1], [640.2, 77.7, 88.8, 1]):
+        street.places["sign"] = torch.tensor([place])
+        glimpse = street.told("sign", pixels)
+        assert (glimpse[0, 0, :2] * torch.tensor([800, 1360])).frac().abs().max() < 1e-3  # between whole pixels
+        images = normal(pixels)
+        read = windows(images, glimpse_positions(images, glimpse, 49, 16), 16)[0]
+        read = read.unflatten(0, (7, 7)).permute(2, 0, 3, 1, 4).reshape(3, 112, 112)
+        edge = 4
+        inner = (slice(None), slice(edge, -edge), slice(edge, -edge))
+        torch.testing.assert_close(read[inner], cut(pixels, glimpse, 112)[0][inner], atol=1e-3, rtol=0)
+
+
+def test_features_go_on_where_they_stopped(street, monkeypatch):
+    seen = []
+
+    def see(street, key, pixels):
+        seen.append(key)
+        return torch.full((1, 3, 32, 32), float(len(key))), None
+
+    class Pooling:
+        embed_dim = 3
+        grid = staticmethod(lambda images: None)
+        forward_features = staticmethod(lambda images, positions: images)
+        forward_head = staticmethod(lambda images, pre_logits: images.mean((2, 3)))
+
+    monkeypatch.setitem(SEEN, "made up", (4, see))
+    first = features(street, "made up", Pooling(), street.val.part(["sign"]), "val")
+    both = features(street, "made up", Pooling(), street.val, "val")
+    assert seen == ["sign", "empty"]  # neither is read twice
+    torch.testing.assert_close(both, torch.tensor([[4.0] * 3, [5.0] * 3]))
+    torch.testing.assert_close(both[:1], first)
 
 
 def test_a_crop_has_the_sign_in_its_middle(street):

@@ -53,6 +53,14 @@ def test_it_places_tokens_in_pictures_of_any_size(finder, size):
     assert finder.maps(images).shape[-2:] == tuple(-(-side // CELL) for side in finder.shrunk_size(images))
 
 
+@pytest.mark.parametrize("size", [(64, 128), (48, 128), (96, 192)])
+def test_it_sees_means_of_whole_pixels(finder, size):
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    step = size[1] // 64
+    wanted = torch.nn.functional.avg_pool2d(images, step)
+    torch.testing.assert_close(finder.shrunk(images), wanted)
+
+
 def test_a_model_with_a_finder_predicts_saves_and_loads(finder, tmp_path):
     model = spot.adapt("vit_tiny_patch16_224", tokens=9, **NANO).eval()
     model.prior = finder

@@ -65,8 +65,8 @@ def test_boxes_are_places_in_pixels(street):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("train/red/0.png,150,5,170,20", "outside its picture of 96 × 160"),
-        ("train/red/0.png,20,5,10,20", "outside its picture"),
+        ("train/red/0.png,150,5,170,20", "outside its picture of 96 × 160 pixels: left 150, top 5, right 170"),
+        ("train/red/0.png,20,5,10,20", "empty or outside its picture"),
         ("train/red/0.png,a,5,10,20", "something other than numbers"),
         ("train/reed/0.png,1,5,10,20", "no box for any of the 18 pictures"),
     ],
@@ -75,6 +75,17 @@ def test_bad_boxes_get_a_sentence(street, tmp_path, line, sentence):
     (tmp_path / "boxes.csv").write_text(f"file,left,top,right,bottom\n{line}\n")
     with pytest.raises(InputError, match=sentence):
         read_boxes(tmp_path / "boxes.csv", Pictures.open(street))
+
+
+def test_pictures_in_which_nothing_can_be_found_get_a_sentence_with_their_name(street, tmp_path):
+    for kind, size in (("none", (40, 90)), ("sign", (4, 90))):
+        (tmp_path / kind).mkdir()
+        Image.fromarray(np.zeros((*size, 3), np.uint8)).save(tmp_path / kind / "1.png")
+    source = spot.adapt("vit_tiny_patch16_224", **NANO)
+    with pytest.raises(InputError, match=r"sign/1\.png: a picture of 4 × 90 pixels is smaller than one token"):
+        learn_to_find(source, tmp_path, tmp_path / "run")
+    with pytest.raises(InputError, match=r"no\.csv is missing"):
+        read_boxes(tmp_path / "no.csv", Pictures.open(street))
 
 
 def test_a_class_folder_without_images_gets_a_sentence(street, tmp_path):
