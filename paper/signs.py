@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -308,8 +309,8 @@ def with_finder(street: Street, model: SpotViT, name: str, most: int = 6) -> dic
 
 
 @torch.no_grad()
-def cost(call: Callable[[], Any], times: int = 5) -> dict[str, float]:
-    """Multiply-adds of a call, and its milliseconds of processor time in one thread: the least of a few."""
+def cost(call: Callable[[], Any], times: int = 15) -> dict[str, float]:
+    """Multiply-adds of a call, and its milliseconds of processor time in one thread: the median of a few."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the counter sees its products
         call()
     spent = []
@@ -317,7 +318,7 @@ def cost(call: Callable[[], Any], times: int = 5) -> dict[str, float]:
         begun = time.process_time()  # not the clock's: the machine may be busy
         call()
         spent.append(time.process_time() - begun)
-    return {"GMACs": counter.get_total_flops() / 2e9, "ms": 1000 * min(spent)}
+    return {"GMACs": counter.get_total_flops() / 2e9, "ms": 1000 * median(spent)}
 
 
 class Costs:
@@ -327,7 +328,7 @@ class Costs:
         self.file: Path = file
         self.known: dict[str, dict[str, float]] = read_json(file) if file.is_file() else {}
 
-    def of(self, name: str, call: Callable[[], Any], times: int = 5) -> dict[str, float]:
+    def of(self, name: str, call: Callable[[], Any], times: int = 15) -> dict[str, float]:
         if name not in self.known:
             self.known[name] = cost(call, times)
             write_json(self.file, self.known)
@@ -373,20 +374,20 @@ def main(
     frozen = at_budget(source, 49).eval().requires_grad_(False)
     frozen.reset_classifier(len(train.classes))
     some, key = val.pixels(0), val.keys[0]
-    right: dict[tuple[str, str], Tensor] = {}
+    predicted: dict[tuple[str, str], Tensor] = {}
     rows: list[dict[str, Any]] = []
 
     def add(training: str, name: str, tokens: int, logits: Tensor, price: dict[str, float]) -> None:
-        right[training, name] = logits.argmax(1) == truth
+        predicted[training, name] = logits.argmax(1)
         line = {"training": training, "input": name, "tokens": tokens}
-        rows.append({**line, **share(right[training, name]), **price})
+        rows.append({**line, **share(predicted[training, name] == truth), **price})
 
     for name, (tokens, see) in SEEN.items():
         if name.startswith(skip) or (see is u2net and u2netp is None):
             continue
         dense = dense_model(source).eval().requires_grad_(False) if tokens == 4250 else frozen
         dense.reset_classifier(len(train.classes))
-        price = spent.of(f"frozen {name}", lambda: pooled(dense, see(street, key, some)), 1 if tokens > 4000 else 5)  # noqa: B023
+        price = spent.of(f"frozen {name}", lambda: pooled(dense, see(street, key, some)), 3 if tokens > 1000 else 15)  # noqa: B023
         extra = (map_macs(str(u2netp)) or 0) / 1e9 if see is u2net else 0
         add("frozen", name, tokens, with_head(street, name, dense), {**price, "GMACs": price["GMACs"] + extra})
     for width in widths:
@@ -411,15 +412,15 @@ def main(
             several = Glimpsed(model, 1)
             for kept, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
                 add(training, name, each, several.decide(made[kept]), {})
-    base = right.get(("finder from labels", "3 places of 16 tokens"))
-    for line, outcome in zip(rows, right.values(), strict=True):
-        line |= {} if base is None else difference(outcome, base)
+    base = predicted.get(("finder from labels", "3 places of 16 tokens"))
+    for line, kinds in zip(rows, predicted.values(), strict=True):
+        line |= {} if base is None else difference(kinds == truth, base == truth)
     finders: list[Any] = [model.policy for model, _ in models.values()]
     looks = {"the finder alone": spent.of("finder", partial(finders[0].find, normal(some), 3))} if finders else {}
     dense = dense_model(source).eval().requires_grad_(False)
     see = SEEN["all patches"][1]
-    looks["all 4,250 patches"] = spent.of("frozen all patches", lambda: pooled(dense, see(street, key, some)), 1)
-    write(rows, looks, street, models, right, out)
+    looks["all 4,250 patches"] = spent.of("frozen all patches", lambda: pooled(dense, see(street, key, some)), 3)
+    write(rows, looks, street, models, predicted, out)
 
 
 if __name__ == "__main__":

@@ -35,17 +35,17 @@ def write(
     looks: Mapping[str, Mapping[str, float]],
     street: Street,
     models: Mapping[str, tuple[SpotViT, dict[str, Tensor]]],
-    right: Mapping[tuple[str, str], Tensor],
+    predicted: Mapping[tuple[str, str], Tensor],
     out: Path,
 ) -> None:
     """The table as JSON and Markdown, its plot, and the pictures."""
     val = street.val
     out.mkdir(parents=True, exist_ok=True)
-    outcomes = {f"{how}: {name}": outcome.int().tolist() for (how, name), outcome in right.items()}
+    kinds = {": ".join(row): [val.classes[index] for index in each.tolist()] for row, each in predicted.items()}
     settings = {"models": {"vit-ti": {"source": "vit-ti", **stored("vit-ti")}}, "data": "GTSDB"}
-    write_json(
-        out / "signs.json", {"settings": settings, "rows": list(rows), "keys": list(val.keys), "right": outcomes}
-    )
+    truth = [val.classes[label] for label in val.labels]
+    written = {"settings": settings, "rows": list(rows), "keys": list(val.keys), "truth": truth, "predicted": kinds}
+    write_json(out / "signs.json", written)
     table = [
         {
             "training": row["training"],

@@ -243,6 +243,8 @@ class GlimpseOptions:
     """number of places that predictions look at; evaluate and predict can ask for others"""
     longest: int = 680
     """longer side of the picture that the finder sees, in pixels"""
+    candidates: int = 40
+    """number of places that the finder's second stage sees closely; 0 trains without a second stage"""
     steps: int = 2400
     """training steps of the finder"""
     epochs: int = 8

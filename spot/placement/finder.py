@@ -7,12 +7,15 @@
 
 The network sees the picture shrunk to `longest` pixels along its longer side, whatever its size, and has four outputs
 for each cell of 8 × 8 of those pixels: how likely the middle of something is here (a logit), the logarithm of its size,
-and how far from the cell's middle it is, (y, x) in cells. The places are the highest peaks. `spot learn`
-(spot/training/glimpses.py) trains it, from boxes or from the labels of whole pictures.
+and how far from the cell's middle it is, (y, x) in cells. The places are the highest peaks. With a second stage, the
+highest peaks are candidates: a second network sees each of them at the picture's own resolution, and their order is by
+the sum of both logits. `spot learn` (spot/training/glimpses.py) trains both, from boxes or from the labels of whole
+pictures.
 """
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +27,7 @@ from spot.placement.glimpses import SMALLEST, glimpse_positions
 from spot.placement.policy import Policy
 from spot.placement.priors import check_images
 from spot.tokens.pyramid import halve
+from spot.tokens.windows import windows
 
 LOOK = "glimpses"  # what a file says
 CELL = 8  # pixels of the shrunk picture along a side of a cell
@@ -31,6 +35,7 @@ USUAL = 20.0  # pixels of the shrunk picture: the size whose logarithm counts as
 RANGE = (0.3, 6.0)  # times the usual size: the smallest and the largest that is found
 LONG = 8  # times its short side: a longer picture is refused
 REACH = 1.5  # cells: how far from its cell the middle may be
+VIEW, AROUND = 32, 2.0  # of a candidate: samples along a side, and that side in sizes of what was found
 
 
 class Found(NamedTuple):
@@ -68,11 +73,29 @@ def with_hues(pixels: Tensor) -> Tensor:
     return torch.cat([pixels, 4 * torch.stack([reddish, bluish, yellowish], 1) / total[:, None]], 1)
 
 
+class SecondStage(nn.Module):
+    """The second network: views (M, 3, 32, 32) of candidates → logits (M)."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        widths = (6, width, 2 * width, 3 * width)
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.SiLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(2 * widths[-1], 1))
+
+    def forward(self, views: Tensor) -> Tensor:
+        x = self.body(with_hues(views))
+        return self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))[:, 0]
+
+
 class Places(nn.Module):
     """The network: pixels (B, 3, h, w) → (B, 4, h / 8, w / 8)."""
 
-    def __init__(self, width: int = 16, body: int = 40) -> None:
+    def __init__(self, width: int = 16, body: int = 40, second: bool = False) -> None:
         super().__init__()
+        self.second = SecondStage() if second else None  # here, so that one file has the weights of both
         self.stem = nn.Sequential(
             nn.Conv2d(6, width, 5, 4, 2, bias=False), nn.BatchNorm2d(width), nn.SiLU(),
             nn.Conv2d(width, body, 3, 2, 1, bias=False), nn.BatchNorm2d(body), nn.SiLU(),
@@ -100,6 +123,7 @@ class Finder(Policy):
         longest: int = 680,
         width: int = 16,
         body: int = 40,
+        candidates: int = 0,
         glimpses: int = 1,
         context: int = 0,
         margin: float = 1.25,
@@ -110,19 +134,22 @@ class Finder(Policy):
             patch_size: K of the model whose tokens it places, in pixels.
             longest: pixels of the picture's longer side as the network sees it.
             width, body: channels of the first layer and of the others.
+            candidates: how many places the second stage sees; 0 for none.
             glimpses: how many places share the tokens.
             context: how many tokens see the whole picture coarsely.
             margin: the side of a glimpse, in sizes of what was found.
             about: JSON values to keep with it, as for a Policy.
         """
         nn.Module.__init__(self)  # a Policy's own look is another network
-        if min(patch_size, longest, width, body, glimpses) < 1 or context < 0 or not 0 < margin < math.inf:
-            raise InputError("a finder needs sizes of at least 1, a margin above 0 and no fewer than 0 context tokens")
-        self.look = Places(width, body)
+        fine = min(patch_size, longest, width, body, glimpses) >= 1 and min(context, candidates) >= 0
+        if not (fine and 0 < margin < math.inf):
+            raise InputError("a finder needs sizes of at least 1, a margin above 0, and context and candidates from 0")
+        self.look = Places(width, body, candidates > 0)
         self.patch_size, self.min_tokens = patch_size, glimpses + context
-        self.longest, self.glimpses, self.context, self.margin = longest, glimpses, context, margin
+        self.longest, self.candidates = longest, candidates
+        self.glimpses, self.context, self.margin = glimpses, context, margin
         self.about = {"model": "", "hash": "", "made": {}, **(about or {}), "look": LOOK}
-        self.options = {"longest": longest, "width": width, "body": body}
+        self.options = {"longest": longest, "width": width, "body": body, "candidates": candidates}
 
     def maps(self, images: Tensor) -> Tensor:
         """Normalised images (B, 3, H, W) → (B, 4, R, C): logit, log size, (y, x) from the cell's middle in cells."""
@@ -151,11 +178,27 @@ class Finder(Policy):
         return F.adaptive_avg_pool2d(images, size)
 
     def find(self, images: Tensor, count: int | None = None) -> Found:
-        """The highest peaks of the map, as glimpses: `count` of them, by default as many as share the tokens."""
-        return self.peaks(self.maps(images), images, count or self.glimpses)
+        """The best places, as glimpses: `count` of them, by default as many as share the tokens."""
+        return self.best(self.maps(images), images, count or self.glimpses)
+
+    def best(self, maps: Tensor, images: Tensor, count: int) -> Found:
+        """The best `count` of the highest peaks of maps (B, 4, R, C) of images."""
+        second = self.look.second
+        if second is None:
+            return self.peaks(maps, images, count)
+        found = self.peaks(maps, images, max(count, min(self.candidates, maps[0, 0].numel())))
+        seen = self.views(images, found.glimpses)
+        logits = found.scores.logit(1e-6) + second(seen.flatten(0, 1)).unflatten(0, seen.shape[:2])
+        logits, order = logits.topk(count)
+        return Found(found.glimpses.take_along_dim(order[..., None], 1), logits.sigmoid())
+
+    def views(self, images: Tensor, glimpses: Tensor) -> Tensor:
+        """What the second stage sees of images at glimpses (B, G, 3): (B, G, 3, 32, 32)."""
+        side = (glimpses[..., 2:] * (AROUND / self.margin)).clamp(max=float(max(images.shape[-2:])))
+        return windows(images, torch.cat([glimpses[..., :2], side / VIEW], -1), VIEW).float()
 
     def peaks(self, maps: Tensor, images: Tensor, count: int) -> Found:
-        """The highest peaks of maps (B, 4, R, C) of images."""
+        """The highest peaks of maps (B, 4, R, C) of images, without the second stage."""
         logits, rest = maps[:, 0].float(), maps[:, 1:].float().flatten(2)
         rows, columns = logits.shape[1:]
         if count > rows * columns:
@@ -179,8 +222,8 @@ class Finder(Policy):
         return height, width
 
     def place(self, maps: Tensor, images: Tensor, tokens: int) -> Tensor:
-        """Positions (B, N, 7) on the peaks of maps (B, 4, R, C) of images."""
-        found = self.peaks(maps, images, self.glimpses)
+        """Positions (B, N, 7) on the best peaks of maps (B, 4, R, C) of images."""
+        found = self.best(maps, images, self.glimpses)
         return glimpse_positions(images, found.glimpses, tokens, self.patch_size, self.context)
 
     def describe(self) -> dict[str, Any]:
@@ -193,4 +236,5 @@ def build_finder(about: Mapping[str, Any]) -> Finder:
     """A finder as `describe` says, with fresh weights that are not trained further unless one asks for it."""
     own = {name: about[name] for name in ("patch_size", "glimpses", "context", "margin")}
     known = {name: about[name] for name in ("model", "hash", "made")}
-    return Finder(**own, **about["options"], about=known).eval().requires_grad_(False)
+    options = {"candidates": 0, **about["options"]}  # files of earlier versions have no second stage
+    return Finder(**own, **options, about=known).eval().requires_grad_(False)

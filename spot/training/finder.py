@@ -5,7 +5,8 @@ come from boxes, or from `spot.training.discovery`, which needs the labels of wh
 
 The network is trained on crops of shrunk pictures, most of them around places, as CenterNet is (Zhou et al., "Objects
 as Points", 2019): a bump around the middle of each thing, and its size and middle where it is. After a third of the
-steps crops are added around places that it finds and that are none.
+steps crops are added around places that it finds and that are none. Its second stage is then trained on what the
+first one finds, and on views around the places.
 """
 
 import math
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 
 from spot import report
 from spot.data.pictures import Pictures
-from spot.placement.finder import CELL, USUAL, Finder
+from spot.placement.finder import AROUND, CELL, USUAL, VIEW, Finder, build_finder
+from spot.placement.glimpses import cut_out
 from spot.store import read_state, write_state
 
 CROP = (128, 192)  # pixels of the shrunk picture
@@ -168,17 +170,21 @@ def train_finder(
 def seen_now(look: nn.Module, pool: Pool, rows: Tensor, draw: np.random.Generator) -> tuple[Tensor, ...]:
     """What the network says of some crops, in other light and half of the time mirrored, and what it is to say."""
     pixels, bumps, values, weights = (column[rows] for column in pool)
-    count = len(rows)
-
-    def random(shape: tuple[int, ...], low: float, high: float) -> Tensor:
-        return torch.from_numpy(draw.uniform(low, high, (count, *shape))).float()
-
-    x = (pixels.float() / 127.5) * random((1, 1, 1), 0.5, 1.5) - 1
-    x = x + random((3, 1, 1), -0.1, 0.1) + random((1, 1, 1), -0.14, 0.14)
+    x = in_other_light(pixels, draw)
     if draw.random() < 0.5:
         x, bumps, values, weights = (each.flip(-1) for each in (x, bumps, values, weights))
         values = values * values.new_tensor([1, 1, -1])[:, None, None]
     return look(x), bumps, values, weights
+
+
+def in_other_light(pixels: Tensor, draw: np.random.Generator) -> Tensor:
+    """Bytes (B, 3, H, W) as the network sees them, from -1 to 1, with another brightness and tint each."""
+
+    def random(shape: tuple[int, ...], low: float, high: float) -> Tensor:
+        return torch.from_numpy(draw.uniform(low, high, (len(pixels), *shape))).float()
+
+    x = (pixels.float() / 127.5) * random((1, 1, 1), 0.5, 1.5) - 1
+    return x + random((3, 1, 1), -0.1, 0.1) + random((1, 1, 1), -0.14, 0.14)
 
 
 @torch.no_grad()
@@ -207,10 +213,89 @@ def mistaken(
 def places_found(finder: Finder, picture: Tensor, small: Tensor, count: int) -> Tensor:
     """The places (count, 4) of one picture (3, H, W): y, x, size in pixels, and the score."""
     maps = finder.look.eval()(small.float()[None] / 127.5 - 1)
-    found = finder.peaks(maps, picture[None], count)
+    found = finder.best(maps, picture.float()[None] / 127.5 - 1, count)
     size = found.glimpses[0, :, 2:] / finder.margin
     middle = found.glimpses[0, :, :2] * found.glimpses.new_tensor(picture.shape[1:])
     return torch.cat([middle, size, found.scores[0, :, None]], 1)
+
+
+class Seen(NamedTuple):
+    """Views of places and of what is none, for the second stage."""
+
+    there: Tensor  # bytes (M, 3, S, S)
+    weights: Tensor  # (M,), how sure one is of them
+    elsewhere: Tensor  # bytes (L, 3, S, S)
+
+
+def train_second_stage(
+    first: Finder,
+    pictures: Pictures,
+    places: Places,
+    *,
+    candidates: int = 40,
+    steps: int = 1000,
+    batch: int = 128,
+    lr: float = 3e-3,
+    seed: int = 0,
+) -> Finder:
+    """A finder with this first stage, and a second one that tells places from what else the first one finds."""
+    options = {**first.options, "candidates": candidates}
+    finder = build_finder({**first.describe(), "options": options})
+    finder.look.load_state_dict(first.look.state_dict(), strict=False)
+    look, draw = finder.look.second, np.random.default_rng(seed)
+    assert look is not None
+    look.train().requires_grad_(True)
+    seen = views_for_second(first, pictures, places, draw)
+    optimizer = torch.optim.AdamW(look.parameters(), lr, weight_decay=0.05)
+    for step in report.track(range(steps), "second stage", steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / 50) * (1 + math.cos(math.pi * step / steps)) / 2
+        third = batch // 3
+        rows = torch.from_numpy(draw.integers(0, len(seen.there), third))
+        others = torch.from_numpy(draw.integers(0, len(seen.elsewhere), batch - third))
+        pixels = torch.cat([seen.there[rows], seen.elsewhere[others]])
+        mirrored = torch.from_numpy(draw.random(batch) < 0.5)[:, None, None, None]
+        pixels = torch.where(mirrored, pixels.flip(-1), pixels)
+        wanted = torch.cat([torch.ones(third), torch.zeros(batch - third)])
+        weights = torch.cat([seen.weights[rows], torch.ones(batch - third)])
+        loss = F.binary_cross_entropy_with_logits(look(in_other_light(pixels, draw)), wanted, weights)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return finder.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def views_for_second(
+    first: Finder, pictures: Pictures, places: Places, draw: np.random.Generator, count: int = 40, each: int = 12
+) -> Seen:
+    """What the second stage learns from: the first one's `count` peaks, and `each` views around every place."""
+    there, weights, elsewhere = [], [], []
+
+    def view(picture: Tensor, y: float, x: float, size: float) -> Tensor:
+        height, width = picture.shape[1:]
+        side = min(max(4.0, AROUND * size), float(min(height, width)))
+        y, x = min(max(y, 0.0), float(height)), min(max(x, 0.0), float(width))
+        return cut_out(picture, y, x, side, VIEW).round().clamp(0, 255).byte()
+
+    for index, key in enumerate(report.track(pictures.keys, "candidates", len(pictures))):
+        picture, known = pictures.pixels(index), places.get(key, torch.zeros(0, 4))
+        small = first.shrunk(picture.float()[None])[0].round().clamp(0, 255).byte()
+        found = places_found(first, picture, small, count)
+        apart = (found[:, None, :2] - known[None, :, :2]).abs().amax(-1)  # (count, places)
+        for row, (y, x, size, _) in enumerate(found.tolist()):
+            hits = apart[row] < known[:, 2] / 2
+            if hits.any():
+                there.append(view(picture, y, x, size))
+                weights.append(float(known[hits, 3].max()))
+            elif (apart[row] > known[:, 2]).all():
+                elsewhere.append(view(picture, y, x, size))
+        for y, x, size, weight in known.tolist():
+            for _ in range(each):
+                down, right = draw.normal(0, 0.12, 2) * size
+                there.append(view(picture, y + down, x + right, size * math.exp(draw.normal(0, 0.2))))
+                weights.append(weight)
+    return Seen(torch.stack(there), torch.tensor(weights), torch.stack(elsewhere))
 
 
 def joined(one: Pool, other: Pool) -> Pool:

@@ -31,7 +31,7 @@ from spot.placement.finder import Finder
 from spot.placement.glimpses import cut_out
 from spot.placement.policy import read_policy_file
 from spot.store import as_json, locked, read_json, read_state, refuse_difference, write_json, write_state
-from spot.training.finder import places_found, shrink, train_finder
+from spot.training.finder import places_found, shrink, train_finder, train_second_stage
 from spot.training.fresh import with_classifier
 
 Places = Mapping[str, Tensor]  # (n, 4) by key: y, x and size in pixels, weight
@@ -269,8 +269,12 @@ def learn_to_find(
             options = {"none": none, "tokens": how.tokens, "rounds": how.rounds, "seed": how.seed}
             places = discover(model.eval(), dense_model(source).eval(), scout, pictures, out / "discovery", **options)
         known, file = pictures.with_places(places, none), out / "finder.safetensors"
+        first = out / "first-stage.safetensors" if how.candidates else file
+        if not first.is_file():
+            train_finder(finder, known, places, steps=how.steps, seed=how.seed, state=out / "finder.pt").save(first)
         if not file.is_file():
-            train_finder(finder, known, places, steps=how.steps, seed=how.seed, state=out / "finder.pt").save(file)
+            stage = read_policy_file(first)
+            train_second_stage(stage, known, places, candidates=how.candidates, seed=how.seed).save(file)  # type: ignore[arg-type]
         finder = read_policy_file(file)  # type: ignore[assignment]
         wrong = mistakes(finder, known, places)
         side = round(how.tokens**0.5) * model.patch_size

@@ -7,6 +7,7 @@ from torch import Tensor
 import spot
 from spot.errors import InputError
 from spot.placement.finder import CELL, USUAL, Finder
+from spot.placement.glimpses import cut_out
 from spot.placement.policy import build_policy, read_policy_file
 from tests.tokens.test_regions import NANO
 
@@ -78,6 +79,47 @@ def test_a_finder_survives_its_file(finder, tmp_path):
     images = torch.randn(1, 3, 70, 90)
     torch.testing.assert_close(read_policy_file(tmp_path / "finder.safetensors")(images, 9), finder(images, 9))
     assert build_policy(finder.describe()).describe() == finder.describe()
+
+
+class Redness(torch.nn.Module):
+    """A second stage that likes red: 20 times the mean of that channel."""
+
+    def forward(self, views: Tensor) -> Tensor:
+        return 20 * views[:, 0].mean((1, 2))
+
+
+def test_the_second_stage_orders_the_candidates():
+    finder = Finder(8, longest=64, width=4, body=8, candidates=2).eval()
+    finder.look.second = Redness()
+    images = torch.zeros(1, 3, 64, 128)
+    images[:, 0, 40:64, 80:128] = 1  # around row 3, column 6, where a cell is 16 pixels
+    small = -1.5  # log size: 4.5 of the shrunk picture's pixels, 9 of the picture's
+    peaks = ((1, 2, 2.0, small, 0, 0), (3, 6, 1.0, small, 0, 0), (0, 7, 0.5, small, 0, 0))
+    maps = drawn(4, 8, *peaks)
+    glimpses, scores = finder.best(maps, images, 2)
+    assert glimpses[0, :, 1].tolist() == [6.5 / 8, 2.5 / 8]  # the red one first
+    torch.testing.assert_close(scores[0], torch.tensor([1.0 + 20, 2.0]).sigmoid())
+    third = finder.best(maps, images, 3).glimpses[0, :, 1]
+    assert third.tolist() == [6.5 / 8, 2.5 / 8, 7.5 / 8]  # more places than candidates were asked for
+
+
+def test_the_second_stage_sees_twice_the_size_of_a_candidate():
+    finder = Finder(8, longest=64, width=4, body=8, candidates=2).eval()
+    picture = torch.randint(256, (3, 90, 130), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    glimpses = torch.tensor([[[40.3 / 90, 61.7 / 130, 1.25 * 20]]])
+    seen = finder.views(picture.float()[None], glimpses)[0, 0]
+    torch.testing.assert_close(seen, cut_out(picture, 40.3, 61.7, 2 * 20, 32), atol=1e-2, rtol=0)
+
+
+def test_a_finder_with_a_second_stage_survives_its_file_and_older_files_have_none(finder, tmp_path):
+    torch.manual_seed(1)
+    second = Finder(8, longest=64, width=4, body=8, candidates=5).eval()
+    second.save(tmp_path / "finder.safetensors")
+    images = torch.randn(1, 3, 70, 90)
+    torch.testing.assert_close(read_policy_file(tmp_path / "finder.safetensors")(images, 9), second(images, 9))
+    older = finder.describe()
+    del older["options"]["candidates"]
+    assert build_policy(older).candidates == 0
 
 
 def test_what_no_place_can_be_found_in_gets_a_sentence(finder):

@@ -15,7 +15,7 @@ from spot.placement.finder import Finder
 from spot.placement.glimpses import cut_out, glimpse_positions
 from spot.training import discovery
 from spot.training.discovery import highest, tiled
-from spot.training.finder import loss_of, places_found, shrink, train_finder, wanted
+from spot.training.finder import loss_of, places_found, shrink, train_finder, train_second_stage, wanted
 from spot.training.glimpses import Glimpses, learn_to_find
 from tests.tokens.test_regions import NANO, nano
 
@@ -120,6 +120,26 @@ def test_a_finder_learns_where_discs_are(street):
     assert np.mean(hits) >= 0.75  # by chance 1 of 40
 
 
+def test_the_second_stage_tells_discs_from_what_else_was_found(street):
+    """The first stage is untrained, so that its places are anywhere."""
+    torch.manual_seed(0)
+    pictures = Pictures.open(street)
+    places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
+    first = Finder(8, longest=160, width=4, body=8).eval()
+    finder = train_second_stage(first, pictures, places, candidates=30, steps=60, batch=32)
+    for name, tensor in first.look.state_dict().items():
+        assert torch.equal(finder.look.state_dict()[name], tensor)  # the first stage is the same
+    discs, others = [], []
+    for index, key in enumerate(pictures.keys):
+        picture = pictures.pixels(index)
+        for y, x, size, _ in places[key].tolist():
+            discs.append(cut_out(picture, y, x, 2 * size, 32))
+        if not len(places[key]):
+            others.append(cut_out(picture, 48.0, 80.0, 32.0, 32))
+    there, elsewhere = (finder.look.second(torch.stack(part) / 127.5 - 1) for part in (discs, others))
+    assert there.min() > elsewhere.max()
+
+
 def test_glimpses_of_a_picture_with_nothing_are_of_its_class(street):
     pictures = Pictures.open(street)
     places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
@@ -149,7 +169,7 @@ def test_a_model_learns_to_find_and_goes_on_where_it_stopped(street, tmp_path, t
     short = lambda *args, steps, **options: train_finder(*args, steps=min(steps, 8), **options)  # noqa: E731
     monkeypatch.setattr(discovery, "train_finder", short)  # whose 700 steps a round are no option
     source = spot.adapt("vit_tiny_patch16_224", **NANO)
-    how = GlimpseOptions(tokens=9, longest=160, steps=8, epochs=1, rounds=1)
+    how = GlimpseOptions(tokens=9, longest=160, candidates=4, steps=8, epochs=1, rounds=1)
     boxes = street / "boxes.csv" if told else None
     model = learn_to_find(source, street, tmp_path / "run", how, boxes=boxes)
     again = spot.load(tmp_path / "run" / "model")
