@@ -299,7 +299,7 @@ class SpotViT(
         shape = tuple(images.shape[-2:])
         if size > max(1.0, max(shape) / self.patch_size):
             return None  # refused, with its sentence, where windows are read
-        return fixed_placement(chosen.name, count, shape, size, self.patch_size, kernels.grid_size, kernels.sigma)
+        return fixed_placement(chosen, count, shape, size, self.patch_size, kernels.grid_size, kernels.sigma)
 
     def resolved_prior(self, prior: AnyPrior | None = None) -> Prior:
         """The prior of a name or function, by default the model's own; "learned" is its policy."""
@@ -517,7 +517,7 @@ class SpotViT(
 
 @lru_cache(maxsize=64)
 def fixed_placement(
-    prior: str,
+    prior: Prior,
     tokens: int,
     shape: tuple[int, int],
     scale: float,
@@ -528,6 +528,6 @@ def fixed_placement(
     """A prior's placement on images of this shape, and what is computed from it without any parameter."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         blank = torch.empty(1, 1, *shape)
-        positions = sized(PRIORS[prior](blank, tokens, cells=math.prod(grid_size)), scale)
+        positions = sized(prior(blank, tokens, cells=math.prod(grid_size)), scale)
         kernels = GaussianKernels(grid_size, sigma)(positions[..., :2])
         return Fixed(positions, fixed_windows(positions[0], shape, size), kernels)
