@@ -11,8 +11,9 @@ continuous positions. With `positions = model.grid(images)` it is the timm model
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,14 +28,17 @@ from spot.errors import InputError, check_kind
 from spot.models.card import card
 from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
-from spot.placement.priors import LEARNED, AnyPrior, Prior, check_images, check_tokens, resolve_prior
+from spot.placement.priors import LEARNED, PRIORS, AnyPrior, Prior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
 from spot.placement.sizes import Scale, check_size, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
-from spot.tokens.position_embedding import grid_positions, rotary_embedding
+from spot.tokens.position_embedding import GaussianKernels, grid_positions, rotary_embedding
 from spot.tokens.positions import check_positions
-from spot.tokens.tokenizer import Tokenizer
-from spot.tokens.windows import check
+from spot.tokens.pyramid import traced
+from spot.tokens.tokenizer import Fixed, Tokenizer
+from spot.tokens.windows import check, fixed_windows
+
+MOST_FIXED = 1024  # tokens of a placement that is kept
 
 
 class Features(NamedTuple):
@@ -253,8 +257,49 @@ class SpotViT(
         check_tokens(count)
         check_size(scale)
         size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
-        positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=len(self.grid()))
+        positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=math.prod(self.grid_size))
         return positions if positions.shape[-1] > 2 else sized(positions, size)
+
+    def fixed(
+        self,
+        images: Tensor,
+        *,
+        tokens: int | None = None,
+        prior: AnyPrior | None = None,
+        scale: Scale | None = None,
+        **drawing: Any,
+    ) -> Fixed | None:
+        """What `place` would give, kept from an earlier call, where it is the same for every image; else None.
+
+        No parameter has a part in what is kept. It is for real values on the CPU: a graph that is traced, or operators
+        that are counted, are to have all of a forward pass.
+        """
+        self.check_input(images)
+        chosen = resolve_prior(self.prior if prior is None else prior)
+        count = self.tokens if tokens is None else tokens
+        check_tokens(count)
+        check_size(scale)
+        if (
+            traced()
+            or torch._C._len_torch_dispatch_stack()
+            or drawing
+            or chosen.random
+            or chosen.looks
+            or PRIORS.get(chosen.name) is not chosen
+            or count > MOST_FIXED
+            or type(self.tokenizer) is not Tokenizer
+            or type(images) is not Tensor
+            or images.device.type != "cpu"
+            or images.requires_grad
+            or images.dtype == torch.float64
+        ):
+            return None
+        size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
+        kernels = self.tokenizer.kernels
+        shape = tuple(images.shape[-2:])
+        if size > max(1.0, max(shape) / self.patch_size):
+            return None  # refused, with its sentence, where windows are read
+        return fixed_placement(chosen.name, count, shape, size, self.patch_size, kernels.grid_size, kernels.sigma)
 
     def resolved_prior(self, prior: AnyPrior | None = None) -> Prior:
         """The prior of a name or function, by default the model's own; "learned" is its policy."""
@@ -289,12 +334,13 @@ class SpotViT(
     ) -> Tensor:
         """Images (B, C, H, W), and positions (B, N, 2 or 3) or where the model places them → logits (B, classes)."""
         placing = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
-        positions = self.placed(images, positions, **placing)
-        return self.forward_head(self.encode(*self.embed(images, positions)))
+        return self.forward_head(self.forward_features(images, positions, **placing))
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """The normalised output of the last block: prefix tokens, then placed tokens, (B, P + N, D)."""
-        return self.encode(*self.embed(images, self.placed(images, positions, **placing)))
+        placing = {name: value for name, value in placing.items() if value is not None}
+        fixed = self.fixed(images, **placing) if positions is None else None
+        return self.encode(*self.embed(images, self.placed(images, positions, **placing) if fixed is None else fixed))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Features (B, P + N, D) → logits, or with pre_logits the pooled features (B, D)."""
@@ -388,7 +434,7 @@ class SpotViT(
         check_kind("features", features, Features, advice="model.token_features(images) gives a list of them")
         return to_map(features.tokens, features.positions, self.grid_size if size is None else size)
 
-    def embed(self, images: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed(self, images: Tensor, positions: Tensor | Fixed) -> tuple[Tensor, Tensor | None]:
         """What enters the first block: prefix and placed tokens (B, P + N, D), and rotary angles where used."""
         vit, table = self.vit, self.vit.pos_embed
         prefix = self._prefix_tokens()
@@ -402,7 +448,8 @@ class SpotViT(
         if rope is None:
             return x, None
         cells = [length / self.patch_size for length in images.shape[-2:]]
-        return x, rotary_embedding(rope, positions, cells)
+        places = positions.positions.expand(x.shape[0], -1, -1) if isinstance(positions, Fixed) else positions
+        return x, rotary_embedding(rope, places, cells)
 
     def encode(self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Embedded tokens (B, P + N, D) through all blocks and the final norm; mask: which keys a query may see."""
@@ -429,12 +476,7 @@ class SpotViT(
 
     def placed(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """The positions given, if they can be read, or those of `place`."""
-        channels, needed = self.vit.patch_embed.proj.in_channels, self.vit.patch_embed.proj.weight.dtype
-        check_images(images)
-        if images.dtype != needed and not torch.is_autocast_enabled(images.device.type):
-            raise InputError(f"the model has {needed} weights, so images must have that type too, got {images.dtype}")
-        if images.shape[1] != channels:
-            raise InputError(f"images must have shape (B, {channels}, H, W), got {tuple(images.shape)}")
+        self.check_input(images)
         placing = {name: value for name, value in placing.items() if value is not None}
         if positions is None:
             return self.place(images, **placing)
@@ -444,6 +486,16 @@ class SpotViT(
         if positions.ndim != 3:
             check(images, positions)  # says what was needed
         return positions
+
+    def check_input(self, images: Tensor) -> None:
+        """Refuse images of another type or number of channels than the ViT's."""
+        proj = self.vit.patch_embed.proj
+        check_images(images)
+        if images.dtype != proj.weight.dtype and not torch.is_autocast_enabled(images.device.type):
+            needed = proj.weight.dtype
+            raise InputError(f"the model has {needed} weights, so images must have that type too, got {images.dtype}")
+        if images.shape[1] != proj.in_channels:
+            raise InputError(f"images must have shape (B, {proj.in_channels}, H, W), got {tuple(images.shape)}")
 
     # To and from disk: the format is checkpoints.py's business
 
@@ -461,3 +513,21 @@ class SpotViT(
         from spot.models.checkpoints import load_pretrained
 
         return load_pretrained(model_id, **options)
+
+
+@lru_cache(maxsize=64)
+def fixed_placement(
+    prior: str,
+    tokens: int,
+    shape: tuple[int, int],
+    scale: float,
+    size: int,
+    grid_size: tuple[int, int],
+    sigma: float,
+) -> Fixed:
+    """A prior's placement on images of this shape, and what is computed from it without any parameter."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+        blank = torch.empty(1, 1, *shape)
+        positions = sized(PRIORS[prior](blank, tokens, cells=math.prod(grid_size)), scale)
+        kernels = GaussianKernels(grid_size, sigma)(positions[..., :2])
+        return Fixed(positions, fixed_windows(positions[0], shape, size), kernels)

@@ -167,14 +167,17 @@ class ToMe(Wrapper):
     ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor, int]], Tensor]:
         """Features, sizes, each merge as index, shares and tokens left, and the positions that tokens began with."""
         vit, on_grid = self.model.vit, positions is None and not self.own_placement
+        fixed = self.model.fixed(images) if self.own_placement and positions is None and not placing else None
+        if fixed is not None:
+            positions = fixed.positions.expand(images.shape[0], -1, -1)
         positions = self.place(images, **placing) if positions is None else positions
         if on_grid and type(self.model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == self.model.img_size:
             x = vit._pos_embed(vit.patch_embed(images))  # timm's own patches are cheaper than windows
             x, rope = x if isinstance(x, tuple) else (x, None)
             x = vit.norm_pre(x)
         else:
-            positions = self.model.placed(images, positions)
-            x, rope = self.model.embed(images, positions)
+            positions = positions if fixed is not None else self.model.placed(images, positions)
+            x, rope = self.model.embed(images, positions if fixed is None else fixed)
         start, prefix = positions.shape[1], self.model.num_prefix_tokens
         sizes = torch.ones(len(x), start, device=x.device)
         merges: list[tuple[Tensor, Tensor, int]] = []

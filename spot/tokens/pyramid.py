@@ -11,7 +11,7 @@ an antialiased bicubic resize of photographs from 224 to 144 pixels the error is
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -76,46 +76,71 @@ def scale_range(scale: Tensor, images: Tensor, size: int) -> tuple[float, float]
 
 def scaled_windows(source: Pyramid, positions: Tensor, scale: Tensor, size: int) -> Tensor:
     """Windows at positions (B, N, 2) and scales (B, N): (B, N, C, K, K), in the positions' dtype."""
-    detail = scale.log2().clamp(0, len(source.levels) - 1)
-    below = detail.detach().floor().clamp(max=max(0, len(source.levels) - 2)).long()
-    share = (detail - below).square()  # of the coarser level
-    offsets = torch.arange(size, device=scale.device, dtype=scale.dtype) - (size - 1) / 2
-    lengths = positions.new_tensor(source.levels[0].shape[-2:])
-    # Of all samples, in pixels of level 0 from the upper left corner: (B, N, 2, K), y and x.
-    points = (positions * lengths)[..., None] + (offsets * scale[..., None])[:, :, None]
-    if traced() or scale.device.type != "cpu" or not points.numel():
-        lower = _gathered(source, points, below)
-        if len(source.levels) == 1:
-            return lower
-        return torch.lerp(lower, _gathered(source, points, below + 1), share[..., None, None, None])
+    shape, top = source.levels[0].shape[-2:], len(source.levels) - 1
+    if not (traced() or scale.device.type != "cpu" or not positions.numel()):
+        return scaled_reader(positions, scale, shape, size, top)(source)
+    below, share = _detail(scale, top)
+    points = _points(positions, scale, shape, size)
+    lower = _gathered(source, points, below)
+    return torch.lerp(lower, _gathered(source, points, below + 1), share[..., None, None, None]) if top else lower
+
+
+def scaled_reader(
+    positions: Tensor, scale: Tensor, shape: Sequence[int], size: int, top: int
+) -> Callable[[Pyramid], Tensor]:
+    """A function of pyramids, of images of this shape and with levels to number `top`: what scaled_windows gives.
+
+    Positions (1, N, 2) are those of every image. What depends on them alone is computed here, once.
+    """
+    below, share = _detail(scale, top)
+    points = _points(positions, scale, shape, size)
     first, last = int(below.min()), int(below.max())
-    numbers = range(first, min(last + 2, len(source.levels)))
-    read = _sampler(source, points)
-    if first == last and len(numbers) == 2:
-        return torch.lerp(read(first), read(first + 1), share[..., None, None, None])
-    result = read(first) * torch.where(below == first, 1 - share, 0)[..., None, None, None]
-    for number in numbers[1:]:
-        weight = torch.where(below == number, 1 - share, torch.where(below + 1 == number, share, 0))
-        result = result + weight[..., None, None, None] * read(number)
-    return result
-
-
-def _sampler(source: Pyramid, points: Tensor) -> Callable[[int], Tensor]:
-    """Bilinear samples of a level at all pairs of points (B, N, 2, K), by its number: (B, N, C, K, K)."""
-    size = points.shape[-1]
+    numbers = range(first, min(last + 2, top + 1))
 
     @cache
     def places(height: int, width: int) -> Tensor:  # grid_sample wants (x, y) in [-1, 1]
         y, x = (points[:, :, axis] * (2 / length) - 1 for axis, length in enumerate((height, width)))
         return torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
 
-    def read(number: int) -> Tensor:
-        level = source.levels[number].to(points.dtype)  # bfloat16 images are interpolated in float32
-        where = places(*(side * 2**number for side in level.shape[-2:]))  # the same for all unless sides are odd
-        sampled = F.grid_sample(level, where, padding_mode="border", align_corners=False)
-        return sampled.unflatten(2, (-1, size)).transpose(1, 2)
+    where = {}
+    for number in numbers:
+        lengths = [-(-length // 2**number) * 2**number for length in shape]  # the same for all unless sides are odd
+        where[number] = places(*lengths)
+
+    def weight(number: int) -> Tensor:
+        each = torch.where(below == number, 1 - share, torch.where(below + 1 == number, share, 0))
+        return each[..., None, None, None]
+
+    weights = {number: weight(number) for number in numbers}
+
+    def read(source: Pyramid) -> Tensor:
+        sampled = {}
+        for number in numbers:
+            level = source.levels[number].to(points.dtype)  # bfloat16 images are interpolated in float32
+            own = where[number].expand(level.shape[0], -1, -1, -1)
+            pixels = F.grid_sample(level, own, padding_mode="border", align_corners=False)
+            sampled[number] = pixels.unflatten(2, (-1, size)).transpose(1, 2)
+        if first == last and len(numbers) == 2:
+            return torch.lerp(sampled[first], sampled[first + 1], share[..., None, None, None])
+        result = sampled[first] * weights[first]
+        for number in numbers[1:]:
+            result = result + weights[number] * sampled[number]
+        return result
 
     return read
+
+
+def _detail(scale: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The finer level that a scale is read from, and the share of the coarser one."""
+    detail = scale.log2().clamp(0, top)
+    below = detail.detach().floor().clamp(max=max(0, top - 1)).long()
+    return below, (detail - below).square()
+
+
+def _points(positions: Tensor, scale: Tensor, shape: Sequence[int], size: int) -> Tensor:
+    """Of all samples, in pixels of level 0 from the upper left corner: (B, N, 2, K), y and x."""
+    offsets = torch.arange(size, device=scale.device, dtype=scale.dtype) - (size - 1) / 2
+    return (positions * positions.new_tensor(shape))[..., None] + (offsets * scale[..., None])[:, :, None]
 
 
 def _gathered(source: Pyramid, points: Tensor, level: Tensor) -> Tensor:

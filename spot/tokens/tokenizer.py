@@ -4,8 +4,9 @@ The tokenizer owns no weights. It reads a timm ViT's own patch projection and po
 the ViT stays a plain timm model whose patches are the tokens at its grid positions.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,14 @@ from spot.tokens.positions import in_region
 from spot.tokens.windows import windows
 
 
+class Fixed(NamedTuple):
+    """Positions that are the same for every image of one size, and what can be computed from them alone."""
+
+    positions: Tensor  # (1, N, 2 or 3)
+    windows: Callable[[Tensor], Tensor]  # images (B, C, H, W) → windows (B, N, C, K, K)
+    kernels: Tensor  # (1, N, rows × columns)
+
+
 class Tokenizer(nn.Module):
     """Tokens of a timm ViT at continuous positions."""
 
@@ -23,7 +32,7 @@ class Tokenizer(nn.Module):
         super().__init__()
         self.kernels = GaussianKernels(grid_size, sigma)
 
-    def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, table: Tensor | None) -> Tensor:
+    def forward(self, images: Tensor, positions: Tensor | Fixed, patch_embed: Any, table: Tensor | None) -> Tensor:
         """Images (B, C, H, W) and positions (B, N, 2, 3 or 7: see spot.tokens.positions) → tokens (B, N, D).
 
         A large token has the position embedding of its centre: averaging it over the window's area was no
@@ -33,16 +42,23 @@ class Tokenizer(nn.Module):
         the position embedding of its grid, or is None where the ViT has none.
         """
         projection = patch_embed.proj
-        pixels = windows(images, positions, projection.kernel_size[0]).flatten(2)
+        if isinstance(positions, Fixed):
+            pixels = positions.windows(images).flatten(2)
+        else:
+            pixels = windows(images, positions, projection.kernel_size[0]).flatten(2)
         tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
         tokens = patch_embed.norm(tokens)
         if table is not None:
-            tokens = tokens + self.embedding(positions, table)
+            tokens = tokens + self.embedding(positions, table, images.shape[0])
         return tokens
 
-    def embedding(self, positions: Tensor, table: Tensor) -> Tensor:
+    def embedding(self, positions: Tensor | Fixed, table: Tensor, images: int = 1) -> Tensor:
         """The position embedding (B, N, D), in the table's type also under autocast, which would round positions."""
-        device = positions.device.type
+        device = table.device.type
         active = device != "meta" and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if active else nullcontext():
-            return self.kernels(in_region(positions)).to(table.dtype) @ table
+            if isinstance(positions, Fixed):  # for each image, so that rounding is the same as for any positions
+                kernels = positions.kernels.expand(images, -1, -1)
+            else:
+                kernels = self.kernels(in_region(positions))
+            return kernels.to(table.dtype) @ table

@@ -10,13 +10,14 @@ grid sampler and exact where the offset is zero: on the ViT's own grid windows a
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from spot.errors import InputError, check_kind
 from spot.tokens.positions import COLUMNS
-from spot.tokens.pyramid import Pyramid, pyramid, scale_range, scaled_windows, traced
+from spot.tokens.pyramid import Pyramid, pyramid, scale_range, scaled_reader, scaled_windows, traced
 
 
 def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float | Tensor | None = None) -> Tensor:
@@ -50,16 +51,54 @@ def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float
     return scaled_windows(levels, positions, scales, size).to(pixels.dtype)
 
 
+def fixed_windows(positions: Tensor, shape: tuple[int, int], size: int) -> Callable[[Tensor], Tensor]:
+    """A function of CPU images (B, C, H, W) of this shape: their windows at positions (N, 2 or 3), the same for all.
+
+    The result is bit for bit that of `windows`. What depends on positions alone is computed here, once.
+    """
+    scales = positions[:, 2] if positions.shape[1] > 2 else torch.ones_like(positions[:, 0])
+    low, high = (float(each) for each in scales.aminmax())
+    level, places = _one_level(low, high), positions[None, :, :2]
+    if level is not None:
+        lengths = shape
+        for _ in range(level):
+            lengths = ((lengths[0] + 1) // 2, (lengths[1] + 1) // 2)
+        starts = _starts(places, shape, lengths, level, size)
+
+        def read_level(images: Tensor) -> Tensor:
+            levels = pyramid(images, size, high) if level else Pyramid((images,))
+            top, left, fraction_y, fraction_x = (each.expand(images.shape[0], -1) for each in starts)
+            return _from_starts(levels.levels[level], top, left, fraction_y, fraction_x, size, gradient=False)
+
+        return read_level
+    read = scaled_reader(places, scales[None], shape, size, max(0, math.ceil(math.log2(max(high, 1)) - 1e-6)))
+    return lambda images: read(pyramid(images, size, high)).to(images.dtype)
+
+
 def _at_level(levels: Pyramid, level: int, positions: Tensor, size: int) -> Tensor:
     """Windows whose samples are one pixel of a level apart: integer crops and two interpolations."""
-    images = levels.levels[level]
-    height, width = images.shape[-2:]
+    images, (height, width) = levels.levels[level], levels.levels[0].shape[-2:]
+    starts = _starts(positions, (height, width), tuple(images.shape[-2:]), level, size)
+    return _from_starts(images, *starts, size, gradient=torch.is_grad_enabled() and positions.requires_grad)
+
+
+def _starts(
+    positions: Tensor, shape: tuple[int, int], lengths: tuple[int, ...], level: int, size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where windows begin on a level of `lengths` pixels: its rows and columns, and the fractions of a pixel beyond."""
     # Positions are fractions of the image; a level may have an odd pixel more than half of the one before.
-    full_height, full_width = (length / 2**level for length in levels.levels[0].shape[-2:])
-    top, fraction_y = _split(positions[..., 0] * full_height - size / 2, height, size)
-    left, fraction_x = _split(positions[..., 1] * full_width - size / 2, width, size)
-    if _plain(images) and width > size:
-        if not (torch.is_grad_enabled() and positions.requires_grad):
+    full_height, full_width = (length / 2**level for length in shape)
+    top, fraction_y = _split(positions[..., 0] * full_height - size / 2, lengths[0], size)
+    left, fraction_x = _split(positions[..., 1] * full_width - size / 2, lengths[1], size)
+    return top, left, fraction_y, fraction_x
+
+
+def _from_starts(
+    images: Tensor, top: Tensor, left: Tensor, fraction_y: Tensor, fraction_x: Tensor, size: int, *, gradient: bool
+) -> Tensor:
+    """Windows by where they begin. gradient: positions need one."""
+    if _plain(images) and images.shape[-1] > size:
+        if not gradient:
             return _in_chunks(images, top, left, fraction_y, fraction_x, size)
         crops = _crop_runs(images, top, left, size + 1)
     else:
