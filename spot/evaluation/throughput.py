@@ -102,23 +102,30 @@ def measure(
 
 
 def interleaved(
-    models: Mapping[K, Callable[[Tensor], Any]],
-    images: Tensor,
+    models: Mapping[K, Callable[[Any], Any]],
+    images: Tensor | Callable[[int], Sequence[Any]],
     rounds: int,
     clock: Clock = "wall",
     done: Callable[[], None] = lambda: None,
 ) -> dict[K, list[float]]:
-    """Seconds of every model in every round. Each round begins with another model, so that none is always first."""
+    """Seconds of every model in every round. Each round begins with another model, so that none is always first.
+
+    images: the same in every round, or a function that gives the batches of a round, of which the mean counts.
+    """
     names, now = list(models), CLOCKS[clock]
     seconds: dict[K, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
+        batches = [images] if isinstance(images, Tensor) else images(number)
         for name in names[turn:] + names[:turn]:
-            wait_for(images.device)
-            start = now()
-            models[name](images)
-            wait_for(images.device)
-            seconds[name].append(now() - start)
+            spent = 0.0
+            for batch in batches:
+                wait_for(batch.device)
+                start = now()
+                models[name](batch)
+                wait_for(batch.device)
+                spent += now() - start
+            seconds[name].append(spent / len(batches))
         done()
     return seconds
 
