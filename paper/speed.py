@@ -26,17 +26,10 @@ from paper.lab import Lab
 from paper.plots import trade_off
 from paper.statistics import difference, predicted, share
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed, with_counts
+from paper.timing import measure, median_interval, pictures, tokenizer_share
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import flops, image_shape
-from spot.evaluation.throughput import (
-    Clock,
-    cpu_threads,
-    interleaved,
-    measure,
-    median_interval,
-    pictures,
-    tokenizer_share,
-)
+from spot.evaluation.throughput import Clock, cpu_threads, interleaved
 from spot.models.resize import shrinkable
 from spot.models.wrappers import TokenModel
 from spot.tokens.windows import windows

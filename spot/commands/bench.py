@@ -37,8 +37,8 @@ def bench(
         baseline: merged places more windows and merges them at the budget's cost, patch-dropout keeps as many
             patches, tome merges until as many tokens are left, tome-cost until its blocks cost as much.
         against: other timm models as further rows and points, NAME or NAME=TOP1 in percent.
-        early_exit: time the model's cascade instead, and the plain ViT, on the photographs of this folder. Each round
-            takes other ones: an easy photograph takes less time than a hard one.
+        early_exit: time the model's cascade too, on the photographs of this folder. Each round takes other ones: an
+            easy photograph takes less time than a hard one. Budgets are then only those of --tokens.
         cascade: of spot calibrate, for --early-exit; by default the shipped one.
         weights: a file with the timm model's weights. Without it weights are random, which are as fast as any.
         rounds: how often each model is timed.
@@ -51,22 +51,18 @@ def bench(
     import torch
 
     from spot import report
-    from spot.errors import InputError
     from spot.export.bench import bench, table
     from spot.plots import check_ending, save
     from spot.plots.accuracy import accuracy, throughput
 
     check_ending(plot)
     report.check_outputs(json, plot)
-    if early_exit is not None:
-        time_cascade(models, early_exit, cascade, runtime, batch_size, weights, rounds, threads, json)
-        return
-    if cascade is not None:
-        raise InputError("--cascade goes with --early-exit FOLDER: its time depends on the photographs")
-    device = device or ("cuda" if torch.cuda.is_available() and runtime == ("eager",) else "cpu")
+    alone = runtime == ("eager",) and early_exit is None
+    device = device or ("cuda" if torch.cuda.is_available() and alone else "cpu")
     rows = bench(
         models, tokens=tokens, baselines=baseline, runtimes=runtime, against=against, batch_sizes=batch_size,
-        weights=weights, prior=prior, scale=scale, device=device, threads=threads, rounds=rounds,
+        photographs=early_exit, cascade=cascade, weights=weights, prior=prior, scale=scale, device=device,
+        threads=threads, rounds=rounds,
     )  # fmt: skip
     title = f"{', '.join(dict.fromkeys(models))} ({device}, threads: {threads})"
     report.show(table(rows), title)
@@ -93,27 +89,3 @@ def bench(
         figure = throughput([{**row, "method": row["line"]} for row in named], title=title)
     save(figure, plot)
     report.say(f"The figure is in {plot}.")
-
-
-def time_cascade(
-    models: tuple[str, ...], folder: Path, file: Path | None, runtimes: tuple[str, ...], batch_sizes: tuple[int, ...],
-    weights: str | Path | None, rounds: int, threads: int, json: Path | None,
-) -> None:  # fmt: skip
-    """What --early-exit shows."""
-    from spot import report
-    from spot.errors import InputError
-    from spot.export.bench_cascade import bench_cascade, table
-
-    if len(models) != 1 or "compile" in runtimes:
-        raise InputError("--early-exit times one model, in eager PyTorch and ONNX Runtime")
-    rows = bench_cascade(
-        models[0], folder, file=file, runtimes=runtimes, batch_sizes=batch_sizes, weights=weights,  # type: ignore[arg-type]
-        threads=threads, rounds=rounds,
-    )  # fmt: skip
-    report.show(table(rows), f"{models[0]}, early exit (cpu, threads: {threads})")
-    report.say(
-        f"Medians of {rounds} rounds in turns, in brackets their middle half; each round is the mean of other "
-        f"photographs, {rows[0]['photographs']} in all. Time and multiply-adds are shares of the plain ViT's in the "
-        "same runtime."
-    )
-    report.save_json(json, rows, {"command": report.command(), "device": "cpu", "threads": threads, "rounds": rounds})

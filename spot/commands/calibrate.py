@@ -62,7 +62,7 @@ def calibrate(
         raise InputError("--prior cannot be a file here; give the model its policy first, and use --prior learned")
     timer = None
     if runtime == "onnx":
-        from spot.export.bench_cascade import onnx_stage_seconds
+        from spot.export.bench import onnx_stage_seconds
 
         if time is None:
             raise InputError("--runtime onnx goes with --time: other goals do not depend on it")

@@ -18,6 +18,7 @@ thresholds, those with the fewest multiply-adds are taken that meet one of three
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, interleaved
-from spot.models.cascade import Cascade, Stage, joined, stage_model, stage_weights
+from spot.models.cascade import Cascade, Stage, joined, predict_stage, stage_model, stage_weights
 from spot.models.family import Family, Source
 from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import in_few_blocks, late
@@ -297,7 +298,11 @@ def stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
     keys = [(stage.tokens, stage.merged) for stage in candidates.stages]
     model = candidates.models[0].spot_vit
     image = torch.randn(1, *image_shape(model), device=next(model.parameters()).device)
-    calls: dict[Any, Any] = dict(zip(keys, candidates.models, strict=True))
+    cells = candidates.stages[-1].tokens
+    calls: dict[Any, Any] = {
+        key: partial(predict_stage, each, last=key[0] == cells)
+        for key, each in zip(keys, candidates.models, strict=True)
+    }
     interleaved(calls, image, 2)  # to warm up
     clock: Clock = "processor" if image.device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
     return {key: median(seconds) for key, seconds in interleaved(calls, image, ROUNDS, clock).items()}

@@ -1,186 +1,57 @@
-"""How fast models are beside each other, and beside what their multiply-adds promise.
-
-Absolute times say little on a shared machine, so models run in turns, in one process, on the same
-images. In every round each model is timed once; a speed-up is the median over rounds of the first
-model's time by the other's, and stands beside the MAC ratio, which it can be held against.
+"""Timing: models run in turns in one process, because absolute times say little on a shared machine.
 
 Where other programs compete for the processor, one thread timed by the processor time it used is
 steadier by far than by the clock on the wall.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import median
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch._dynamo
 from torch import Tensor
 
-from spot import report
 from spot.errors import InputError
-from spot.evaluation.cost import image_shape, macs
-from spot.models.wrappers import TokenModel
 
 K = TypeVar("K")
 Clock = Literal["wall", "processor"]
 CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
 
-def measure(
-    models: Mapping[str, TokenModel],
-    *,
-    batch_sizes: Sequence[int] = (1, 32),
-    rounds: int = 11,
-    warm_up: int = 2,
-    clock: Clock = "wall",
-    shape: tuple[int, ...] | None = None,
-    shown: bool = False,
-) -> list[dict[str, Any]]:
-    """Time models in turns: one row per batch size and model, with its ratio to the first model.
-
-    Args:
-        models: by the name that the rows get; each is called `model(images)` on its own device.
-        rounds: how often every model is timed. Medians are over rounds, and the spread is the
-            middle half of the times as a share of their median.
-        warm_up: untimed calls of every model at every batch size.
-        clock: processor time is this process's, summed over its threads; for the CPU with one thread.
-        shape: (C, H, W) of the images, by default what the models were built for.
-
-    A row's columns: model, batch, tokens, GMACs for one image, MAC ratio (the first model's MACs by
-    this one's), speed-up (its time by this one's) with the ends low and high of its 95 % interval,
-    images/s, spread and tokenizer (share of the time until the first block begins).
-    """
-    if not models:
-        raise InputError("there is no model to time")
-    if rounds < 1 or warm_up < 0 or not batch_sizes or min(batch_sizes) < 1:
-        raise InputError("timing needs at least one round and batches of at least one image")
-    shapes = {image_shape(model) for model in models.values()} if shape is None else {shape}
-    if len(shapes) > 1:
-        sizes = " and ".join(" × ".join(map(str, each)) for each in sorted(shapes))
-        raise InputError(f"these models were built for images of different sizes, {sizes}; time them one by one")
-    (shape,) = shapes
-    devices = {str(next(model.parameters()).device) for model in models.values()}
-    if len(devices) > 1:
-        raise InputError(f"models are on {', '.join(sorted(devices))}; move them to one device")
-    if clock == "processor" and (devices != {"cpu"} or torch.get_num_threads() > 1):
-        raise InputError("processor time measures one CPU thread; time other devices, and several, by the wall clock")
-    ready: dict[str, Any] = {name: model.eval() for name, model in models.items()}
-    costs = {name: macs(model, shape) for name, model in models.items()}
-    first = next(iter(models))
-
-    rows = []
-    with torch.no_grad(), report.progress(shown=shown) as bar:
-        task = bar.add_task("timing", total=len(batch_sizes) * rounds)
-        for batch in batch_sizes:
-            images = pictures(batch, shape, next(iter(ready.values())))
-            for model in ready.values():
-                for _ in range(warm_up):
-                    model(images)
-            seconds = interleaved(ready, images, rounds, clock, lambda: bar.advance(task))
-            for name, model in ready.items():
-                ratios = [a / b for a, b in zip(seconds[first], seconds[name], strict=True)]
-                low, high = median_interval(ratios)
-                rows.append(
-                    {
-                        "model": name,
-                        "batch": batch,
-                        "tokens": model.tokens,
-                        "GMACs": costs[name] / 1e9,
-                        "MAC ratio": costs[first] / costs[name],
-                        "speed-up": median(ratios),
-                        "speed-up low": low,
-                        "speed-up high": high,
-                        "images/s": batch / median(seconds[name]),
-                        "spread": spread(seconds[name]),
-                        "tokenizer": tokenizer_share(model, images, clock),
-                    }
-                )
-    return rows
-
-
 def interleaved(
-    models: Mapping[K, Callable[[Tensor], Any]],
-    images: Tensor,
+    models: Mapping[K, Callable[[Any], Any]],
+    images: Tensor | Callable[[int], Sequence[Any]],
     rounds: int,
     clock: Clock = "wall",
     done: Callable[[], None] = lambda: None,
 ) -> dict[K, list[float]]:
-    """Seconds of every model in every round. Each round begins with another model, so that none is always first."""
+    """Seconds of every model in every round. Each round begins with another model, so that none is always first.
+
+    images: the same in every round, or a function that gives the batches of a round, of which the mean counts.
+    """
     names, now = list(models), CLOCKS[clock]
     seconds: dict[K, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
+        batches = [images] if isinstance(images, Tensor) else images(number)
         for name in names[turn:] + names[:turn]:
-            wait_for(images.device)
-            start = now()
-            models[name](images)
-            wait_for(images.device)
-            seconds[name].append(now() - start)
+            spent = 0.0
+            for batch in batches:
+                wait_for(batch.device)
+                start = now()
+                models[name](batch)
+                wait_for(batch.device)
+                spent += now() - start
+            seconds[name].append(spent / len(batches))
         done()
     return seconds
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The narrowest pair of values, equally far from both ends, with the true median between them in 95 % of cases.
-
-    Whatever the distribution: each value lies above the median as often as a coin shows heads. Of
-    fewer than six values no pair is that sure, and these are the least and the greatest.
-    """
-    ordered, count = sorted(values), len(values)
-    outside, inset = 0.0, 0  # the chance that the median lies beyond the pair
-    while inset < (count - 1) // 2:
-        outside += 2 * math.comb(count, inset) / 2**count
-        if outside + 2 * math.comb(count, inset + 1) / 2**count > 0.05:
-            break
-        inset += 1
-    return ordered[inset], ordered[count - 1 - inset]
-
-
-def spread(seconds: Sequence[float]) -> float:
-    """The middle half of the times as a share of their median."""
-    low, high = torch.tensor(seconds, dtype=torch.float64).quantile(torch.tensor([0.25, 0.75], dtype=torch.float64))
-    return float(high - low) / median(seconds)
-
-
-def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall") -> float:
-    """Median share of a call that passes before the first block begins: placing, sampling and embedding tokens."""
-    now = CLOCKS[clock]
-    begun: list[float] = []
-
-    def begin(*_: Any) -> None:
-        wait_for(images.device)
-        begun.append(now())
-
-    # A block may be called in parts (ToMe), so the first of its parts to begin counts.
-    hooks = [part.register_forward_pre_hook(begin) for part in model.spot_vit.vit.blocks[0].modules()]
-    shares = []
-    try:
-        for _ in range(5):
-            begun.clear()
-            wait_for(images.device)
-            start = now()
-            model(images)
-            wait_for(images.device)
-            shares.append((begun[0] - start) / max(now() - start, 1e-9))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return median(shares)
 
 
 def many_graphs() -> Any:
     """Let torch.compile keep a graph for every model: past eight of a kind it would go back to eager unasked."""
     return torch._dynamo.config.patch(recompile_limit=1000)
-
-
-def pictures(batch: int, shape: tuple[int, ...], model: TokenModel) -> Tensor:
-    """Noise of the model's device and dtype; what is in the images does not change the time."""
-    parameter = next(model.parameters())
-    images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
-    return images.to(parameter.device, parameter.dtype)
 
 
 def wait_for(device: torch.device) -> None:

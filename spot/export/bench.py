@@ -1,31 +1,40 @@
-"""Models, budgets and runtimes timed in turns: how much less time fewer tokens take, and what accuracy they keep.
+"""Models, budgets, cascades and runtimes timed in turns: how much less time they take, and what accuracy they keep.
 
 In every runtime the plain ViT and each method at each budget run in turns on the same images. With one thread of a
 CPU times are the processor's, because other programs disturb them least; otherwise the wall clock's. A ratio is the
 median over rounds of the dense time by the other; its quartiles say how steady it was.
+
+A cascade's time depends on the images: an easy one stops at the first stage, a hard one runs all of them. With one,
+each round takes other photographs, the same for all methods. Decoding and resizing are not timed.
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean, median, quantiles
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import timm
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spot import report
+from spot.data.files import image_files
+from spot.data.picture import open_image
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import image_shape, macs
-from spot.evaluation.throughput import cpu_threads, interleaved, many_graphs
-from spot.export.files import export, require_onnx
-from spot.export.runtime import Exported
+from spot.evaluation.early_exit import ROUNDS, Candidates
+from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
+from spot.export.files import export, export_cascade, export_stage, require_onnx
+from spot.export.runtime import Exported, ExportedCascade, fit_picture
+from spot.export.verify import normalised
 from spot.models.baselines import BASELINES
+from spot.models.cascade import Cascade
 from spot.models.family import Source, at_budget, dense_model
 from spot.models.loading import load, load_source
 from spot.models.shipped import ALIASES, list_models
@@ -35,7 +44,9 @@ from spot.models.wrappers import PlainViT, TokenModel
 from spot.placement.sizes import Scale
 
 Runtime = Literal["eager", "compile", "onnx"]
-PLAIN = "plain"
+PLAIN, CASCADE = "plain", "cascade"
+LEAST = 16  # photographs of a round
+WARM_UP = 3  # rounds
 
 
 @dataclass(frozen=True)
@@ -45,9 +56,24 @@ class Timed:
     model: str
     method: str
     tokens: int | None
-    module: Any  # a TokenModel, or a timm model
+    module: Any  # a TokenModel, a Cascade, or a timm model
     accuracy: float | None  # top-1 in percent, where it was measured
     macs: int
+    stages: Sequence[float] = ()  # of a cascade: the share of photographs that ran each stage
+
+
+class Pictures(NamedTuple):
+    """A batch for eager models and for files."""
+
+    images: Tensor  # (B, C, H, W), normalised
+    pixels: NDArray[np.uint8]  # (B, H, W, 3)
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+
+Call = Callable[[Pictures], Any]
 
 
 def bench(
@@ -58,6 +84,8 @@ def bench(
     runtimes: Sequence[Runtime] = ("eager",),
     against: Sequence[str] = (),
     batch_sizes: Sequence[int] = (1,),
+    photographs: Path | None = None,
+    cascade: Path | None = None,
     weights: str | Path | None = None,
     prior: str | None = None,
     scale: Scale | None = None,
@@ -71,11 +99,15 @@ def bench(
         tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
         baselines: names in BASELINES; the plain ViT is always there.
         against: other timm models, as NAME or NAME=TOP1.
+        photographs: a folder; then the model's cascade is a row too, and budgets are only those that are asked for. A
+            round takes the next 16 photographs, or a batch if that is more, in a random order. Without it images are
+            noise, which is as fast as any.
+        cascade: a file that `spot calibrate` wrote, instead of the shipped one.
         weights: a file with the timm model's weights. Without it weights are random, which are as fast as any.
 
     Columns: model, runtime, method, batch, tokens, accuracy, GMACs, MAC ratio, ms per image with its quartiles ms low
-    and ms high, speed-up over the plain ViT in the same runtime with its quartiles low and high, and over fastest
-    dense, the plain ViT in the runtime in which it is fastest.
+    and ms high, speed-up over the plain ViT in the same runtime with its quartiles low and high, over fastest dense,
+    the plain ViT in the runtime in which it is fastest, and stages, the shares of photographs that ran each.
     """
     if not models:
         raise InputError("name at least one model, for example spot bench vit-ti")
@@ -85,57 +117,102 @@ def bench(
         require_onnx()
     if device != "cpu" and set(runtimes) != {"eager"}:
         raise InputError(f"only eager is timed on {device}; other runtimes are timed on the CPU")
-    entries = [
-        entry
-        for name in dict.fromkeys(models)
-        for entry in candidates(name, opened(name, device, weights, scale), tokens, baselines, prior)
-    ]
-    shapes = {image_shape(entry.module) for entry in entries}
+    if photographs is None and cascade is not None:
+        raise InputError("--cascade goes with --early-exit FOLDER: its time depends on the photographs")
+    if photographs is not None and (len(models) != 1 or "compile" in runtimes or device != "cpu"):
+        raise InputError("early exit is timed for one model, in eager PyTorch and ONNX Runtime on the CPU")
+    files = [] if photographs is None else image_files(photographs)
+    if photographs is not None and not files:
+        raise InputError(f"photographs were expected in {photographs}, and there are none")
+    entries = []
+    for name in dict.fromkeys(models):
+        source = opened(name, device, weights, scale, real=bool(files))
+        entries += candidates(name, source, tokens, baselines, prior, every=not files)
+        if files:
+            stopping = Cascade.load(name if cascade is None else cascade, source)
+            known = None if cascade is not None else accuracies(name).get((CASCADE, None))
+            entries.append(Timed(name, CASCADE, None, stopping, known, 0))
+    shapes = {image_shape(entry.module) for entry in entries if entry.method != CASCADE}
     if len(shapes) > 1:
         sizes = " and ".join(" × ".join(map(str, each)) for each in sorted(shapes))
         raise InputError(f"these models were built for images of different sizes, {sizes}; time them one by one")
     (shape,) = shapes
     entries += [rival(each, device) for each in against]
     rows = []
-    clock: Literal["wall", "processor"] = "processor" if threads == 1 and device == "cpu" else "wall"
+    clock: Clock = "processor" if threads == 1 and device == "cpu" else "wall"
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
     with TemporaryDirectory() as folder, many_graphs(), cpu_threads(threads), torch.no_grad():
-        calls = {}
+        calls: dict[tuple[Runtime, int], Call] = {}
+        taken: list[int] = []  # stages of every photograph that went through the cascade
         for number, entry in enumerate(entries):
             for runtime in runtimes:
-                call = call_of(entry, runtime, Path(folder) / f"{number}.onnx", shape, threads)
+                path = Path(folder) / (f"{number}.onnx" if entry.method != CASCADE else CASCADE)
+                call = call_of(entry, runtime, path, shape, threads, taken)
                 if call is not None:
                     calls[runtime, number] = call
         for batch in dict.fromkeys(batch_sizes):
-            images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).to(device)
-            for call in calls.values():
-                for _ in range(3):  # to warm up
-                    call(images)
-            seconds = interleaved(calls, images, rounds, clock)
-            rows += table_rows(entries, seconds, batch)
+            if files:
+                given = photographs_in_turn([files[each] for each in order], batch, entries[0].module.spot_vit)
+            else:
+                given = noise_in_turn(batch, shape, device)
+            interleaved(calls, given, WARM_UP, clock)
+            taken.clear()
+            seconds = interleaved(calls, given, rounds, clock)
+            rows += table_rows([with_stages(entry, taken) for entry in entries], seconds, batch)
     return rows
 
 
-def opened(name: str, device: str, weights: str | Path | None, scale: Scale | None) -> Source:
-    """A model or family on a device. Without weights those that would need a download are random."""
+def noise_in_turn(batch: int, shape: tuple[int, ...], device: str) -> Callable[[int], list[Pictures]]:
+    """A function that gives the same batch in every round."""
+    images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+    pixels = np.random.default_rng(0).integers(0, 256, (batch, *shape[1:], 3), np.uint8)
+    return lambda turn: [Pictures(images, pixels)]
+
+
+def photographs_in_turn(files: Sequence[Path], batch: int, model: SpotViT) -> Callable[[int], list[Pictures]]:
+    """A function that gives the next photographs for every round."""
+    count = -(-LEAST // batch) * batch
+
+    def given(turn: int) -> list[Pictures]:
+        chosen = [files[(turn * count + each) % len(files)] for each in range(count)]
+        pixels = np.stack([np.asarray(fit_picture(open_image(path), model.img_size)) for path in chosen])
+        images = normalised({"preprocessing": model.data_config}, torch.from_numpy(pixels)).contiguous()
+        return [Pictures(images[at : at + batch], pixels[at : at + batch]) for at in range(0, count, batch)]
+
+    return given
+
+
+def with_stages(entry: Timed, taken: Sequence[int]) -> Timed:
+    """A cascade with what was seen of it: the share of photographs that ran each stage, and the mean cost."""
+    if entry.method != CASCADE:
+        return entry
+    stages = entry.module.stages
+    shares = [mean(each > number for each in taken) for number in range(len(stages))]
+    cost = sum(share * stage.macs for share, stage in zip(shares, stages, strict=True))
+    return replace(entry, macs=round(cost), stages=shares)
+
+
+def opened(name: str, device: str, weights: str | Path | None, scale: Scale | None, real: bool = False) -> Source:
+    """A model or family on a device. Without weights those that would need a download are random, unless real."""
     try:
         torch.empty(0, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"the device {device!r} cannot be used here: {reason}") from None
     needs = name in ALIASES or timm.is_model(name.removeprefix("timm/").split(".")[0])
-    if weights is None and needs and not Path(name).exists():
+    if weights is None and needs and not real and not Path(name).exists():
         return load(name, pretrained=False, scale=scale).to(device)
     source = load_source(name, weights=weights, scale=scale)
     return source.to(device).eval() if isinstance(source, SpotViT) else source
 
 
 def candidates(
-    name: str, source: Source, tokens: Sequence[int], baselines: Sequence[str], prior: str | None
+    name: str, source: Source, tokens: Sequence[int], baselines: Sequence[str], prior: str | None, every: bool
 ) -> list[Timed]:
-    """The plain ViT, then SPoT and each baseline at each budget."""
+    """The plain ViT, then SPoT and each baseline at each budget. every: without budgets take parts of the grid."""
     dense = dense_model(source)
     cells, known = len(dense.grid()), accuracies(name)
-    budgets = list(dict.fromkeys(tokens)) or sorted({-(-cells // part) for part in (8, 4, 2, 1)})
+    budgets = list(dict.fromkeys(tokens)) or (sorted({-(-cells // part) for part in (8, 4, 2, 1)}) if every else [])
     made: list[tuple[str, int, TokenModel]] = [(PLAIN, cells, PlainViT(dense))]
     others = [BASELINES[each] for each in baselines if each != PLAIN]
     for budget in budgets:
@@ -147,13 +224,14 @@ def candidates(
     ]
 
 
-def accuracies(name: str) -> dict[tuple[str, int], float]:
+def accuracies(name: str) -> dict[tuple[str, int | None], float]:
     """Top-1 of a shipped model, by method and tokens, as its card has it."""
     for row in list_models():
         if name in (row["name"], row["alias"]):
             found = row["accuracy"]
-            known = {("spot", tokens): top1 for tokens, top1 in found.items()}
+            known: dict[tuple[str, int | None], float] = {("spot", tokens): top1 for tokens, top1 in found.items()}
             known |= {("merged", tokens): top1 for tokens, top1 in row["merged"].items()}
+            known |= {(CASCADE, None): row["cascade"]} if row["cascade"] else {}
             return known | {(PLAIN, tokens): found[tokens] for tokens in (max(found, default=0),) if found}
     return {}
 
@@ -177,33 +255,59 @@ def own_shape(module: Any) -> tuple[int, ...]:
 
 
 def call_of(
-    entry: Timed, runtime: Runtime, path: Path, shape: tuple[int, ...], threads: int
-) -> Callable[[Tensor], Any] | None:
-    """A function of images; an ONNX file has images of its own, as bytes. None where it cannot be exported."""
+    entry: Timed, runtime: Runtime, path: Path, shape: tuple[int, ...], threads: int, taken: list[int]
+) -> Call | None:
+    """A function of pictures; a cascade adds to `taken` how many stages each took. None where it cannot be exported."""
+    run: Any = entry.module
     if entry.method == "timm":
         own = own_shape(entry.module)
-        run = timm_session(entry.module, path, own, threads) if runtime == "onnx" else entry.module
+        run = timm_session(run, path, own, threads) if runtime == "onnx" else run
         run = torch.compile(run, dynamic=False) if runtime == "compile" else run
         made = lru_cache(lambda batch, device: torch.randn(batch, *own, device=device))
-        return lambda images: run(made(len(images), images.device))
+        return lambda given: run(made(len(given.pixels), given.device))
+    if entry.method == CASCADE:
+        if runtime == "onnx":
+            export_cascade(run, path)
+            folder = ExportedCascade(path, threads)
+            return lambda given: taken.extend(folder(given.pixels)["stages"].tolist())
+        return lambda given: taken.extend(stages_of(run, given.images))
     if runtime != "onnx":
-        called: Any = entry.module.model.vit if isinstance(entry.module, PlainViT) else entry.module
-        return torch.compile(called, dynamic=False) if runtime == "compile" else called
-    module, height, width = entry.module, *shape[1:]
-    if isinstance(module, SpotViT):
-        export(module, path, prior=module.prior, tokens=module.tokens)
-    elif isinstance(module, (ToMe, PlainViT)):
-        export(module, path)
+        run = run.model.vit if isinstance(run, PlainViT) else run
+        run = torch.compile(run, dynamic=False) if runtime == "compile" else run
+        return lambda given: run(given.images)
+    if isinstance(run, SpotViT):
+        export(run, path, prior=run.prior, tokens=run.tokens)
+    elif isinstance(run, (ToMe, PlainViT)):
+        export(run, path)
     else:
         report.warn(f"{entry.method} draws its tokens and has no file; it is timed in other runtimes alone")
         return None
     session = Exported(path, threads=threads).session
+    return lambda given: session.run(None, {"images": given.pixels})
 
-    @lru_cache
-    def pixels(batch: int) -> Any:
-        return np.random.default_rng(0).integers(0, 256, (batch, height, width, 3), np.uint8)
 
-    return lambda images: session.run(None, {"images": pixels(len(images))})
+def stages_of(cascade: Cascade, images: Tensor) -> list[int]:
+    """How many stages each image takes."""
+    taken = torch.zeros(len(images), dtype=torch.int64)
+    for step in cascade(images):
+        taken[step.rows] += 1
+    return taken.tolist()
+
+
+def onnx_stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
+    """As spot.evaluation.early_exit.stage_seconds, in ONNX Runtime on one thread: each stage is exported first."""
+    require_onnx()
+    shape = image_shape(candidates.models[0])
+    cells, calls = candidates.stages[-1].tokens, {}
+    with TemporaryDirectory() as folder:
+        for number, (stage, model) in enumerate(zip(candidates.stages, candidates.models, strict=True)):
+            path = Path(folder) / f"{number}.onnx"
+            export_stage(model, path, last=stage.tokens == cells)
+            session = Exported(path, threads=1)
+            calls[stage.tokens, stage.merged] = lambda given, session=session: session(given.pixels)
+        given = noise_in_turn(1, shape, "cpu")
+        interleaved(calls, given, WARM_UP)
+        return {key: median(seconds) for key, seconds in interleaved(calls, given, ROUNDS, "processor").items()}
 
 
 def timm_session(module: nn.Module, path: Path, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Any]:
@@ -228,7 +332,7 @@ def timm_session(module: nn.Module, path: Path, shape: tuple[int, ...], threads:
 def table_rows(
     entries: Sequence[Timed], seconds: Mapping[tuple[Runtime, int], Sequence[float]], batch: int
 ) -> list[dict[str, Any]]:
-    """Rows with the time per image, and the speed-up over the first model's plain ViT."""
+    """Rows with the time per image, and the speed-up over the first model's plain ViT. seconds: of a batch."""
     dense = {runtime: times for (runtime, number), times in seconds.items() if number == 0}
     fastest = min(dense.values(), key=median)
     rows = []
@@ -253,6 +357,7 @@ def table_rows(
                 "low": low,
                 "high": high,
                 "over fastest dense": ratios(fastest, times)[1],
+                "stages": list(entry.stages),
             }
         )
     return rows
@@ -270,6 +375,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows as a person reads them."""
+    cascades = any(row["stages"] for row in rows)
     return [
         {
             **{name: row[name] for name in ("model", "runtime", "method", "batch", "tokens")},
@@ -279,6 +385,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "times as fast": f"{row['speed-up']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
             "by MACs": f"{row['MAC ratio']:.2f}",
             "over fastest dense": f"{row['over fastest dense']:.2f}",
+            **({"ran each stage": ", ".join(f"{share:.0%}" for share in row["stages"])} if cascades else {}),
         }
         for row in rows
     ]

@@ -30,6 +30,7 @@ from spot.models.tome import ToMe
 from spot.models.wrappers import TokenModel
 from spot.placement.priors import check_images
 from spot.store import read_json, write_json
+from spot.tokens.tokenizer import Tokenizer
 
 FORMAT = 2
 RENAMED = {"own": "weight", "earlier": "earlier_weight"}  # fields of a stage in format 1, version 0.2
@@ -156,8 +157,8 @@ class Cascade(nn.Module):
         rows = torch.arange(len(images), device=images.device)
         for number, (stage, model) in enumerate(zip(self.stages, models, strict=True)):
             left, last = images if len(rows) == len(images) else images[rows], number + 1 == len(self.stages)
-            positions = model.spot_vit.grid(left) if last else model.place(left)
-            predicted = model(left, positions).float().log_softmax(1)
+            positions, logits = predict_stage(model, left, last)
+            predicted = logits.float().log_softmax(1)
             known = known.index_copy(0, rows, joined(predicted, known[rows], stage))
             tokens = tokens.index_add(0, rows, torch.full_like(rows, positions.shape[1]))
             macs = macs.index_add(0, rows, torch.full_like(rows, stage.macs))
@@ -180,6 +181,21 @@ def stage_weights(source: Source, tokens: int, prior: str | None, *, grid: bool)
 def stage_model(model: SpotViT, stage: Stage, *, grid: bool) -> TokenModel:
     """What a stage runs: the SpotViT, with merging if the stage has any."""
     return ToMe(model, r=stage.merged, own_placement=not grid) if any(stage.merged) else model
+
+
+def predict_stage(model: Any, images: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    """The positions (B, N, 2 or 3) of a stage and its logits (B, classes)."""
+    vit = model.spot_vit
+    if last:
+        positions = vit.grid(images)
+        if type(vit.tokenizer) is not Tokenizer or tuple(images.shape[-2:]) != vit.img_size:
+            return positions, model(images, positions)
+        return positions, model(images) if isinstance(model, ToMe) else vit.vit(images)  # timm's patches are cheaper
+    fixed = vit.fixed(images)
+    if fixed is not None:
+        return fixed.positions.expand(images.shape[0], -1, -1), model(images)
+    positions = model.place(images)
+    return positions, model(images, positions)
 
 
 def joined(predicted: Tensor, known: Tensor, stage: Stage) -> Tensor:

@@ -34,7 +34,7 @@ def list_models() -> list[dict[str, Any]]:
 
     name and alias; needs, what has to be downloaded or given as weights=FILE; data, what its accuracy was
     measured on; accuracy, top-1 in percent by the number of tokens, with isotropic tokens; merged, the same with tokens
-    merged at that cost, where it was measured.
+    merged at that cost, and cascade, that of the shipped cascade, where they were measured.
     """
     rows, known = [], read_json(LIST, "the list of models") if LIST.is_file() else {}
     for name in built_in():
@@ -48,6 +48,7 @@ def list_models() -> list[dict[str, Any]]:
                 "data": about.get("data", ""),
                 "accuracy": {int(tokens): top1 for tokens, top1 in about.get("accuracy", {}).items()},
                 "merged": {int(tokens): top1 for tokens, top1 in about.get("merged", {}).items()},
+                "cascade": about.get("cascade"),
             }
         )
     return rows

@@ -2,10 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from spot.cli import main
-from spot.export.bench import Timed, accuracies, table_rows
+from spot.errors import InputError
+from spot.evaluation.early_exit import possible_stages
+from spot.export.bench import Timed, accuracies, bench, onnx_stage_seconds, table_rows
+from spot.models.cascade import Cascade, Stage
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
 
@@ -96,3 +101,41 @@ def test_bad_input_is_one_sentence(folder, given, message, capsys):
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for number in range(5):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize(("threshold", "stages", "cost"), [(0.0, [1.0, 0.0], 10), (2.0, [1.0, 1.0], 50)])
+def test_a_cascade_takes_the_stages_that_photographs_need(folder, photographs, tmp_path, threshold, stages, cost):
+    file = tmp_path / "nano.json"
+    Cascade(make_nano(), [Stage(4, 10, threshold), Stage(16, 40)]).save(file)
+    given = ("--early-exit", str(photographs), "--cascade", str(file), "--batch-size", "3", "--tokens", "9")
+    plain, spot, cascade = rows_of(tmp_path, folder, *given, "--baseline", "plain")
+    assert [each["method"] for each in (plain, spot, cascade)] == ["plain", "spot", "cascade"]
+    assert cascade["stages"] == stages and cascade["GMACs"] == cost / 1e9 and plain["stages"] == []
+    assert cascade["low"] <= cascade["speed-up"] <= cascade["high"]
+
+
+def test_a_cascade_s_files_stop_where_it_does(folder, photographs, tmp_path):
+    file = tmp_path / "nano.json"
+    Cascade(make_nano(), [Stage(4, 10, 0.0), Stage(16, 40)]).save(file)
+    rows = bench([folder], photographs=photographs, cascade=file, runtimes=("onnx",), rounds=1)
+    assert [(row["method"], row["stages"]) for row in rows] == [("plain", []), ("cascade", [1.0, 0.0])]
+
+
+def test_a_folder_without_photographs_is_refused(folder, tmp_path):
+    with pytest.raises(InputError, match="photographs were expected"):
+        bench([folder], photographs=tmp_path / "nano", cascade=tmp_path / "nano.json")
+
+
+def test_stages_are_timed_as_files():
+    candidates = possible_stages(make_nano(), (4,), merge=False)
+    seconds = onnx_stage_seconds(candidates)
+    assert list(seconds) == [(4, ()), (16, ())] and all(each > 0 for each in seconds.values())

@@ -169,21 +169,15 @@ def test_bad_regions_and_glimpses_get_a_sentence(street):
         glimpse_positions(street, torch.zeros(2, 1, 3) + 0.5, 9, 8, context=9)
 
 
-def test_an_exported_file_takes_regions(tmp_path, street):
-    pytest.importorskip("onnxruntime")
-    from spot.export.files import export
-    from spot.export.runtime import Exported
+@torch.no_grad()
+def test_an_exported_graph_takes_regions(street):
+    from spot.export.graph import Graph
 
     model = spot.adapt(nano(img_size=16))  # scales up to 2: the branches of larger ones are in tests/export
-    export(model, tmp_path / "nano.onnx", image="float", regions=True)
-    file = Exported(tmp_path / "nano.onnx")
     positions = glimpse_positions(street, torch.tensor([[[0.4, 0.5, 20.0]]] * 2), 9, 8)
-    got = torch.from_numpy(file(street.numpy(), positions.numpy())["logits"])
-    torch.testing.assert_close(got, model(street, positions), atol=1e-4, rtol=1e-4)
-    whole = model(street, positions[..., :3].contiguous())
-    torch.testing.assert_close(
-        torch.from_numpy(file(street.numpy(), positions[..., :3].numpy())["logits"]), whole, atol=1e-4, rtol=1e-4
-    )
+    (got,) = Graph(model, image="float", regions=True)(street, positions)
+    torch.testing.assert_close(got, model(street, positions), atol=1e-5, rtol=0)
+    assert (got - model(street, positions[..., :3].contiguous())).abs().max() > 2e-4  # of logits that differ little
 
 
 def test_a_picture_shows_regions_and_what_the_tokens_saw():
