@@ -4,7 +4,6 @@ A shipped retrofit has weights for every budget (spot.Family); spot.load takes t
 otherwise. This measures both on the same images: the weights for each budget, and those for 49 at every budget.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from spot.evaluation.accuracy import Evaluation, Setting, evaluate
 from spot.models.family import DEFAULT_TOKENS
 from spot.models.shipped import ALIASES
 from spot.store import whole
+from tools.program import program
 
 BUDGETS = (25, 49, 100, 196)
 
@@ -53,4 +53,4 @@ def main(weights: Path, val: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    program("fixed weights", __doc__, main, needed=3)

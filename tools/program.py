@@ -7,13 +7,13 @@ from pathlib import Path
 from spot.errors import InputError
 
 
-def program(name: str, about: str | None, main: Callable[..., object], *, needed: int, runs: str) -> None:
-    """Call main with the `needed` folders of the command line and the one for runs, which may be left out."""
-    words = sys.argv[1:]
-    if len(words) not in (needed, needed + 1) or words[:1] in (["-h"], ["--help"]):
+def program(name: str, about: str | None, main: Callable[..., object], *, needed: int, runs: str = "") -> None:
+    """Call main with the `needed` folders of the command line and the one for runs, if any, which may be left out."""
+    words, most = sys.argv[1:], needed + bool(runs)
+    if not needed <= len(words) <= most or words[:1] in (["-h"], ["--help"]):
         raise SystemExit(about)
     try:
-        main(*map(Path, [*words, runs][: needed + 1]))
+        main(*map(Path, [*words, runs][:most]))
     except (InputError, OSError) as error:
         raise SystemExit(f"{name}: {error}") from None
     except KeyboardInterrupt:
