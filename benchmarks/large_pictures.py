@@ -3,11 +3,14 @@
 A ViT-Ti with random weights, batch 1, one thread. "glimpse": 49 tokens at a given place. "found": the same, after a
 finder that sees the picture at 680 pixels. "context": 9 of the 49 tokens tile the whole picture, which needs all of its
 pyramid. "resized": the picture shrunk to 224 first. "dense": all patches, up to 1,024 pixels. Memory is what the call
-allocates beyond the picture, at its peak, in MB.
+allocates beyond the picture, at its peak, in MB. `python -m benchmarks.large_pictures FILE` writes the table to a page.
 """
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,17 +18,18 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import spot
+from spot import report
 from spot.placement.finder import Finder
 from spot.placement.glimpses import glimpse_positions
 
 SIDES, LARGEST = (224, 448, 1024, 2048, 4096), 1024  # of the dense ViT
 
 
-def run(rounds: int = 5, sides: tuple[int, ...] = SIDES) -> list[dict[str, Any]]:
+def run(rounds: int = 9, sides: tuple[int, ...] = SIDES) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     model = spot.adapt("vit_tiny_patch16_224", tokens=49).eval()
-    finder = Finder(16).eval()
+    finder = Finder(16, candidates=40).eval()
     glimpse = torch.tensor([[[0.45, 0.6, 112.0]]])
     rows = []
     with torch.inference_mode():
@@ -41,21 +45,22 @@ def run(rounds: int = 5, sides: tuple[int, ...] = SIDES) -> list[dict[str, Any]]
             }
             if side <= LARGEST:
                 calls["dense"] = lambda images=images: model(images, model.grid(images))
-            for name, call in calls.items():
-                rows.append({"side": side, "what": name, "ms": fastest(call, rounds), "MB": memory(call)})
+            spent = in_turns(calls, rounds)
+            rows += [{"side": side, "what": name, "ms": spent[name], "MB": memory(calls[name])} for name in calls]
     torch.set_num_threads(threads)
     return rows
 
 
-def fastest(call: Callable[[], Any], rounds: int) -> float:
-    """Milliseconds, the least of some calls."""
-    call()
-    spent = []
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - begun)
-    return round(1000 * min(spent), 1)
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Milliseconds of processor time of each call, the median of rounds in which they take turns."""
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            begun = time.process_time()
+            call()
+            if turn:  # the first one is to warm up
+                spent[name].append(time.process_time() - begun)
+    return {name: round(1000 * median(times), 1) for name, times in spent.items()}
 
 
 def memory(call: Callable[[], Any]) -> float:
@@ -67,3 +72,18 @@ def memory(call: Callable[[], Any]) -> float:
         held += event.cpu_memory_usage
         peak = max(peak, held)
     return round(peak / 1e6, 1)
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Markdown: a line for each side, with "ms, MB" of each way."""
+    lines: dict[int, dict[str, str]] = {}
+    for row in rows:
+        line = lines.setdefault(row["side"], {"pixels along a side": f"{row['side']:,}"})
+        line[row["what"]] = f"{row['ms']:.0f} ms, {row['MB']:.0f} MB"
+    names = {name: "" for line in lines.values() for name in line}
+    table = report.markdown([{**names, **line} for line in lines.values()])
+    return f"# Time and memory against image size\n\n{table}\n{__doc__}"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(run()))

@@ -15,7 +15,7 @@ from spot import report
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", DOCS / "RESULTS.md", DOCS / "quickstart.md")
+PAGES = (ROOT / "README.md", DOCS / "RESULTS.md", DOCS / "quickstart.md", DOCS / "large-pictures.md")
 BLOCK = re.compile(
     r"(<!-- (?:accuracy: )?((?:results|\.\./spot/assets)/\S+\.(?:md|json))(?: (rows|without): (.+?))? -->\n)"
     r".*?(<!-- end -->)",
