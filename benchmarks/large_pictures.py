@@ -1,7 +1,7 @@
 """One picture of 224 to 4,096 pixels a side: time and memory of 49 tokens on a glimpse, and of the dense ViT.
 
 A ViT-Ti with random weights, batch 1, one thread. "glimpse": 49 tokens at a given place. "found": the same, after a
-finder that sees the picture at 680 pixels. "context": 9 of the 49 tokens tile the whole picture, which needs all of its
+finder that sees the picture at 680 pixels. "tiles": the 49 tokens tile the whole picture, which needs all of its
 pyramid. "resized": the picture shrunk to 224 first. "dense": all patches, up to 1,024 pixels. Memory is what the call
 allocates beyond the picture, at its peak, in MB. `python -m benchmarks.large_pictures FILE` writes the table to a page.
 """
@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 import spot
 from spot import report
 from spot.placement.finder import Finder
-from spot.placement.glimpses import glimpse_positions
+from spot.placement.glimpses import glimpse_positions, whole_picture
 
 SIDES, LARGEST = (224, 448, 1024, 2048, 4096), 1024  # of the dense ViT
 
@@ -38,7 +38,7 @@ def run(rounds: int = 9, sides: tuple[int, ...] = SIDES) -> list[dict[str, Any]]
             calls: dict[str, Callable[[], Any]] = {
                 "glimpse": lambda images=images: model(images, glimpse_positions(images, glimpse, 49, 16)),
                 "found": lambda images=images: model(images, finder(images, 49)),
-                "context": lambda images=images: model(images, glimpse_positions(images, glimpse, 49, 16, context=9)),
+                "tiles": lambda images=images: model(images, whole_picture(images, 49, 16)),
                 "resized": lambda images=images: model(
                     F.interpolate(images, (224, 224), mode="bilinear", antialias=True), model.grid()[None]
                 ),

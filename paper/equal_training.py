@@ -1,6 +1,6 @@
 """Distil one ViT in several ways for as many steps: python -m paper.equal_training WEIGHTS TRAIN VAL [RUNS].
 
-Every way has the same teacher, images, views, losses, rates and steps; only what the student is shown differs. So the
+Every way has the same teacher, images, crops, losses, rates and steps; only what the student is shown differs. So the
 gain of placed windows is told from the gain of training. WEIGHTS holds timm's files, TRAIN unlabelled photographs of
 which those in tools/set_aside.txt are left out, VAL images that are read once for each row. What is done in RUNS
 (runs/equal by default) is skipped, what was interrupted goes on. Writes docs/results/imagenet/equal-training.*.
@@ -62,7 +62,7 @@ class Dropped(Distil):
     def place(self, images: Tensor, number: int, part: Part) -> Tensor:
         grid, tokens = self.model.grid(images), self.budget(number, part)
         draw = generator(self.recipe.seed, Draw.PLACE, part.step, number)
-        order = part.own(torch.rand(part.of, grid.shape[1], generator=draw)).argsort(1)
+        order = part.select(torch.rand(part.batch_size, grid.shape[1], generator=draw)).argsort(1)
         return grid.gather(1, order[:, :tokens, None].expand(-1, -1, 2).to(grid.device))
 
 
@@ -83,11 +83,11 @@ class Merged(Distil):
 WAYS: dict[str, tuple[tuple[str, ...], type[Distil], str]] = {
     FIRST: ((), Distil, "auto"),
     "windows, sizes, another seed": (("seed=1",), Distil, "auto"),
-    "windows of scale 1": (("sizes=none",), Distil, "1"),
-    "a smaller image": (("sizes=none", SQUARES), Resized, "resize"),
-    "random patches of the grid": (("sizes=none",), Dropped, "patch-dropout"),
-    "all patches, merged (ToMe)": (("sizes=none",), Merged, "tome-cost"),
-    "195 windows anywhere, never few": (("sizes=none", *ALL), Distil, "1"),
+    "windows of scale 1": (("scale_std=none",), Distil, "1"),
+    "a smaller image": (("scale_std=none", SQUARES), Resized, "resize"),
+    "random patches of the grid": (("scale_std=none",), Dropped, "patch-dropout"),
+    "all patches, merged (ToMe)": (("scale_std=none",), Merged, "tome-cost"),
+    "195 windows anywhere, never few": (("scale_std=none", *ALL), Distil, "1"),
 }
 
 
@@ -133,7 +133,7 @@ def trained(
     """The folder of a way's run, which is trained now unless it was before."""
     run = runs / way.replace(",", "").replace(" ", "-")
     if not (run / "model" / "model.safetensors").is_file():
-        where = TrainOptions(data=str(train), out=run, leave_out=SET_ASIDE, cache=runs / "cache")
+        where = TrainOptions(data=str(train), out=run, leave_out=SET_ASIDE)
         recipe = override(find_recipe("distil-sizes"), pairs([*options, *changes], "FIELD=VALUE"))
         start(spot.load(base.stem, weights=base), recipe, where, objective=objective)
     return run

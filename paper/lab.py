@@ -219,7 +219,6 @@ class Lab:
             tokens=tokens,
             scale=scale,
             saliency=self.sources.saliency(model) if resolve_prior(prior).needs_map else None,
-            state=self.state,
             remake=True,
             settings=search,
             **self.loading,

@@ -25,10 +25,9 @@ from spot.evaluation.cost import macs
 from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
-from spot.placement.map_files import spectral_macs
 from spot.placement.policy import Policy
 from spot.placement.priors import spread
-from spot.placement.saliency import rgb, spectral_residual
+from spot.placement.saliency import rgb, spectral_macs, spectral_residual
 from spot.plots.accuracy import accuracy
 
 BUILT_IN = "scenes-needle"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from spot import report
@@ -25,7 +26,7 @@ from spot.models.spot_vit import SpotViT
 from spot.options import LearnOptions
 from spot.placement.policy import Policy
 from spot.placement.sizes import resolve_scale, sized
-from spot.training.learn import around_the_middle, attention, divergence, saliency_target
+from spot.training.learn import around_the_middle, attention, saliency_target
 
 SET_ASIDE = Path(__file__).parents[1] / "tools" / "set_aside.txt"
 TOKENS = 25
@@ -56,12 +57,12 @@ def main(source: Source, data: str, files: list[Path], *, set_aside: Path = SET_
     known: dict[str, Any] = {"class attention of the dense ViT": attention}
     known |= {file.stem: saliency_target(str(file)) for file in files if file.suffix == ".onnx"}
     for title, target in known.items():
-        maps = in_parts(lambda part, target=target: target(model, dense, part, HOW), pixels)
+        maps = in_parts(lambda part, target=target: target(model, dense, part), pixels)
         placements[title] = placed(model, rule, around_the_middle(maps, HOW.center, len(maps)), pixels)
     rows, first = [], None
     for title, positions in placements.items():
         logits = torch.cat([model(*part) for part in zip(pixels.split(50), positions.split(50), strict=True)])
-        apart = divergence(full, logits)
+        apart = F.kl_div(logits.log_softmax(1), full, reduction="none").sum(1)
         first = apart if first is None else first
         answer = logits.argmax(1)
         row = {"placement": title, "right, %": 100 * (answer == labels).double().mean().item()}
@@ -76,9 +77,8 @@ def in_parts(call: Any, images: Tensor) -> Tensor:
 
 def placed(model: SpotViT, policy: Policy, maps: Tensor, images: Tensor) -> Tensor:
     """Positions by the policy's rule, at the model's own scale."""
-    positions = policy.place(maps, images, TOKENS)
     size = resolve_scale(model.scale, TOKENS, images, model.patch_size)
-    return positions if positions.shape[-1] == 3 else sized(positions, size)
+    return sized(policy.place(maps, images, TOKENS), size)
 
 
 def error(differences: Tensor) -> float:

@@ -45,7 +45,7 @@ from spot.errors import InputError, unknown
 from spot.evaluation.cost import macs
 from spot.models.mae import DECODER_NAMES, Decoder
 from spot.options import TrainOptions
-from spot.placement.map_files import check_method, write_maps
+from spot.placement.saliency import check_method, write_maps
 from spot.processes import this_process
 from spot.store import write_text
 from spot.training.fresh import for_data

@@ -36,11 +36,11 @@ from spot.models.glimpsed import Glimpsed
 from spot.models.loading import load_source
 from spot.models.spot_vit import SpotViT
 from spot.placement.glimpses import glimpse_positions, whole_picture
-from spot.placement.map_files import map_macs
 from spot.placement.priors import isotropic
-from spot.placement.saliency import OnnxSaliency, rgb, spectral_residual
+from spot.placement.saliency import OnnxSaliency, map_macs, rgb, spectral_residual
 from spot.store import read_json, read_tensors, write_json, write_tensors
-from spot.training.glimpses import fit_head, lit, train_classifier
+from spot.training.discovery import fit_head
+from spot.training.glimpses import color_jitter, train_classifier
 
 MARGIN, PATCH = 1.25, 16
 KIND = "spot_signs"
@@ -258,7 +258,7 @@ class Shrunk:
             room = (length - seen + 1 for length, seen in zip(self.small[row].shape[1:], (height, width), strict=True))
             top, left = (int(draw.integers(each)) for each in room)
             part = self.small[row][:, top : top + height, left : left + width]
-            views.append(lit((part + 1) / 2, draw))
+            views.append(color_jitter((part + 1) / 2, draw))
         return torch.stack(views) * 2 - 1, torch.tensor([self.pictures.labels[row] for row in rows])
 
 

@@ -17,8 +17,7 @@ from spot.evaluation.accuracy import Maps
 from spot.evaluation.cache import hash_images, hash_maps
 from spot.hashes import hash_json
 from spot.models.spot_vit import SpotViT
-from spot.placement.map_files import ABOUT, map_macs
-from spot.placement.saliency import KeyedSaliency, resolve_saliency
+from spot.placement.saliency import ABOUT, KeyedSaliency, map_macs, resolve_saliency
 from spot.store import read_json
 
 

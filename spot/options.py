@@ -1,10 +1,10 @@
 """Options of the command line, each in one wording: what verbs share, and the dataclasses that Python gives too.
 
 A verb says `weights: options.Weights = None`. `LoadingOptions` and `EvaluateOptions` say which images are read and what
-is compared; `TrainOptions` is what a training run is given beside its recipe: only `data`, `limit`, `leave_out`,
-`teacher` and `accumulate` have a bearing on its outcome, and those from `set` on say how a run begins
-(spot.training.run.begin). `LearnOptions` is how `spot learn` trains a policy, `GlimpseOptions` how it does
-for large pictures. Imports nothing heavy.
+is compared; `TrainOptions` is what a training run is given beside its recipe: only `data`, `split`, `limit`,
+`leave_out` and `accumulate` change its outcome, and those from `set` on are for `spot.training.run.begin` alone.
+`LearnOptions` is how `spot learn` trains a policy, `GlimpseOptions` how it does for large pictures. Imports nothing
+heavy.
 """
 
 from dataclasses import dataclass
@@ -159,10 +159,6 @@ class TrainOptions:
     """maximum number of training images"""
     leave_out: Path | None = None
     """a file with images to exclude from training: one path per line, relative to the data's root"""
-    teacher: str | None = None
-    """distil: the teacher, a saved model. Default: the ViT that was retrofitted, or the model before training"""
-    cache: Path | None = None
-    """folder in which runs share fixed views (recipe field views). Default: the run's own, removed at the end"""
     val: str | None = None
     """labelled images: measure the accuracy on them after every epoch"""
     val_limit: int | None = 500
@@ -183,8 +179,6 @@ class TrainOptions:
     """a local file with the timm model's weights, instead of a download; pretrain also reads an MAE decoder from it"""
     dry_run: bool = False
     """print the recipe, parameter groups, steps, time and memory, without training"""
-    json: Path | None = None
-    """write the dry run's output to this file"""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -206,14 +200,10 @@ class LearnOptions:
     """the map to learn: attention of the dense ViT, or an .onnx file of a saliency network"""
     center: float = 0.4
     """width of a Gaussian around the middle that replaces the targets' mean, as a fraction of the side; 0 for none"""
-    tokens: int = 25
-    """with how many tokens trials and searches are made"""
     power: float = 1.5
     """the final map is raised to this power; values above 1 make it narrower"""
     strength: float = 0.9
     """weight of the map against even coverage, with very few tokens"""
-    sizes: float = 0.0
-    """0: the model chooses window sizes; 1: each window is as large as its share of the image"""
     views: int = 6
     """random crops per photograph, in addition to the whole image; not for scenes"""
     epochs: int = 8
@@ -246,7 +236,7 @@ class GlimpseOptions:
     candidates: int = 40
     """number of places that the finder's second stage sees closely; 0 trains without a second stage"""
     steps: int = 2400
-    """training steps of the finder"""
+    """training steps of the finder; its second stage has 5 / 12 of them"""
     epochs: int = 8
     """epochs of fine-tuning the model on glimpses; 0 fits only its head"""
     none: str = "none"

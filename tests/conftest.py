@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 
 import spot
+from spot.models.family import hash_weights
+from spot.placement.policy import Policy
 
 VIT_TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 DEIT_TINY = "deit_tiny_patch16_224.fb_in1k"
@@ -53,6 +55,16 @@ def make_nano(seed: int = 0, **options) -> spot.SpotViT:
             for parameter in model.parameters():  # so that zero-initialised ones count
                 parameter.add_(torch.randn_like(parameter) * 0.05)
     return model.eval()
+
+
+def random_policy(model, **options):
+    """A policy whose map is not flat."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        policy = Policy(model.patch_size, about={"model": model.name, "hash": hash_weights(model)}, **options)
+        for weight in policy.look.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+    return policy
 
 
 @pytest.fixture

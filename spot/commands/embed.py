@@ -47,6 +47,6 @@ def embed(
     images, _ = open_labelled(loaded, data, need_classes=False, **loading.opening())  # features need no classes
     if isinstance(images, Stream):
         raise InputError(f"{data} is a stream, whose images cannot be shared out; use a folder or hfds/")
-    made = embed(loaded, images, out, seed=seed, state=state, **loading.readers())
+    made = embed(loaded, images, out, seed=seed, **loading.readers())
     if state.is_main_process:
         report.say(f"{out} has {len(made)} features of {made.values['features'].shape[1]} numbers.")

@@ -9,6 +9,7 @@ from spot import options
 from spot.options import GlimpseOptions, LearnOptions
 
 DEFAULT, GLIMPSES = LearnOptions(), GlimpseOptions()
+TOKENS = 25  # that the cost is reported for
 
 
 def learn(
@@ -62,6 +63,6 @@ def learn(
         return
     dense = None if teacher is None else dense_model(load_source(teacher, weights=teacher_weights))
     policy = learn(source, data, out, how, teacher=dense, split=split, limit=limit, leave_out=leave_out)
-    alone, placed = (macs(at_budget(source, how.tokens, prior=prior)) for prior in ("isotropic", policy))
+    alone, placed = (macs(at_budget(source, TOKENS, prior=prior)) for prior in ("isotropic", policy))
     cost = placed / alone - 1
-    report.say(f"The policy is in {out}. It costs {cost:.1%} of a forward pass with {how.tokens} tokens.")
+    report.say(f"The policy is in {out}. It costs {cost:.1%} of a forward pass with {TOKENS} tokens.")

@@ -39,7 +39,7 @@ def saliency(
     from spot.data.files import photo_files
     from spot.data.images import Images, open_data
     from spot.errors import InputError
-    from spot.placement.map_files import write_maps
+    from spot.placement.saliency import write_maps
 
     if bool(images) == (data is not None):
         raise InputError("give either images or --data, one of them")

@@ -30,9 +30,8 @@ from spot.models.loading import read_prior
 from spot.models.spot_vit import SpotViT
 from spot.options import EvaluateOptions
 from spot.placement.files import Placements
-from spot.placement.map_files import map_macs
 from spot.placement.priors import AnyPrior
-from spot.placement.saliency import maps_for
+from spot.placement.saliency import map_macs, maps_for
 from spot.processes import this_process
 
 BANK_IMAGES = 50_000  # scenes that a kNN bank is made of, of the million there are

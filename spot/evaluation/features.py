@@ -39,7 +39,7 @@ def embed(
     Args:
         tokens, prior: where tokens go; by default the model's own.
         seed: of priors that draw, together with each image's key.
-        how: batch_size, workers, state and shown, as `spot.placement.dataset_search.search_dataset` has them.
+        how: batch_size, workers and shown, as `spot.placement.dataset_search.search_dataset` has them.
     """
     inner, count = model.spot_vit, model.tokens if tokens is None else tokens
     chosen = resolve_prior(inner.prior if prior is None else prior).name

@@ -109,10 +109,10 @@ def on_data(
     images = data_for(model, data, **loading.opening())
     if isinstance(images, Stream):
         raise InputError(f"{data} is a stream, whose images have no names to keep placements under")
-    maps, state = maps_for(model, [prior or model.prior], saliency, data), this_process()
+    maps = maps_for(model, [prior or model.prior], saliency, data)
     options |= loading.readers()
-    done = search_dataset(model, images, out, prior=prior, saliency=maps, state=state, **options)
-    if state.is_main_process:
+    done = search_dataset(model, images, out, prior=prior, saliency=maps, **options)
+    if this_process().is_main_process:
         rows = accuracy_rows(done)
         report.show(rows, model.name, caption=summary(done, len(images), out))
         about = {**done.placements.metadata, "images": done.images, "seconds": done.seconds}

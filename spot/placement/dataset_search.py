@@ -1,8 +1,7 @@
-"""The oracle over a data set, kept in a placements file, resumable.
+"""The oracle search on a data set, written to a placements file, resumable.
 
-An image's placement depends on its key, the seed and the settings, never on its neighbours: its
-random numbers come from (seed, key). Images are searched in fixed batches and each batch is kept as
-soon as it is done, so that a run that was killed and started again writes the same file as one that was not.
+An image's placement depends on its key, the seed and the settings, not on its batch. The processes of torchrun divide
+the batches. Each batch is written as soon as it is done, and a resumed run writes the same file.
 """
 
 import time
@@ -26,13 +25,14 @@ from spot.placement.oracle import SearchSettings, search, wrong_labels
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.placement.saliency import resolve_saliency
 from spot.placement.sizes import Scale
+from spot.processes import this_process
 from spot.store import as_json, locked
 
 Maps = Callable[[Tensor, Sequence[str]], Tensor]
 
 
 class KeyedImages(Protocol):
-    """A data set of (image (C, H, W), label or -1, key), with None for an image to leave out."""
+    """A data set of (image (C, H, W), label or -1, key), or None for an image to skip."""
 
     @property
     def keys(self) -> Sequence[str]: ...
@@ -41,7 +41,7 @@ class KeyedImages(Protocol):
 
 
 class Searched(NamedTuple):
-    """The placements of a data set, and how many of them this run made, in how many seconds."""
+    """The placements of a data set, and the number of images and seconds of this run."""
 
     placements: Placements
     images: int
@@ -61,7 +61,6 @@ def search_dataset(
     batch_size: int = 32,
     workers: int = 0,
     keep: str = "trajectories",
-    state: Any = None,
     shown: bool = True,
     remake: bool = False,
     settings: SearchSettings | None = None,
@@ -70,18 +69,13 @@ def search_dataset(
     """Search every image of a data set that the placements file does not have yet.
 
     Args:
-        model: a SpotViT (or what answers as one).
-        data: images, labels and keys; labels are read only if the objective needs them.
         path: the .safetensors file; shards stand beside it until all images are done.
-        prior, tokens, scale: where searches start; by default the model's own. Scales other than 1 are searched too.
-        saliency: maps (B, H, W) for images and keys, where the prior needs them; by default the model's own.
+        prior, tokens, scale: the start; by default the model's own. Scales other than 1 are optimised too.
+        saliency: maps (B, H, W) for images and keys, if the prior needs them; by default the model's own.
         seed: of random priors and wrong labels, together with each image's key.
-        batch_size: images searched together; changes no result beyond rounding.
-        workers: processes that read images.
+        batch_size: images searched together; changes results by rounding only.
         keep: "trajectories" or only the final "positions".
-        state: an `accelerate.PartialState`, to share the work among its processes.
-        shown: a progress bar on a terminal.
-        remake: replace what is damaged or of another version of this program, instead of refusing it.
+        remake: replace files that are damaged or of another version, instead of refusing them.
         settings, changes: of `search`.
     """
     from spot import __version__
@@ -112,7 +106,7 @@ def search_dataset(
         maps = None if saliency is None else saliency(images, names)
         return _searched(model, images, labels, names, prior, maps, settings, about)
 
-    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "state": state, "shown": shown}
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shown": shown}
     return made_by_image(make, model, data, path, about, title="searching", remake=remake, **how)
 
 
@@ -126,24 +120,24 @@ def made_by_image(
     title: str,
     batch_size: int = 32,
     workers: int = 0,
-    state: Any = None,
     shown: bool = True,
     remake: bool = False,
 ) -> Searched:
-    """Fill a placements file with what `make(images, labels, keys)` gives for every image that it does not have yet."""
+    """Fill a placements file with `make(images, labels, keys)` for every image that it does not have yet."""
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
-    process, processes = (state.process_index, state.num_processes) if state else (0, 1)
-    with locked(path) if process == 0 else nullcontext():  # the first process holds it for those started with it
+    state = this_process()
+    first = state.process_index == 0
+    with locked(path) if first else nullcontext():
         writer = PlacementWriter(path, about, remake=remake)
         keys = data.keys
-        chunks = [range(len(keys))[first : first + batch_size] for first in range(0, len(keys), batch_size)]
+        chunks = [range(len(keys))[start : start + batch_size] for start in range(0, len(keys), batch_size)]
         todo = [[index for index in chunk if keys[index] not in writer.done] for chunk in chunks]
-        todo = [chunk for chunk in todo[process::processes] if chunk]
+        todo = [chunk for chunk in todo[state.process_index :: state.num_processes] if chunk]
         loader: Any = DataLoader(cast(Any, data), batch_sampler=todo, num_workers=workers, collate_fn=collate)
         device = next(model.parameters()).device
-        before, start = set(writer.done), time.perf_counter()
-        with report.progress(shown=shown and process == 0) as bar:
+        before, began = set(writer.done), time.perf_counter()
+        with report.progress(shown=shown and first) as bar:
             task = bar.add_task(title, total=sum(map(len, todo)))
             for chunk, (batch, unread) in zip(todo, loader, strict=True):
                 for image in unread:
@@ -152,19 +146,17 @@ def made_by_image(
                     made = make(batch.images.to(device), batch.labels, batch.keys)
                     writer.append(f"{chunk[0]:08d}-{hash_json(batch.keys)[:8]}", made)
                 bar.advance(task, len(chunk))
-        seconds = time.perf_counter() - start
-        if state:
-            state.wait_for_everyone()
-        kept = writer.finish(keys) if process == 0 else None
-        if state:
-            state.wait_for_everyone()
+        seconds = time.perf_counter() - began
+        state.wait_for_everyone()
+        kept = writer.finish(keys) if first else None
+        state.wait_for_everyone()
         kept = Placements.load(path) if kept is None else kept
         placements = kept.select(key for key in keys if key in kept)
         return Searched(placements, sum(key not in before for key in placements.keys), seconds)
 
 
 def obfuscated(labels: Tensor, keys: Sequence[str], classes: int, seed: int) -> Tensor:
-    """A wrong label for each image (B,), which depends on its key and the seed, not on the batch."""
+    """A wrong label for each image (B,), from its key and the seed."""
     each = zip(labels.split(1), keys, strict=True)
     return torch.cat([wrong_labels(label, classes, generator_for(seed, f"label of {key}")) for label, key in each])
 
@@ -181,7 +173,7 @@ def _searched(
     if settings.labelled and bool((labels < 0).any()):
         missing = keys[int((labels < 0).nonzero()[0])]
         raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
-    if objective == "obfuscate":  # what is left to do, once wrong labels are drawn, is a descent
+    if objective == "obfuscate":  # a descent on wrong labels
         targets = obfuscated(labels, keys, model.num_classes, about["seed"])
         settings = settings.changed(objective="descent")
     elif not callable(objective) and not settings.labelled:
@@ -203,7 +195,7 @@ def _searched(
 
 
 def _name(thing: Any) -> str:
-    """What a file calls a prior, saliency, objective or model: the same in every run."""
+    """The name of a prior, saliency, objective or model in a file."""
     if isinstance(thing, str):
         return thing
     return str(getattr(thing, "name", None) or getattr(thing, "__qualname__", type(thing).__name__))

@@ -1,17 +1,13 @@
-"""Placements on disk: where each image's tokens go, and what made them so.
-
-One safetensors file holds the positions of many images, keyed by image. Any program can read it:
+"""Placements on disk: the positions of many images in a safetensors file, by image.
 
     positions     float32 (M, N, 2), or trajectories (M, steps + 1, N, 2): (y, x) as a fraction of the image;
-                  with a third number where windows have a scale other than 1, and seven with regions
+                  with a third number for scales other than 1, and seven with regions
     keys          uint8: the M keys in UTF-8, separated by zero bytes; a key is a path below the data's root
     values.NAME   (M, ...): further numbers per image, such as losses
 
-and in the header, under "spot-placements", JSON with "version" and "metadata" (what made them: model,
-model_hash, prior, seed, objective, settings), beside the checksum that `spot.store` writes and verifies.
-
-`Placements` is such a file in memory. `PlacementWriter` writes one in shards, each whole or not at
-all, so that a run that was killed goes on where it stopped.
+The header has, under "spot-placements", JSON with "version" and "metadata" (model, model_hash, prior, seed, objective,
+settings), and the checksum of `spot.store`. `Placements` is such a file in memory. `PlacementWriter` writes one in
+shards, so that an interrupted run resumes.
 """
 
 import shutil
@@ -36,11 +32,11 @@ PREFIX = "values."
 
 @dataclass(frozen=True)
 class Placements:
-    """Positions of many images. Not to be changed: `merge` makes a larger one."""
+    """Positions of many images."""
 
     keys: Sequence[str]  # M image keys, all different
     trajectory: Tensor  # float32 (M, steps + 1, N, 2, 3 or 7); positions alone are one step
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON: what made them
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON: model, settings, …
     values: Mapping[str, Tensor] = field(default_factory=dict)  # (M, ...) each
 
     def __post_init__(self) -> None:
@@ -159,11 +155,10 @@ class Placements:
 
 
 class PlacementWriter:
-    """Placements written in shards beside `path`, and into `path` when all are there.
+    """Writes placements in shards beside `path`, and into `path` at the end.
 
-    What was written before with the same metadata counts as done; with other metadata it is refused.
-    Several processes may write shards of different names at a time; one of them calls `finish`.
-    With `remake`, what is damaged or of another version of this program is removed instead of refused.
+    Files with the same metadata count as done; others are refused. Several processes may write shards of different
+    names; one of them calls `finish`. With `remake`, files that are damaged or of another version are replaced.
     """
 
     def __init__(self, path: str | Path, metadata: Mapping[str, Any], *, remake: bool = False) -> None:

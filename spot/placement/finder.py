@@ -1,16 +1,15 @@
-"""A look for large pictures: a small convolutional network finds the places that matter, and tokens go there.
+"""A policy for large pictures: a small convolutional network finds objects, and tokens are placed on them.
 
     finder = Finder(patch_size=16)
     found = finder.find(images, 3)          # glimpses (B, 3, 3), (y, x, side), and their scores (B, 3), best first
     positions = finder(images, 49)          # (B, 49, 7): a prior like any other, at one place or several
     logits = model(images, positions)       # or model(images, tokens=49, prior=finder)
 
-The network sees the picture shrunk to `longest` pixels along its longer side, whatever its size, and has four outputs
-for each cell of 8 × 8 of those pixels: how likely the middle of something is here (a logit), the logarithm of its size,
-and how far from the cell's middle it is, (y, x) in cells. The places are the highest peaks. With a second stage, the
-highest peaks are candidates: a second network sees each of them at the picture's own resolution, and their order is by
-the sum of both logits. `spot learn` (spot/training/glimpses.py) trains both, from boxes or from the labels of whole
-pictures.
+The network sees the picture shrunk to `longest` pixels along its longer side. For each cell of 8 × 8 of those pixels
+it has four outputs: the logit that the cell has the centre of an object, the logarithm of the object's size, and the
+offset (y, x) of its centre, in cells. The highest peaks are the places. With a second stage they are candidates: a
+second network sees each of them at the picture's own resolution, and the sum of both logits orders them. `spot learn
+--look glimpses` (spot/training/glimpses.py) trains both, from boxes or from the labels of whole pictures.
 """
 
 import math
@@ -24,18 +23,18 @@ from torch import Tensor, nn
 
 from spot.errors import InputError
 from spot.placement.glimpses import SMALLEST, glimpse_positions
-from spot.placement.policy import Policy
+from spot.placement.policy import Mixing, Policy
 from spot.placement.priors import check_images
 from spot.tokens.pyramid import halve
 from spot.tokens.windows import windows
 
-LOOK = "glimpses"  # what a file says
+KIND = "glimpses"  # what files call this policy
 CELL = 8  # pixels of the shrunk picture along a side of a cell
 USUAL = 20.0  # pixels of the shrunk picture: the size whose logarithm counts as 0
 RANGE = (0.3, 6.0)  # times the usual size: the smallest and the largest that is found
 LONG = 8  # times its short side: a longer picture is refused
 REACH = 1.5  # cells: how far from its cell the middle may be
-VIEW, AROUND = 32, 2.0  # of a candidate: samples along a side, and that side in sizes of what was found
+VIEW, AROUND = 32, 2.0  # of a candidate in the second stage: samples along a side, and that side in object sizes
 
 
 class Found(NamedTuple):
@@ -45,25 +44,10 @@ class Found(NamedTuple):
     scores: Tensor  # (B, G), from 0 to 1
 
 
-class Mixing(nn.Module):
-    """A residual block: each channel over 5 × 5 places, then each place over channels."""
-
-    def __init__(self, channels: int, dilation: int = 1) -> None:
-        super().__init__()
-        around = {"padding": 2 * dilation, "dilation": dilation}
-        self.places = nn.Conv2d(channels, channels, 5, groups=channels, bias=False, **around)  # type: ignore[arg-type]
-        self.norm = nn.BatchNorm2d(channels)
-        self.wide, self.narrow = nn.Conv2d(channels, 2 * channels, 1), nn.Conv2d(2 * channels, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.narrow(F.silu(self.wide(self.norm(self.places(x)))))
-
-
 def with_hues(pixels: Tensor) -> Tensor:
-    """Pixels (B, 3, H, W), 0 in the middle of their range, and how red, blue and yellow they are: (B, 6, H, W).
+    """Pixels (B, 3, H, W) from −1 to 1, with three channels for red, blue and yellow: (B, 6, H, W).
 
-    These are differences of colours relative to brightness, so that shade and sunlight matter less. Few pictures
-    are not enough to learn that.
+    These are differences of colours relative to brightness, which vary less with shade and sunlight.
     """
     red, green, blue = ((pixels + 1) / 2).clamp(0, 2).unbind(1)
     total = red + green + blue + 0.15
@@ -100,7 +84,8 @@ class Places(nn.Module):
             nn.Conv2d(6, width, 5, 4, 2, bias=False), nn.BatchNorm2d(width), nn.SiLU(),
             nn.Conv2d(width, body, 3, 2, 1, bias=False), nn.BatchNorm2d(body), nn.SiLU(),
         )  # fmt: skip
-        self.body = nn.Sequential(Mixing(body), Mixing(body), Mixing(body, dilation=2))
+        around: list[dict[str, int]] = [{}, {}, {"dilation": 2, "padding": 4}]
+        self.body = nn.Sequential(*(Mixing(body, nn.BatchNorm2d, F.silu, bias=False, **each) for each in around))
         self.head = nn.Conv2d(body, 4, 1)
         assert self.head.bias is not None
         with torch.no_grad():
@@ -113,7 +98,7 @@ class Places(nn.Module):
 class Finder(Policy):
     """A policy for large pictures: it finds places, and puts tokens on glimpses of them; see the module."""
 
-    fit = "full"  # every pixel: it finds what a smaller picture would not show
+    fit = "full"  # all pixels of a photograph
     __name__ = "learned"
 
     def __init__(
@@ -125,7 +110,6 @@ class Finder(Policy):
         body: int = 40,
         candidates: int = 0,
         glimpses: int = 1,
-        context: int = 0,
         margin: float = 1.25,
         about: Mapping[str, Any] | None = None,
     ) -> None:
@@ -134,21 +118,18 @@ class Finder(Policy):
             patch_size: K of the model whose tokens it places, in pixels.
             longest: pixels of the picture's longer side as the network sees it.
             width, body: channels of the first layer and of the others.
-            candidates: how many places the second stage sees; 0 for none.
-            glimpses: how many places share the tokens.
-            context: how many tokens see the whole picture coarsely.
-            margin: the side of a glimpse, in sizes of what was found.
+            candidates: the number of places that the second stage sees; 0 for no second stage.
+            glimpses: the number of places that share the tokens.
+            margin: the side of a glimpse, relative to the object's size.
             about: JSON values to keep with it, as for a Policy.
         """
-        nn.Module.__init__(self)  # a Policy's own look is another network
-        fine = min(patch_size, longest, width, body, glimpses) >= 1 and min(context, candidates) >= 0
-        if not (fine and 0 < margin < math.inf):
-            raise InputError("a finder needs sizes of at least 1, a margin above 0, and context and candidates from 0")
+        nn.Module.__init__(self)  # a Policy has another network
+        if min(patch_size, longest, width, body, glimpses) < 1 or candidates < 0 or not 0 < margin < math.inf:
+            raise InputError("a finder needs sizes of at least 1, a margin above 0, and 0 or more candidates")
         self.look = Places(width, body, candidates > 0)
-        self.patch_size, self.min_tokens = patch_size, glimpses + context
-        self.longest, self.candidates = longest, candidates
-        self.glimpses, self.context, self.margin = glimpses, context, margin
-        self.about = {"model": "", "hash": "", "made": {}, **(about or {}), "look": LOOK}
+        self.patch_size, self.min_tokens = patch_size, glimpses
+        self.longest, self.candidates, self.glimpses, self.margin = longest, candidates, glimpses, margin
+        self.about = {"model": "", "hash": "", "made": {}, **(about or {})}
         self.options = {"longest": longest, "width": width, "body": body, "candidates": candidates}
 
     def maps(self, images: Tensor) -> Tensor:
@@ -158,7 +139,7 @@ class Finder(Policy):
         return self.look(self.shrunk(images))
 
     def refuse(self, images: Tensor) -> None:
-        """Refuse pictures in which nothing could be found."""
+        """Refuse pictures that are too small or too long."""
         height, width = images.shape[-2:]
         size = f"{height} × {width}"
         if min(height, width) < self.patch_size:
@@ -187,13 +168,13 @@ class Finder(Policy):
         if second is None:
             return self.peaks(maps, images, count)
         found = self.peaks(maps, images, max(count, min(self.candidates, maps[0, 0].numel())))
-        seen = self.views(images, found.glimpses)
-        logits = found.scores.logit(1e-6) + second(seen.flatten(0, 1)).unflatten(0, seen.shape[:2])
+        views = self.views(images, found.glimpses)
+        logits = found.scores.logit(1e-6) + second(views.flatten(0, 1)).unflatten(0, views.shape[:2])
         logits, order = logits.topk(count)
         return Found(found.glimpses.take_along_dim(order[..., None], 1), logits.sigmoid())
 
     def views(self, images: Tensor, glimpses: Tensor) -> Tensor:
-        """What the second stage sees of images at glimpses (B, G, 3): (B, G, 3, 32, 32)."""
+        """The second stage's input for images at glimpses (B, G, 3): (B, G, 3, 32, 32)."""
         side = (glimpses[..., 2:] * (AROUND / self.margin)).clamp(max=float(max(images.shape[-2:])))
         return windows(images, torch.cat([glimpses[..., :2], side / VIEW], -1), VIEW).float()
 
@@ -203,7 +184,7 @@ class Finder(Policy):
         rows, columns = logits.shape[1:]
         if count > rows * columns:
             raise InputError(f"{count} places were asked for, of {rows * columns} cells; ask for fewer")
-        # A peak is no lower than its eight neighbours. What is none counts least, but is there where peaks are too few.
+        # A peak is no lower than its eight neighbours. Other cells follow, in case there are too few peaks.
         peak = logits == F.max_pool2d(logits[:, None], 3, 1, 1)[:, 0]
         _, cell = torch.where(peak, logits, logits - 1e3).flatten(1).topk(count)
         log_size, y, x = rest.take_along_dim(cell[:, None], 2).unbind(1)
@@ -216,7 +197,7 @@ class Finder(Policy):
         return Found(glimpses, logits.flatten(1).gather(1, cell).sigmoid())
 
     def shrunk_size(self, images: Tensor) -> tuple[int, int]:
-        """(H, W) of what the network sees."""
+        """(H, W) of the network's input."""
         ratio = self.longest / max(images.shape[-2:])
         height, width = (max(CELL, round(length * ratio)) for length in images.shape[-2:])
         return height, width
@@ -224,17 +205,20 @@ class Finder(Policy):
     def place(self, maps: Tensor, images: Tensor, tokens: int) -> Tensor:
         """Positions (B, N, 7) on the best peaks of maps (B, 4, R, C) of images."""
         found = self.best(maps, images, self.glimpses)
-        return glimpse_positions(images, found.glimpses, tokens, self.patch_size, self.context)
+        return glimpse_positions(images, found.glimpses, tokens, self.patch_size)
 
     def describe(self) -> dict[str, Any]:
         """What is needed to build it again: JSON values only."""
-        own = {name: getattr(self, name) for name in ("patch_size", "glimpses", "context", "margin")}
-        return {**self.about, **own, "options": self.options}
+        values = {name: getattr(self, name) for name in VALUES}
+        return {**self.about, **values, "look": KIND, "options": self.options}
+
+
+VALUES = ("patch_size", "glimpses", "margin")
 
 
 def build_finder(about: Mapping[str, Any]) -> Finder:
-    """A finder as `describe` says, with fresh weights that are not trained further unless one asks for it."""
-    own = {name: about[name] for name in ("patch_size", "glimpses", "context", "margin")}
+    """A frozen finder from its description, with random weights."""
     known = {name: about[name] for name in ("model", "hash", "made")}
+    values = {name: about[name] for name in VALUES}
     options = {"candidates": 0, **about["options"]}  # files of earlier versions have no second stage
-    return Finder(**own, **options, about=known).eval().requires_grad_(False)
+    return Finder(**values, **options, about=known).eval().requires_grad_(False)

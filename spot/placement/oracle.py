@@ -1,12 +1,11 @@
-"""Oracle neighborhoods: positions moved to where a frozen model does better, or worse (paper, "SPoT-ON").
+"""Oracle search: positions optimised by gradient through a frozen model (paper, "SPoT-ON").
 
-`search` takes any `model(images, positions) -> logits (B, classes)` that is differentiable in
-positions, and follows the gradient of an objective for a few steps from given positions (B, N, 2),
-(y, x) as a fraction of height and width. Every image is its own problem: the objective is summed
-over images, never averaged, and the optimisers keep their state per coordinate.
+`search` takes any `model(images, positions) -> logits (B, classes)` that is differentiable in positions, and follows
+the gradient of an objective for a few steps from given positions (B, N, 2). Images are independent: the objective is
+summed over them, and the optimisers keep their state per coordinate.
 
-An objective maps logits (B, classes) and a target to one value per image, and is always lowered.
-To add one, pass a function of that signature, or list it in OBJECTIVES.
+An objective maps logits (B, classes) and a target to one value per image, and is always minimised. To add one, pass a
+function of that signature, or list it in OBJECTIVES.
 """
 
 import math
@@ -31,17 +30,17 @@ Objective = Callable[[Tensor, Any], Tensor]
 
 
 def descent(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy with the label: lowered, the label becomes more probable."""
+    """Cross-entropy with the label."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 
 def ascent(logits: Tensor, labels: Tensor) -> Tensor:
-    """Minus the cross-entropy: the adversarial search, which still receives the right labels."""
+    """Minus the cross-entropy: an adversarial search."""
     return -F.cross_entropy(logits, labels, reduction="none")
 
 
 def entropy(logits: Tensor, target: None = None) -> Tensor:
-    """Entropy of the prediction, in nats: the model becomes surer of whatever it sees. Needs no label."""
+    """Entropy of the prediction, in nats. Needs no label."""
     log = logits.log_softmax(-1)
     return -(log.exp() * log).sum(-1)
 
@@ -55,7 +54,7 @@ def agreement(logits: Tensor, dense: Tensor) -> Tensor:
 OBJECTIVES: dict[str, Objective] = {
     "descent": descent,
     "ascent": ascent,
-    "obfuscate": descent,  # on wrong labels, which search() draws
+    "obfuscate": descent,  # with wrong labels, which search() draws
     "entropy": entropy,
     "agree": agreement,
 }
@@ -76,20 +75,17 @@ KINDS: dict[str, tuple[type, ...]] = {  # of the settings below
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How to search. PRESETS has those of the paper."""
+    """Settings of a search. PRESETS has those of the paper."""
 
     steps: int = 5  # at least 1; the model is called once more
     lr: float = 3e-3  # in fractions of the image: with Adam a coordinate moves by at most about this much a step
-    # A name in OBJECTIVES, or a function of logits (B, classes) and labels that returns one value per image, to be
-    # lowered. "obfuscate" descends on random wrong labels; "entropy" and "agree" need no labels.
-    objective: str | Objective = "descent"
+    objective: str | Objective = "descent"  # a name in OBJECTIVES, or a function
     optimizer: str = "adam"  # a name in OPTIMIZERS
     weight_decay: float = 0.0  # pulls to the upper left corner, (0, 0)
     project: bool = True  # keep positions in the paper's Ω, between the centres of the outermost pixels
-    grid: int | tuple[int, int] | None = None  # rows and columns (or one number) of a grid the result must lie on
+    grid: int | tuple[int, int] | None = None  # rows and columns (or one number) of a grid for the result
     # With a grid, "end" searches freely and moves the final positions to the nearest cells (the paper's grid rows).
-    # "every-step" lets the model see nothing but cells: the gradient there moves a free position, of which the model
-    # sees the nearest cell. (Putting the free position back into the cell would undo every step shorter than half one.)
+    # With "every-step" the model sees the cell nearest to a free position, which the gradient at the cell moves.
     snap: Literal["end", "every-step"] = "end"
     mixed_precision: bool = False  # run the model under bfloat16 autocast; positions stay float32
 
@@ -142,25 +138,19 @@ PRESETS: dict[str, SearchSettings] = {
     "paper-long": SearchSettings(steps=10, lr=1e-2),
     # Until the sparse prediction matches the dense one: on 9 of 10 photographs with 25 tokens.
     "agree": SearchSettings(steps=20, lr=1e-2, objective="agree"),
-    # What the published code does: weight decay pulls towards the upper left corner, nothing holds
-    # tokens in the image.
+    # The authors' published code: weight decay pulls to the upper left corner, and tokens may leave the image.
     "authors": SearchSettings(optimizer="adamw", weight_decay=1e-2, project=False),
 }
 
 
 class SearchResult(NamedTuple):
-    """What a search saw, step by step; step 0 is the start.
-
-    `best_step` (B,) is where an image's objective was lowest, among the steps that honour the grid
-    if one was asked for. `target` is what the objective was given: labels, wrong labels, dense
-    logits or None.
-    """
+    """All steps of a search; step 0 is the start."""
 
     trajectory: Tensor  # (B, steps + 1, N, 2), or 3 with scales
     losses: Tensor  # (B, steps + 1), the objective, so minus the cross-entropy for ascent
     logits: Tensor  # (B, steps + 1, classes)
-    best_step: Tensor  # (B,)
-    target: Tensor | None
+    best_step: Tensor  # (B,), with the lowest objective, among the steps on the grid if there is one
+    target: Tensor | None  # of the objective: labels, wrong labels, dense logits or None
 
     def __repr__(self) -> str:
         images, steps, tokens = self.trajectory.shape[:3]
@@ -192,11 +182,10 @@ def search(
 ) -> SearchResult:
     """Move positions (B, N, 2) along the gradient of an objective through a frozen model.
 
-    With a third column, (B, N, 3), the scales of the windows are searched too, in their logarithm. Regions, (B, N, 7),
-    stay where they are; to search the place and size of a whole glimpse see spot/placement/glimpses.py.
+    With a third column, (B, N, 3), the logarithms of the window scales are optimised too. Regions, (B, N, 7), do not
+    move; `Glimpsing` (spot/placement/glimpses.py) moves whole glimpses.
 
-    The model is called `steps + 1` times; a module is in evaluation mode and without parameter
-    gradients meanwhile, and as before when the last search on it has ended (several threads may search).
+    The model is called `steps + 1` times, in evaluation mode and without parameter gradients (see `frozen`).
 
         search(model, images, labels, positions)
         search(model, images, labels, positions, PRESETS["paper-long"], objective="ascent")
@@ -206,7 +195,7 @@ def search(
         images: as the model takes them.
         labels: class indices (B,), or None for an objective that needs none.
         positions: where to start; (y, x) as a fraction of height and width.
-        settings, changes: see SearchSettings; what is named here replaces what the settings say.
+        settings, changes: see SearchSettings; changes replace single settings.
         dense: logits (B, classes) to agree with; by default those of a SpotViT on its own grid.
         generator: draws the wrong labels of "obfuscate".
         max_batch: search at most so many images at a time; memory grows with this instead of B.
@@ -248,7 +237,7 @@ def _search_part(
     labels: Tensor | None = None,
     dense: Tensor | None = None,
 ) -> SearchResult:
-    """search() for images that are in memory together, of a frozen model, with checked arguments."""
+    """search() for one part of the images, with a frozen model and checked arguments."""
     objective, steps, cells = settings.objective, settings.steps, settings.cells
 
     def read(positions: Tensor) -> Tensor:
@@ -323,7 +312,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
 @dataclass
 class _Held:
-    """What a frozen module was before, and how many blocks hold it."""
+    """The state of a module before it was frozen, and how many blocks hold it."""
 
     training: bool
     learning: list[nn.Parameter]
@@ -336,11 +325,9 @@ _HOLDING = Lock()  # held only while modules are frozen and released, not in bet
 
 @contextmanager
 def frozen(*models: Any) -> Iterator[None]:
-    """Modules in evaluation mode and without parameter gradients; both as before afterwards.
+    """In the block modules are in evaluation mode and without parameter gradients.
 
-    Threads may hold one module at the same time: the last one to leave gives it back. Any other callable
-    passes through: what it closes over is not ours to change, and the search asks autograd for the
-    gradient of positions alone.
+    Several threads may freeze one module: the last one to leave restores it. Other callables are left alone.
     """
     modules = {part for model in models if isinstance(model, nn.Module) for part in model.modules()}
     with _HOLDING:
@@ -418,16 +405,16 @@ def _check_loss(loss: Tensor, count: int, step: int) -> None:
         raise InputError(f"the objective of image {image} is not finite at step {step}; look at the image")
 
 
-# Moves without a search, beside which one is judged (not in the paper). Positions stay in Ω, between the centres of the
-# outermost pixels; numbers are drawn on the CPU.
-
-TRIES = 8  # directions, before one that leaves the image is held at its edge
+# Controls: moves without a search (not in the paper)
 
 
 def moved_at_random(
-    start: Tensor, end: Tensor, size: tuple[int, int], generator: Generator | None = None, tries: int = TRIES
+    start: Tensor, end: Tensor, size: tuple[int, int], generator: Generator | None = None, tries: int = 8
 ) -> Tensor:
-    """Each token of start moved by as many pixels as it is away from end, in a random direction."""
+    """Each token of start moved by its distance in pixels to end, in a random direction.
+
+    A token that would leave the image tries other directions, and is clamped after the last.
+    """
     distance = ((end - start)[..., :2] * start.new_tensor(size)).norm(dim=-1, keepdim=True)
     there, outside = start, torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
     for _ in range(tries):
@@ -439,11 +426,11 @@ def moved_at_random(
 
 
 def shifted(positions: Tensor, pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Positions (…, 2 or 3) moved by pixels (…, 2); a third number, a window's scale, stays."""
+    """Positions (…, 2 or 3) moved by pixels (…, 2)."""
     return torch.cat([positions[..., :2] + pixels / positions.new_tensor(size), positions[..., 2:]], -1)
 
 
 def inside(positions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Positions (…, 2 or 3) held in Ω."""
+    """Positions (…, 2 or 3) clamped to Ω."""
     edge = 0.5 / positions.new_tensor(size)
     return torch.cat([positions[..., :2].clamp(edge, 1 - edge), positions[..., 2:]], -1)

@@ -1,21 +1,16 @@
-"""A learned prior: a cheap look at the image says where it matters, and tokens go there.
+"""A learned prior: a small network predicts an importance map from a thumbnail, and tokens follow the map.
 
     policy = spot.load_policy("vit-ti.policy.safetensors", model)   # refused for any other model
     maps = policy.maps(images)              # importance (B, R, R), each summing to 1
-    positions = policy(images, 25)          # (B, 25, 2), or with sizes (B, 25, 3): a prior like any other
+    positions = policy(images, 25)          # (B, 25, 2): a prior like any other
     model.policy = policy                   # a submodule; then prior="learned"
 
-A look gives the logarithm of the map (B, R, R) over the whole image, whatever its shape. To add one, list it in LOOKS:
-
-    Thumbnail       a small convolutional network on the image shrunk to 32 × 32 pixels
-
 Positions come from the map by the rule of `focus`: isotropic's tokens, moved until each has an equal share of
-importance and area. Importance counts less the more tokens there are, and not at all with as many as the grid
-has cells, where even coverage is the ViT's own grid. Everything is differentiable in the weights.
-`spot learn` (spot/training/learn.py) trains a policy.
+importance and area. Importance counts less the more tokens there are. With as many as the grid has cells, placement is
+the ViT's own grid. Positions are differentiable in the weights. `spot learn` (spot/training/learn.py) trains a policy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +18,32 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from spot.errors import InputError, unknown
+from spot.errors import InputError
 from spot.placement.priors import check_images, check_tokens, spread
-from spot.placement.sizes import auto_scale
 from spot.store import read_tensors, write_tensors
 
 KEY, FORMAT = "spot_policy", 1
+KIND = "thumbnail"  # what files call this policy
 FINER = 4  # a map is interpolated to so many times its rows and columns, so that tokens do not jump at their edges
 
 
 class Mixing(nn.Module):
-    """A residual block on maps (B, C, R, R): each channel over 5 × 5 places, then each place over channels."""
+    """A residual block on maps (B, C, R, R): a depthwise 5 × 5 convolution, then an MLP over channels."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        norm: Callable[[int], nn.Module] = lambda channels: nn.GroupNorm(1, channels),
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+        **around: Any,
+    ) -> None:
         super().__init__()
-        self.places = nn.Conv2d(channels, channels, 5, padding=2, groups=channels)
-        self.norm = nn.GroupNorm(1, channels)
+        self.places = nn.Conv2d(channels, channels, 5, groups=channels, **{"padding": 2, **around})
+        self.norm, self.activation = norm(channels), activation
         self.wide, self.narrow = nn.Conv2d(channels, 2 * channels, 1), nn.Conv2d(2 * channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.narrow(F.gelu(self.wide(self.norm(self.places(x)))))
+        return x + self.narrow(self.activation(self.wide(self.norm(self.places(x)))))
 
 
 class Thumbnail(nn.Module):
@@ -61,7 +62,7 @@ class Thumbnail(nn.Module):
         self.up = nn.Conv2d(2 * width, width, 1)
         self.fine = Mixing(width)
         self.head = nn.Conv2d(width, 1, 1)
-        self.everywhere = nn.Parameter(torch.zeros(side // 4, side // 4))  # what all images have in common
+        self.everywhere = nn.Parameter(torch.zeros(side // 4, side // 4))  # the same for all images
         nn.init.zeros_(self.head.weight)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -70,9 +71,6 @@ class Thumbnail(nn.Module):
         coarse = coarse + coarse.mean((2, 3), keepdim=True)
         x = self.fine(x + F.interpolate(self.up(coarse), scale_factor=2.0))
         return self.head(x)[:, 0] + self.everywhere
-
-
-LOOKS: dict[str, type[nn.Module]] = {"thumbnail": Thumbnail}
 
 
 class Policy(nn.Module):
@@ -86,10 +84,8 @@ class Policy(nn.Module):
     def __init__(
         self,
         patch_size: int,
-        look: str = "thumbnail",
         *,
         strength: float = 0.9,
-        sizes: float = 0.0,
         min_tokens: int = 4,
         about: Mapping[str, Any] | None = None,
         **options: Any,
@@ -97,61 +93,44 @@ class Policy(nn.Module):
         """
         Args:
             patch_size: K of the model whose tokens it places, in pixels.
-            look: a name in LOOKS; options go to it.
             strength: the share of importance against area with very few tokens.
-            sizes: 0 leaves sizes to the model; 1 makes a window as large as its share of the image.
             min_tokens: the smallest budget it was trained for.
-            about: JSON values to keep with it: model and hash, the weights it was trained for, and how.
+            about: JSON values to keep with it: model and hash, the weights it was trained for, and its settings.
+            options: of Thumbnail.
         """
         super().__init__()
-        if look not in LOOKS:
-            raise unknown("look", look, LOOKS)
         if not 0 <= strength < 1:
             raise InputError(f"strength is the share of importance, from 0 to below 1, got {strength}")
-        self.look: Any = LOOKS[look](**options)
-        self.patch_size, self.strength, self.sizes, self.min_tokens = patch_size, strength, sizes, min_tokens
+        self.look: Any = Thumbnail(**options)
+        self.patch_size, self.strength, self.min_tokens, self.options = patch_size, strength, min_tokens, options
         self.about: dict[str, Any] = {"model": "", "hash": "", "made": {}, **(about or {})}
-        self.about |= {"look": look, "options": options}
 
-    def logits(self, images: Tensor) -> Tensor:
-        """The logarithm of the map (B, R, R), up to a constant."""
+    def maps(self, images: Tensor) -> Tensor:
+        """Importance (B, R, R) over the whole image, each map summing to 1."""
         check_images(images)
         if min(images.shape[-2:]) < self.patch_size:
             size = " × ".join(map(str, images.shape[-2:]))
             raise InputError(f"a picture of {size} pixels is smaller than one token ({self.patch_size}); enlarge it")
-        return self.look(images)
-
-    def maps(self, images: Tensor) -> Tensor:
-        """Importance (B, R, R) over the whole image, each map summing to 1."""
-        logits = self.logits(images)
+        logits = self.look(images)
         return logits.float().flatten(1).softmax(1).view_as(logits)
 
     def forward(self, images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-        """Positions (B, N, 2), or with sizes (B, N, 3)."""
+        """Positions (B, N, 2)."""
         check_tokens(tokens)
         if tokens < self.min_tokens:
             raise InputError(f"the policy was trained for {self.min_tokens} tokens and more, got {tokens}")
         return self.place(self.maps(images), images, tokens)
 
     def place(self, maps: Tensor, images: Tensor, tokens: int) -> Tensor:
-        """Positions for importance maps (B, R, C) of images: what a call does once it has looked."""
+        """Positions for importance maps (B, R, C) of images."""
         height, width = images.shape[-2:]
         cells = (height // self.patch_size) * (width // self.patch_size)
         strength = self.strength * max(0.0, 1 - tokens / cells)
         # In float64 on the CPU, as `focus`: one placement on every device.
-        finer = [cells * FINER for cells in maps.shape[1:]]
-        rows, columns = (between((torch.arange(cells) + 0.5) / FINER, cells // FINER) for cells in finer)
+        rows, columns = (upsampling(cells) for cells in maps.shape[1:])
         density = rows @ maps.cpu().double() @ columns.mT
         density = density / density.sum((1, 2), keepdim=True)
-        positions = spread(density, strength, images, tokens)
-        if not self.sizes or not strength:
-            return positions
-        y, x = (between(positions[..., axis].detach().cpu() * length, length) for axis, length in enumerate(finer))
-        share = ((y @ density) * x).sum(-1).to(positions)
-        relative = 1 - strength + strength * share * density.shape[1:].numel()  # 1 where coverage is even
-        scale = auto_scale(tokens, height, width, self.patch_size) * relative ** (-self.sizes / 2)
-        largest = max(1.0, min(height, width) / self.patch_size)
-        return torch.cat([positions, scale.clamp(0.5, largest)[..., None]], -1)
+        return spread(density, strength, images, tokens)
 
     def save(self, path: str | Path) -> None:
         """Write the policy by itself: a safetensors file that names the weights it was trained for."""
@@ -159,28 +138,28 @@ class Policy(nn.Module):
 
     def describe(self) -> dict[str, Any]:
         """What is needed to build the policy again: JSON values only."""
-        how = {"strength": self.strength, "sizes": self.sizes, "fewest": self.min_tokens}  # "fewest": as 0.2 wrote it
-        return {**self.about, **how, "patch_size": self.patch_size}
+        how = {"strength": self.strength, "fewest": self.min_tokens, "sizes": 0.0}  # as 0.2 and 0.3.0 wrote it
+        return {**self.about, **how, "look": KIND, "options": self.options, "patch_size": self.patch_size}
 
 
-def between(places: Tensor, cells: int) -> Tensor:
-    """Bilinear interpolation along an axis of so many cells: how much each counts at places (..., M), in cells.
+def upsampling(cells: int) -> Tensor:
+    """Bilinear interpolation of an axis to FINER times as many cells, as a matrix (FINER · cells, cells).
 
-    (..., M, cells). Products with it instead of F.interpolate and F.grid_sample, so that exported graphs are simple.
+    A product with it instead of F.interpolate keeps exported graphs simple.
     """
-    at = (places.double() - 0.5).clamp(0, cells - 1)
-    return (1 - (at[..., None] - torch.arange(cells)).abs()).clamp(min=0)
+    at = ((torch.arange(cells * FINER) + 0.5) / FINER).double().sub(0.5).clamp(0, cells - 1)
+    return (1 - (at[:, None] - torch.arange(cells)).abs()).clamp(min=0)
 
 
 def is_policy_file(prior: Any) -> bool:
-    """Whether a prior is given as the file of a policy."""
+    """Whether a prior is the name of a policy's file."""
     return isinstance(prior, (str, Path)) and str(prior).endswith(".safetensors")
 
 
 def read_policy_file(path: str | Path, patch_size: int = 16) -> Policy:
-    """The policy that `spot learn` wrote. For which weights it was trained is in `about`; see `spot.load_policy`.
+    """The policy that `spot learn` wrote. `about` names the weights it was trained for; see `spot.load_policy`.
 
-    patch_size: of the model, for files of version 0.2, which do not say it.
+    patch_size: of the model, for files of version 0.2, which do not contain it.
     """
     state, about = read_tensors(path, KEY, "a policy, as spot learn writes it")
     if about.get("format") != FORMAT:
@@ -192,7 +171,7 @@ def read_policy_file(path: str | Path, patch_size: int = 16) -> Policy:
 
 
 def policy_from(about: Mapping[str, Any], state: Mapping[str, Tensor], path: str) -> Policy:
-    """The policy that `describe` and its weights stand for, frozen; a sentence that names the file if it is damaged."""
+    """A frozen policy from its description and its weights; `path` is for messages."""
     try:
         policy = build_policy(about)
         policy.load_state_dict(state)
@@ -204,14 +183,14 @@ def policy_from(about: Mapping[str, Any], state: Mapping[str, Tensor], path: str
 
 
 def build_policy(about: Mapping[str, Any]) -> Policy:
-    """A policy as `describe` says, with fresh weights that are not trained further unless one asks for it."""
+    """A frozen policy from its description, with random weights."""
     if about["look"] == "glimpses":
-        from spot.placement.finder import build_finder  # which is made of this module's policies
+        from spot.placement.finder import build_finder  # which imports this module
 
         return build_finder(about)
-    if about["look"] not in LOOKS:
-        raise InputError(f"its look {about['look']!r} was removed in version 0.3; train it again with spot learn")
+    if about["look"] != KIND or about.get("sizes"):
+        raise InputError("its kind of policy was removed in version 0.3; train it again with spot learn")
     known = {name: about[name] for name in ("model", "hash", "made")}
-    how: dict[str, Any] = {name: about[name] for name in ("strength", "sizes", "patch_size")}
-    policy = Policy(look=about["look"], min_tokens=about["fewest"], about=known, **how, **about["options"])
+    how = {name: about[name] for name in ("strength", "patch_size")}
+    policy = Policy(min_tokens=about["fewest"], about=known, **how, **about["options"])
     return policy.eval().requires_grad_(False)

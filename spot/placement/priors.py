@@ -1,4 +1,4 @@
-"""Spatial priors: where tokens go before the model has looked (paper, "Spatial Priors").
+"""Spatial priors: positions of tokens before the forward pass (paper, "Spatial Priors").
 
 A prior maps images (B, C, H, W) to positions (B, N, 2): one (y, x) per token, as a fraction of
 height and width, so (0.5, 0.5) is the middle. Every prior gives exactly N tokens for any N ≥ 1 and
@@ -8,9 +8,8 @@ any image shape, inside Ω, the paper's Ω_subpix: the rectangle from the first 
     PRIORS["uniform"](images, 25, keys=names, seed=1) each image's tokens from (seed, key) alone
     PRIORS["focus"](images, 25, maps=maps)            from saliency maps (B, H, W)
 
-To add a prior, write a function (images, tokens, generator) and list it in PRIORS; wherever a name is
-taken, such a function is too. Numbers are drawn on the CPU, so that one seed gives one placement on
-every device.
+To add a prior, write a function (images, tokens, generator) and list it in PRIORS. Such a function can also be passed
+wherever a name is. Numbers are drawn on the CPU, so that one seed gives one placement on every device.
 """
 
 import inspect
@@ -31,10 +30,10 @@ from spot.errors import InputError, check_kind, unknown
 GAUSSIAN_WIDTH = 1 / math.pi  # standard deviation of the gaussian prior, as a fraction of each side
 CENTER_WIDTH = 0.3  # how far from the middle the center prior still pulls, as a fraction of each side
 FOCUS_BLUR = 1 / 7  # width of the mean that the focus prior takes of its map, as a fraction of each side
-FOCUS_SHARE = 0.5  # of what the focus prior shares out, how much is saliency; the rest is plain area
+FOCUS_SHARE = 0.5  # the share of saliency in the focus prior; the rest is area
 SOFTNESS = 4.0  # temperature of salient-soft: a map to the power of one by this
 MOST_TOKENS = 1_000_000  # more would only fill the memory
-LEARNED = "learned"  # the prior that is a model's own policy (spot/placement/policy.py)
+LEARNED = "learned"  # a model's policy (spot/placement/policy.py)
 BOUNDARY_DEPTH = 0.1  # the boundary prior stays within this fraction of each side
 
 
@@ -56,8 +55,8 @@ def sobol(images: Tensor, tokens: int, generator: Generator | None = None) -> Te
     """Quasirandom coverage: a scrambled Sobol sequence per image, whose first n points place n tokens."""
     check_tokens(tokens)
     _check_generator(generator)
-    # Scrambling as in SobolEngine(scramble=True), a random triangular bit matrix and a digital shift,
-    # for all images at once: an engine per image would cost more than reading the tokens.
+    # Scrambling as in SobolEngine(scramble=True), a random triangular bit matrix and a digital shift, for all images at
+    # once: an engine per image would cost more than the tokenizer.
     bits = 24
     scramble = torch.randint(2, (len(images), 2, bits, bits), generator=generator).tril(-1) + torch.eye(bits)
     shift = torch.randint(2, (len(images), 1, 2, bits), generator=generator)
@@ -80,8 +79,8 @@ def isotropic(images: Tensor, tokens: int, generator: Generator | None = None) -
 def center(images: Tensor, tokens: int, generator: Generator | None = None, *, full: int = 196) -> Tensor:
     """Even coverage drawn towards the middle, the more so the fewer tokens there are.
 
-    An offset d from the middle becomes d · (1 − b · exp(−(d / CENTER_WIDTH)²)), with b = 1 − tokens / full:
-    none of a full grid's `full` tokens can move without leaving a hole, so the bias fades towards it.
+    An offset d from the middle becomes d · (1 − b · exp(−(d / CENTER_WIDTH)²)), with b = 1 − tokens / full. The bias
+    fades towards a full grid, whose tokens cannot move without leaving a hole.
     """
     offset = isotropic(images, tokens) - 0.5
     bias = max(0.0, 1 - tokens / full)
@@ -120,8 +119,8 @@ def salient_distinct(
 ) -> Tensor:
     """As salient, but no two tokens in one of the `full` cells of an even grid: drawn without replacement.
 
-    Cells are drawn in proportion to their saliency, a place within the cell uniformly. More tokens than cells begin
-    again with all cells.
+    Cells are drawn in proportion to their saliency, and the position in a cell uniformly. With more tokens than cells
+    all cells are drawn again.
     """
     height, width = images.shape[-2:]
     rows = max(1, round(math.sqrt(full * height / width)))
@@ -140,7 +139,7 @@ def salient_distinct(
 
 
 def salient_soft(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
-    """As salient, from a softer map: to the power of 1 / SOFTNESS, so that a nearly black and white one has shades."""
+    """As salient, from the map to the power of 1 / SOFTNESS, which gives a nearly binary map intermediate values."""
     return _from_density(maps.clamp(min=0) ** (1 / SOFTNESS), images, tokens, generator)
 
 
@@ -155,9 +154,8 @@ def focus(
 ) -> Tensor:
     """Even coverage drawn towards what is salient: isotropic's tokens, moved until each has an equal share.
 
-    A part of what is shared out is the saliency, blurred so that its edges do not matter, and the rest is the plain
-    area, so that all of the image is still seen. Tokens drawn from a map, as `salient` has them, fall on each other;
-    these keep their distance. A flat map gives isotropic. By default FOCUS_BLUR and FOCUS_SHARE.
+    The shares are of a mixture of blurred saliency and area, so some tokens always cover the rest of the image. Tokens
+    drawn from a map, as in `salient`, overlap; these do not. A flat map gives isotropic.
     """
     blur, share = FOCUS_BLUR if blur is None else blur, FOCUS_SHARE if share is None else share
     density = maps.detach().cpu().double().clamp(min=0)
@@ -194,7 +192,7 @@ class Prior:
 
     @property
     def looks(self) -> bool:
-        """Whether positions depend on what is in the image."""
+        """Whether positions depend on the content of the image."""
         return self.needs_map or self.learned or getattr(self.draw, "looks", False)
 
     def __call__(
@@ -256,7 +254,7 @@ PRIORS: dict[str, Prior] = {
 def resolve_prior(prior: AnyPrior) -> Prior:
     """The prior of a name, or of a function (images, tokens, generator), random unless its attribute says otherwise.
 
-    "learned" needs a model, which knows its policy.
+    "learned" needs a model; see SpotViT.resolved_prior.
     """
     if isinstance(prior, Prior):
         return prior
@@ -289,7 +287,7 @@ def drawn(
     keys: Sequence[str] | None,
     seed: int,
 ) -> Tensor:
-    """What draw(rows, generator) gives for all rows at once, or with keys for each, with its own random numbers."""
+    """draw(rows, generator) for all rows at once, or with keys for each row, with random numbers of its own."""
     if keys is None or not count:
         return draw(slice(None), generator)
     check_kind("keys", keys, Sequence, advice="a name for each image")
@@ -314,7 +312,7 @@ def check_tokens(tokens: int) -> None:
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is not a batch of images with pixels in them."""
+    """Refuse anything but a batch of images with at least one pixel."""
     check_kind("images", images, Tensor, advice="for a picture use model.transform()(picture)[None]")
     if images.is_complex():
         raise InputError(f"images must be real numbers, got {images.dtype}")
@@ -349,7 +347,7 @@ def even_places(tokens: int, height: int, width: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _even_numbers(tokens: int, height: int, width: int) -> list[tuple[float, float]]:
-    """The same as numbers, which can be kept: a tensor belongs to the mode it was made in."""
+    """The same as numbers, to be cached: a tensor made in inference mode cannot be used outside it."""
     ideal = math.sqrt(tokens * height / width)  # rows of square cells
     rows = min(max(1, round(ideal)), tokens)
     # Row r holds tokens ends[r] to ends[r + 1] and is as high as its share of them.

@@ -1,16 +1,15 @@
-"""Saliency maps: where an image is worth looking at (paper, "Salient" prior and the saliency gain).
+"""Saliency maps (paper, "Salient" prior and the saliency gain), their files and their cost.
 
-A saliency maps RGB images (B, 3, H, W) in [0, 1] to maps (B, H, W) in [0, 1] of the same size.
-Computed maps are stretched: the least salient pixel of an image is 0, the most salient 1; where all
-pixels are alike the map is 1 everywhere.
+A saliency maps RGB images (B, 3, H, W) in [0, 1] to maps (B, H, W) in [0, 1] of the same size. Computed maps are
+stretched: the least salient pixel of an image is 0, the most salient 1. A constant map becomes 1.
 
     spectral_residual          needs no weights
-    OnnxSaliency(file)         a salient-object network such as U²-Net        extra [onnx]
-    ClipSeg(prompt)            what a text describes, the paper's choice       extra [clipseg]
-    MapFolder(folder)          maps on disk, PNG, by image name
+    OnnxSaliency(file)         a salient-object network such as U²-Net         extra [onnx]
+    ClipSeg(prompt)            the region that a text describes, as the paper  extra [clipseg]
+    MapFolder(folder)          maps on disk, PNG, by image name; `write_maps` makes them
 
-Models see normalised images: `resolve_saliency` makes any source (a name, a file, a folder, a function,
-known masks) into one that takes images as a model sees them, as `SpotViT.saliency` does.
+`resolve_saliency` makes any source (a name, a file, a folder, a function, known masks) into a function of a model's
+normalised images.
 """
 
 import math
@@ -23,24 +22,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo
 from torch import Tensor
 from torchvision.transforms.functional import normalize
 
+from spot import report
+from spot.data.images import Images
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
 from spot.placement.priors import PRIORS, AnyPrior, resolve_prior
+from spot.store import read_json, whole, write_json
 
 Saliency = Callable[[Tensor], Tensor]  # RGB images (B, 3, H, W) in [0, 1] → maps (B, H, W)
 
 SALIENCIES = ("spectral", "clipseg")
 CLIPSEG = "CIDAS/clipseg-rd64-refined"
-PROMPT = "the main object"  # for CLIPSeg when nothing is known of the image
+PROMPT = "the main object"  # CLIPSeg's default
+ABOUT = "saliency.json"  # in a folder of maps: the method that made them, and its multiply-adds
 
 
 def spectral_residual(images: Tensor) -> Tensor:
-    """What is unexpected in an image's spectrum (Hou and Zhang, 2007): no weights, a few milliseconds."""
-    side, blur = 64, 2.5  # the longer side, which sets the scale of what stands out, and its smoothing, in pixels
+    """The spectral residual (Hou and Zhang, 2007)."""
+    side, blur = 64, 2.5  # the longer side, which sets the scale of salient regions, and their smoothing, in pixels
     images = _checked_images(images)
     height, width = images.shape[-2:]
     if not len(images):
@@ -48,7 +51,7 @@ def spectral_residual(images: Tensor) -> Tensor:
     scale = side / max(height, width)
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
     grey = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
-    # A spectrum repeats the image: led over to its mean first, or the jump between its edges would stand out.
+    # A spectrum repeats the image. Fade it into its mean, or the jump between its edges would be salient.
     grey = _resized(grey, small)
     mean, margin = grey.mean((-2, -1), keepdim=True), side // 4
     plain = grey.std((-2, -1), correction=0) < 0.5 / 255  # nothing but rounding to find
@@ -70,7 +73,7 @@ def spectral_residual(images: Tensor) -> Tensor:
 class OnnxSaliency:
     """A salient-object network in ONNX form, of U²-Net's convention.
 
-    One RGB input (B, 3, S, S) normalised as for ImageNet; the first output is the map, sigmoid applied.
+    One RGB input (B, 3, S, S) normalised as for ImageNet; the first output is the map, after the sigmoid.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -105,15 +108,10 @@ class OnnxSaliency:
 
 
 class ClipSeg:
-    """CLIPSeg through transformers: how much each pixel belongs to what a text describes."""
+    """CLIPSeg through transformers: the region that a text describes."""
 
     def __init__(self, prompt: str = PROMPT, checkpoint: str | Path = CLIPSEG, side: int = 352) -> None:
-        """
-        Args:
-            prompt: a class name or a generic text, for images that come without their own.
-            checkpoint: a hub id or a folder.
-            side: images are scaled to side × side, 352 as in training.
-        """
+        """checkpoint: a hub id or a folder. side: images are scaled to side × side, 352 as in training."""
         try:
             from transformers import AutoTokenizer, CLIPSegForImageSegmentation
         except ImportError:
@@ -128,7 +126,7 @@ class ClipSeg:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str] | None = None) -> Tensor:
-        """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1], with a prompt each or the same for all."""
+        """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1], with a prompt for each or the same for all."""
         images = _checked_images(images)
         prompts = [self.prompt] * len(images) if prompts is None else list(prompts)
         if len(prompts) != len(images):
@@ -145,8 +143,8 @@ class ClipSeg:
 class MapFolder:
     """Maps on disk: for the image `a/b.jpg` the grey picture `a/b.png` in the folder, of the image's size.
 
-    A map goes through the same transform as its image (from PIL to normalised (3, H, W), by the "mean" and "std"
-    of data_config), so it fits what the model sees. With the images' root a map of another size is refused.
+    A map goes through its image's transform (from PIL to normalised (3, H, W), by the "mean" and "std" of data_config).
+    With the images' root a map of another size is refused.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class MapFolder:
         self.transform, self.data_config, self.root = transform, data_config, root
 
     def __call__(self, images: Tensor, keys: Sequence[str]) -> Tensor:
-        """Maps (B, H, W) for images (B, C, H, W) as the model sees them, by their keys."""
+        """Maps (B, H, W) for a model's images (B, C, H, W), by their keys."""
         pictures = torch.stack([self.transform(self.open(key)) for key in keys])
         return rgb(pictures, self.data_config).mean(1).to(images.device)
 
@@ -198,7 +196,7 @@ def open_saliency(source: str | Path) -> Saliency:
 
 
 class KeyedSaliency:
-    """Maps (B, H, W) for images (B, C, H, W) as the model sees them and, where the source needs them, their keys."""
+    """Maps (B, H, W) for a model's images (B, C, H, W) and, where the source needs them, their keys."""
 
     def __init__(self, maps: Callable[[Tensor, Sequence[str]], Tensor], name: str, *, needs_keys: bool = False) -> None:
         self.maps, self.name, self.needs_keys = maps, name, needs_keys
@@ -209,7 +207,7 @@ class KeyedSaliency:
         return checked_maps(self.maps(images, keys or ()), images, keys)
 
 
-Source = str | Path | Saliency | Tensor | KeyedSaliency  # what resolve_saliency takes
+Source = str | Path | Saliency | Tensor | KeyedSaliency
 
 
 def resolve_saliency(
@@ -218,12 +216,12 @@ def resolve_saliency(
     transform: Callable[[Image.Image], Tensor],
     root: str | Path | None = None,
 ) -> KeyedSaliency:
-    """Any source of maps, for images as a model sees them.
+    """Any source of maps as a function of a model's images.
 
     Args:
         source: a name, an .onnx file or a folder of maps; a function of RGB images in [0, 1]; or known maps (B, H, W).
         data_config: the model's, with its "mean" and "std".
-        transform, root: see MapFolder; used only for maps on disk.
+        transform, root: for maps on disk, see MapFolder.
     """
     if isinstance(source, KeyedSaliency):
         return source
@@ -284,11 +282,6 @@ def checked_maps(maps: Tensor, images: Tensor, keys: Sequence[str] | None = None
     return maps
 
 
-def map_path(folder: str | Path, key: str) -> Path:
-    """Where the map of an image is kept."""
-    return (Path(folder) / key).with_suffix(".png")
-
-
 def _checked_images(images: Tensor) -> Tensor:
     if images.ndim != 4 or images.shape[1] != 3:
         raise InputError(f"a saliency takes RGB images (B, 3, H, W), got {tuple(images.shape)}")
@@ -320,3 +313,120 @@ def _size(path: Path) -> tuple[int, int]:
             return (picture.height, picture.width) if sideways else (picture.width, picture.height)
     except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
         raise InputError(f"{path} cannot be read: {error}") from None
+
+
+# Maps as files
+
+
+def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) -> list[dict[str, Any]]:
+    """Make the maps that are not there yet, each file whole or not at all; a row for each that was made.
+
+    Args:
+        data: images (3, H, W) in [0, 1], of any size.
+        method: see `open_saliency`.
+        prompt: for clipseg; "class" is the name of each image's class folder.
+    """
+    if prompt is not None and method != "clipseg":
+        raise InputError(f"a prompt goes with the method clipseg, not with {method}; got {prompt!r}")
+    saliency: Any = open_saliency(method if prompt in (None, "class") else f"{method}:{prompt}")
+    files: dict[Path, str] = {}
+    for key in data.keys:
+        other = files.setdefault(map_path(out, key), key)
+        if other != key:
+            raise InputError(f"{other} and {key} would have the same map, {map_path(out, key)}; rename one of them")
+    check_method(out, method, prompt)
+    todo = [index for index, file in enumerate(files) if not file.exists()]
+    rows = []
+    for index in report.track(todo, "saliency"):
+        sample = data[index]
+        if sample is None:
+            continue
+        image, _, key = sample
+        prompts = ([class_prompt(key)],) if prompt == "class" else ()
+        made, file = saliency(image[None], *prompts)[0], map_path(out, key)
+        with whole(file) as temporary:
+            Image.fromarray((made * 255).round().byte().cpu().numpy()).save(temporary)
+        share = (made > 0.5).float().mean().item()
+        rows.append({"image": key, "mean": made.mean().item(), "above half %": 100 * share, "map": str(file)})
+    return rows
+
+
+def map_path(folder: str | Path, key: str) -> Path:
+    """The file of an image's map."""
+    return (Path(folder) / key).with_suffix(".png")
+
+
+def class_prompt(key: str) -> str:
+    """The name of an image's class folder in words: ImageNet's word for a wnid, else the folder's name."""
+    folder = Path(key).parent.name
+    if not folder:
+        raise InputError(f"the prompt 'class' needs class folders, but {key} is in none")
+    info = ImageNetInfo()
+    if folder in info.label_names():
+        return info.label_name_to_description(folder).split(",")[0]
+    return folder.replace("_", " ")
+
+
+def check_method(out: Path, method: str, prompt: str | None) -> None:
+    """Record in the folder the method and the cost of its maps; refuse to mix two methods."""
+    about = {"method": Path(method).name, "prompt": prompt}
+    file = out / ABOUT
+    there = read_json(file, "a description of maps") if file.exists() else {}
+    if "macs" not in there and there in ({}, about):
+        write_json(file, {**about, "macs": map_macs(method)})
+    elif {name: there.get(name) for name in about} != about:
+        raise InputError(f"{out} holds maps made with {there}, not {about}; choose another folder")
+
+
+# Their cost
+
+
+def map_macs(source: str | Path) -> int | None:
+    """Multiply-adds of one map by a saliency of this name, file or folder; None where they are not known."""
+    path = Path(source)
+    if path.is_dir():
+        known = read_json(path / ABOUT, "a description of maps") if (path / ABOUT).is_file() else {}
+        return known.get("macs")
+    if path.suffix == ".onnx":
+        return onnx_macs(path)
+    return spectral_macs() if str(source) == "spectral" else None
+
+
+def spectral_macs(side: int = 224) -> int:
+    """Of the spectral residual of a square image: two Fourier transforms of 96 × 96, two blurs, two resizings."""
+    small, padded, taps = 64, 96, 17
+    transforms = 2 * 5 * padded**2 * math.log2(padded**2) / 2  # 5 n log n FLOPs each
+    blurs = 2 * taps * (small + taps) * small + 9 * padded**2
+    resizing = (2 * side / small + 2) * (side * small + small**2)
+    return round(transforms + blurs + resizing)
+
+
+def onnx_macs(path: str | Path) -> int | None:
+    """Of the convolutions and matrix products in an ONNX graph, for one image; None without the package onnx."""
+    try:
+        import onnx
+    except ImportError:
+        return None
+    try:
+        model = onnx.load(str(path))
+        for entry in model.graph.input:  # one image, of U²-Net's size where the file leaves it open
+            for axis, dim in enumerate(entry.type.tensor_type.shape.dim):
+                dim.dim_value = dim.dim_value or (1, 3, 320, 320)[axis]
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except Exception as error:  # protobuf's and onnx's own exceptions
+        raise InputError(f"{path} is not an ONNX model: {str(error).splitlines()[0]}") from None
+    shapes: dict[str, list[int]] = {each.name: list(each.dims) for each in graph.initializer}
+    for each in (*graph.value_info, *graph.input, *graph.output):
+        shapes[each.name] = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+    return sum(_node_macs(node, shapes) for node in graph.node)
+
+
+def _node_macs(node: Any, shapes: dict[str, list[int]]) -> int:
+    if node.op_type in ("Conv", "ConvTranspose"):
+        # A weight is used once at every place of the larger grid: the output's, or a transposed one's input.
+        grid = shapes[node.output[0] if node.op_type == "Conv" else node.input[0]]
+        return math.prod(shapes[node.input[1]]) * math.prod(grid[2:])
+    if node.op_type in ("MatMul", "Gemm"):
+        turned = any(each.name == "transA" and each.i for each in node.attribute)
+        return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][0 if turned else -1]
+    return 0

@@ -1,8 +1,7 @@
 """Sizes of windows: placements (B, N, 3) whose third number is each window's scale.
 
-A window of scale s covers s·K × s·K pixels with K × K samples; 1 is one sample per pixel, and a placement
-of two columns means 1. The fewer the tokens, the more of the image their windows of scale 1 leave out;
-"auto" makes them larger by a rule.
+A window of scale s covers s·K × s·K pixels with K × K samples. Two columns mean scale 1, one sample per pixel. "auto"
+makes the windows of few tokens larger.
 """
 
 import math
@@ -14,32 +13,31 @@ from torch import Tensor
 from spot.errors import InputError
 
 Scale = float | Literal["auto"]
-STEP = 16.0  # a search's step that moves windows by 1 % of the image changes their size by so many percent
+STEP = 16.0  # a step of a search that moves windows by 1 % of the image changes their size by 16 %
 
 
 def tiling_scale(tokens: int, height: int, width: int, size: int) -> float:
-    """The scale at which so many windows of K = size samples have the area of the image, but at least 1."""
+    """The scale at which the windows of K = size samples have the area of the image, at least 1."""
     return max(1.0, math.sqrt(height * width / tokens) / size)
 
 
 def auto_scale(tokens: int, height: int, width: int, size: int) -> float:
-    """The scale that "auto" means: 1 for as many tokens as the grid has, and larger the fewer there are.
+    """The scale of "auto": 1 for as many tokens as the grid has, and larger the fewer there are.
 
-    Many tokens nearly tile the image, few have to choose between seeing all of it and seeing any of it well: the
-    way to tiling, in log scale, is 0.85, 0.7 and 0.55 of the whole with 100, 49 and 25 of 196 tokens, at least a half.
+    In log scale it is 0.85, 0.7 and 0.55 of the tiling scale with 100, 49 and 25 of 196 tokens, and at least a half.
     """
     tiling = tiling_scale(tokens, height, width, size)
     return tiling ** max(0.5, 1 - 0.3 * math.log2(tiling))
 
 
 def resolve_scale(scale: Scale | None, tokens: int, images: Tensor, size: int) -> float:
-    """The number that a scale means for so many tokens on these images."""
+    """A scale as a number."""
     height, width = images.shape[-2:]
     return auto_scale(tokens, height, width, size) if scale == "auto" else 1.0 if scale is None else float(scale)
 
 
 def check_size(scale: Scale | None) -> None:
-    """Refuse what is neither "auto" nor a number above 0."""
+    """Refuse a scale other than "auto" or a number above 0."""
     if scale is None or (isinstance(scale, str) and scale == "auto"):
         return
     if isinstance(scale, (str, bool)) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
@@ -54,21 +52,17 @@ def sized(positions: Tensor, scale: float) -> Tensor:
 
 
 def to_steps(positions: Tensor) -> Tensor:
-    """Positions as a search moves them: a scale becomes its logarithm, in units that suit one learning rate.
-
-    Regions are not moved: their gradient is zero.
-    """
+    """Positions as a search optimises them: scales as logarithms, in units that suit the learning rate."""
     return torch.cat([positions[..., :2], positions[..., 2:3].log() / STEP, positions[..., 3:]], -1)
 
 
 def from_steps(place: Tensor) -> Tensor:
-    """The positions that to_steps came from."""
+    """The inverse of to_steps. Regions have no gradient."""
     return torch.cat([place[..., :2], (place[..., 2:3] * STEP).exp(), place[..., 3:].detach()], -1)
 
 
 def step_limits(low: Tensor, high: Tensor, positions: Tensor, largest: float) -> tuple[Tensor, Tensor]:
-    """Corners of Ω for positions as a search moves them: scales between a half, or below it half of the smallest, and
-    the largest."""
+    """Bounds of the positions that a search optimises. Scales have a lower bound of 0.5, or half of a smaller start."""
     if positions.shape[-1] == 2:
         return low, high
     start = float(positions[..., 2].min())

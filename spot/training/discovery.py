@@ -1,19 +1,20 @@
-"""Discover where the object is in large pictures, from the labels of whole pictures alone.
+"""Discover the places of objects in large pictures from the labels of whole pictures alone.
 
-1. A frozen dense ViT reads each picture in tiles. A linear map gives each token a score for every class. The score of
-   a picture is the log-sum-exp over its tokens, and picture labels train the map (multiple-instance learning).
-2. The peaks of a picture's own class, in two sizes, are candidates. The frozen ViT reads each as a glimpse, and a
-   linear head is fitted on one candidate of each picture. Each picture then takes the candidate with the highest
-   probability of its label, and the head is fitted again, for a few rounds.
-3. A finder learns these places, and its places in all pictures are the next candidates, as in 2. A finder has to find
-   in one picture what it learned in others, so places that fit by chance are not found again.
+1. A frozen dense ViT processes each picture in tiles. A linear map gives each token a score for every class. The score
+   of a picture is the log-sum-exp over its tokens, and picture labels train the map (multiple-instance learning).
+2. The peaks of a picture's own class, in two sizes, are candidates. The frozen ViT computes features of each as a
+   glimpse, and a linear head is fitted on one candidate of each picture. Each picture then takes the candidate with the
+   highest probability of its label, and the head is fitted again, for a few rounds.
+3. A finder is trained on these places. The places that it finds in all pictures are the next candidates, as in 2. It
+   has to generalise between pictures, so it does not find places that were chosen by chance.
 
-The class `none` holds pictures without an object. A place has a weight, the probability of the label there. Pictures
+The class `none` has pictures without an object. The weight of a place is the probability of the label there. Pictures
 without a likely place are left out of the training that follows.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,17 +29,16 @@ from spot.placement.finder import Finder
 from spot.placement.glimpses import cut_out
 from spot.store import read_tensors, write_tensors
 from spot.training.finder import places_found, shrink, train_finder
-from spot.training.glimpses import fit_head, pooled
 
 KIND = "spot_tiles"
 SIDES = (48.0, 80.0)  # pixels of a candidate, before sizes are known
-SURE = (0.3, 0.5)  # a place to which the head gives the label with less than this is none: at first, and later
-DECAY = (0.03, 0.1)  # the penalty of the head: at first, and later
+LIKELY = (0.3, 0.5)  # least probability of the label at a place, with tiles' and with a finder's candidates
+DECAY = (0.03, 0.1)  # the L2 penalty of the head, likewise
 
 
 @torch.no_grad()
 def tile_features(dense: SpotViT, pictures: Pictures, folder: Path) -> list[Tensor]:
-    """Tokens (R, C, D), float16, of each picture read in tiles of the model's size; kept in a folder, a file each."""
+    """Tokens (R, C, D), float16, of each picture in tiles of the model's size; kept in a folder, a file each."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for index in report.track(range(len(pictures)), "tiles", len(pictures)):
@@ -96,14 +96,43 @@ def class_maps(
         return [(((each.float() - mean) / width) @ weight + bias) * kinds for each in features]
 
 
-def highest(scores: Tensor, count: int, window: int) -> Tensor:
-    """The middles (count, 2), in pixels, of the highest peaks of scores (R, C) of windows of so many pixels."""
+@torch.no_grad()
+def pooled(model: SpotViT, views: Tensor, batch: int = 24) -> Tensor:
+    """Features (B, D) of glimpses (B, 3, S, S)."""
+    parts = views.split(batch)
+    return torch.cat(
+        [model.forward_head(model.forward_features(part, model.grid(part)), pre_logits=True) for part in parts]
+    )
+
+
+def fit_head(model: SpotViT, features: Tensor, labels: Tensor, decay: float = 1e-2) -> None:
+    """Set the head by logistic regression on features (M, D), standardised, with an L2 penalty."""
+    mean, width = features.mean(0), features.std(0) + 1e-6
+    x = (features - mean) / width
+    weight = torch.zeros(features.shape[1], model.num_classes, requires_grad=True)
+    bias = torch.zeros(model.num_classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=80, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(x @ weight + bias, labels) + decay * weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.vit.head.weight.copy_((weight / width[:, None]).T)
+        model.vit.head.bias.copy_(bias - (mean / width) @ weight)
+
+
+def peaks(scores: Tensor, count: int, window: int) -> Tensor:
+    """The centres (count, 2), in pixels, of the highest peaks of scores (R, C) of windows of so many pixels."""
     peak = scores == F.max_pool2d(scores[None, None], 5, 1, 2)[0, 0]
     cell = torch.where(peak, scores, scores - 1e3).flatten().topk(count).indices
     return torch.stack([cell // scores.shape[1] + 0.5, cell % scores.shape[1] + 0.5], 1) * window
 
 
-def agree(
+def choose_places(
     model: SpotViT,
     pictures: Pictures,
     candidates: Mapping[str, Tensor],
@@ -115,7 +144,7 @@ def agree(
     rounds: int = 6,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """One place (1, 4) for each picture where the label is likely, of its candidates (n, 3): y, x, size in pixels.
+    """One of its candidates (n, 3) for each picture where the label is likely: (1, 4), y, x, size and weight.
 
     Every picture begins with its first candidate. later: the candidates are a finder's.
     """
@@ -129,19 +158,17 @@ def agree(
         for y, x, size in torch.cat([candidates[key][:, :3], anywhere[None]]).tolist():
             y, x = min(max(y, 0.0), float(height)), min(max(x, 0.0), float(width))
             views.append(cut_out(picture, y, x, min(margin * size, height, width), samples))
-        seen = pooled(model, torch.stack(views) / 127.5 - 1)
-        features[key], other = seen[:-1], seen[-1:]
-        others.append(other)
+        made = pooled(model, torch.stack(views) / 127.5 - 1)
+        features[key] = made[:-1]
+        others.append(made[-1:])
     label = dict(zip(pictures.keys, pictures.labels, strict=True))
     chosen = {key: 0 for key in pictures.keys if label[key] != none}
     likely = dict.fromkeys(chosen, 1.0)
-    empty = [features[key] for key in pictures.keys if label[key] == none]
-    nothing = torch.cat([*empty, *others])
+    empty = torch.cat([*(features[key] for key in pictures.keys if label[key] == none), *others])
     for _ in range(rounds):
         held = [key for key in chosen if likely[key] > 0.2] or list(chosen)
-        x = torch.cat([nothing, *(features[key][chosen[key]][None] for key in held)])
-        y = torch.tensor([none] * len(nothing) + [label[key] for key in held])
-        fit_head(model, x, y, DECAY[later])
+        x = torch.cat([empty, *(features[key][chosen[key]][None] for key in held)])
+        fit_head(model, x, torch.tensor([none] * len(empty) + [label[key] for key in held]), DECAY[later])
         with torch.no_grad():
             for key in chosen:
                 share = model.vit.head(features[key]).softmax(1)[:, label[key]]
@@ -149,7 +176,31 @@ def agree(
     return {
         key: torch.cat([candidates[key][row, :3], torch.tensor([likely[key]])])[None]
         for key, row in chosen.items()
-        if likely[key] > SURE[later]
+        if likely[key] > LIKELY[later]
+    }
+
+
+def tile_candidates(
+    scores: list[Tensor], pictures: Pictures, none: int, window: int, margin: float
+) -> dict[str, Tensor]:
+    """Candidates (n, 3) by key: three peaks of the picture's own class, or one of every class in pictures of `none`."""
+    candidates = {}
+    for key, label, score in zip(pictures.keys, pictures.labels, scores, strict=True):
+        asked = [label] if label != none else [each for each in range(len(pictures.classes)) if each != none]
+        count = 1 if label == none else 3
+        middles = torch.cat([peaks(score[..., each], count, window) for each in asked])
+        sides = middles.new_tensor(SIDES) / margin
+        candidates[key] = torch.cat([middles.repeat_interleave(2, 0), sides.repeat(len(middles))[:, None]], 1)
+    return candidates
+
+
+@torch.no_grad()
+def finder_candidates(finder: Finder, pictures: Pictures) -> dict[str, Tensor]:
+    """Candidates (4, 3) by key: the places that a finder finds."""
+    small = shrink(finder, pictures)
+    return {
+        key: places_found(finder, pictures.pixels(index), small[index], 4)[:, :3]
+        for index, key in enumerate(pictures.keys)
     }
 
 
@@ -169,49 +220,30 @@ def discover(
     """Places (n, 4) by key, from the labels of pictures alone; see the module.
 
     Args:
-        model: reads candidates; its head is changed.
-        dense: reads the tiles.
-        finder: a finder whose settings are those of the rounds; it is trained.
-        folder: what was computed is kept here, so that an interrupted run goes on.
-        none: the class of pictures that hold nothing.
+        model: classifies candidates; its head is changed.
+        dense: processes the tiles.
+        finder: a new finder, which is trained.
+        folder: results are kept here, so that an interrupted run resumes.
+        none: the class of pictures without an object.
     """
     samples = round(tokens**0.5) * model.patch_size
-    file = folder / "places-0.safetensors"
-    if not file.is_file():
-        features = tile_features(dense, pictures, folder / "tiles")
-        labels = torch.tensor(pictures.labels)
-        scores = class_maps(features, labels, none, len(pictures.classes), seed=seed)
-        candidates = {}
-        for index, key in enumerate(pictures.keys):
-            kind = pictures.labels[index]
-            asked = [kind] * 1 if kind != none else [each for each in range(len(pictures.classes)) if each != none]
-            middles = torch.cat(
-                [highest(scores[index][..., each], 3 if kind != none else 1, dense.patch_size) for each in asked]
-            )
-            sides = middles.new_tensor(SIDES) / finder.margin
-            candidates[key] = torch.cat([middles.repeat_interleave(2, 0), sides.repeat(len(middles))[:, None]], 1)
-        write_places(file, agree(model, pictures, candidates, none=none, samples=samples, later=False, seed=seed))
-    for number in range(1, rounds + 1):
-        file, before = folder / f"places-{number}.safetensors", read_places(folder / f"places-{number - 1}.safetensors")
+    how: dict[str, Any] = {"none": none, "samples": samples, "seed": seed}
+    for number in range(rounds + 1):
+        file = folder / f"places-{number}.safetensors"
         if file.is_file():
             continue
-        state = folder / f"round-{number}.pt"
-        given = pictures.with_places(before, none)
-        train_finder(finder, given, before, steps=steps, each=8, mine=False, seed=seed, state=state)
-        small, candidates = shrink(finder, pictures), {}
-        for index, key in enumerate(pictures.keys):
-            with torch.no_grad():
-                candidates[key] = places_found(finder, pictures.pixels(index), small[index], 4)[:, :3]
-        write_places(file, agree(model, pictures, candidates, none=none, samples=samples, later=True, seed=seed))
-    return read_places(file)
-
-
-def write_places(path: Path, places: Mapping[str, Tensor]) -> None:
-    """Places by key as a safetensors file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(path, dict(places), "spot_places", {})
+        if number == 0:
+            features = tile_features(dense, pictures, folder / "tiles")
+            scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed=seed)
+            candidates = tile_candidates(scores, pictures, none, dense.patch_size, finder.margin)
+        else:
+            places = read_places(folder / f"places-{number - 1}.safetensors")
+            given, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
+            train_finder(finder, given, places, steps=steps, each=8, mine=False, seed=seed, state=state)
+            candidates = finder_candidates(finder, pictures)
+        write_tensors(file, choose_places(model, pictures, candidates, later=number > 0, **how), "spot_places", {})
+    return read_places(folder / f"places-{rounds}.safetensors")
 
 
 def read_places(path: Path) -> dict[str, Tensor]:
-    """What `write_places` wrote."""
     return dict(read_tensors(path, "spot_places", "places, as spot learn keeps them")[0])

@@ -1,4 +1,4 @@
-"""Where training starts without pretrained weights: a whole ViT from nothing, or a new classifier on an encoder."""
+"""New weights: a ViT with random weights, or a new classifier on an encoder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from spot.models.timm_vit import create_timm
 from spot.options import TrainOptions
 from spot.training.recipes import Recipe, literal, pairs
 
-AMPLITUDE = 0.3  # of the position table: about as large as the patches' embedding, so that both are heard
+AMPLITUDE = 0.3  # of the position table: about that of the patch embedding
 
 
 def fresh(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
-    """A timm ViT by name and timm's options, its weights drawn from the seed.
+    """A timm ViT by name and timm's options, with random weights.
 
-    timm starts position tables as small noise. Waves (as in MAE) are learned from sooner, and they
-    are smooth between the grid's cells, where off-grid tokens will stand.
+    Position tables start as waves (as in MAE) instead of timm's noise: training is faster, and they are smooth between
+    the grid's cells.
     """
     try:
         with seeded(seed, Draw.WEIGHTS):
@@ -49,7 +49,7 @@ def waves(positions: Tensor, width: int) -> Tensor:
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """`embed_dim=128` and the like, as timm takes them."""
+    """timm's options from words such as `embed_dim=128`."""
     given = pairs(words, "--fresh takes timm's options as NAME=VALUE")
     return {name: literal(value) for name, value in given.items()}
 
@@ -57,8 +57,8 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
 def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 0, *, anew: bool = False) -> SpotViT:
     """The model's encoder with a head for so many classes, pooling the class token ("token") or the mean ("avg").
 
-    As He et al. do, mean pooling comes with a norm of its own after it, which starts fresh like
-    the head. A model that already classifies so is returned as it is, unless its head is to begin anew.
+    As in He et al., the mean is followed by a new norm. A model that already classifies so is returned unchanged,
+    unless `anew` asks for a new head.
     """
     old = model.vit
     if not isinstance(old, VisionTransformer):
@@ -80,7 +80,7 @@ def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 
 
 
 def for_data(model: SpotViT, recipe: Recipe, options: TrainOptions, classes: int | None = None) -> SpotViT:
-    """The model with a head for the data's classes, which it then knows by name, or for a given number of them.
+    """The model with a head for the data's classes and their names, or for a given number of classes.
 
     A model that was trained for these classes keeps its head.
     """

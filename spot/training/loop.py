@@ -1,11 +1,10 @@
-"""The training loop, one for every objective: accelerate carries it from one CPU to many nodes.
+"""The training loop of all objectives, on one CPU or, through accelerate, on many nodes.
 
     objective = OBJECTIVES[recipe.objective](model, recipe)
     Trainer(objective, Plan(images, recipe, model.data_config), recipe, options, RunFolder(out, settings)).train()
 
-What is restored after an interruption is the weights, the optimiser, the averaged weights and the
-log. Everything random is a function of the seed and the step (spot.draws), so an interrupted run
-ends with the weights of an uninterrupted one, bit for bit on a CPU.
+A checkpoint has the weights, the optimiser, the averaged weights and the log. Random numbers are a function of the
+seed and the step (spot.draws), so a resumed run ends with the weights of an uninterrupted one, bit for bit on a CPU.
 """
 
 import math
@@ -41,7 +40,7 @@ Validate = Callable[[SpotViT], Mapping[str, float]]
 
 @dataclass
 class Progress:
-    """Where training stands; kept in checkpoints."""
+    """The state of the log, kept in checkpoints."""
 
     step: int = 0  # optimiser steps done
     rows: list[dict[str, Any]] = field(default_factory=list)  # the log, one row per epoch
@@ -54,25 +53,24 @@ class Progress:
 
 
 def steps_in(recipe: Recipe, images: int) -> tuple[int, int]:
-    """Optimiser steps of a whole run over so many images, and how many of them warm up."""
+    """The optimiser steps of a whole run over so many images, and of its warm-up."""
     if recipe.batch_size > images:
         raise InputError(
             f"recipe {recipe.name} takes {recipe.batch_size} images a step, but there are {images}; "
             f"use --set batch_size={max(1, images // 2 - images // 2 % 2)} or another"
         )
     total = max(1, round(recipe.epochs * images / recipe.batch_size))
-    share = recipe.warmup_epochs / recipe.epochs if recipe.warmup_share is None else recipe.warmup_share
-    warmup = round(share * recipe.epochs * images / recipe.batch_size)
+    warmup = round(recipe.warmup_epochs * images / recipe.batch_size)
     if warmup and warmup >= total:
         raise InputError(
             f"recipe {recipe.name} warms up for {warmup} steps, but the run has {total}, so it would never learn at "
-            "its full rate; use --set warmup_share=0.1"
+            f"its full rate; use --set warmup_epochs={recipe.epochs / 10:g}"
         )
     return total, warmup
 
 
 class Trainer:
-    """An objective, what it is trained on, and where training stands."""
+    """Trains an objective on a plan of images."""
 
     def __init__(
         self, objective: Objective, plan: Plan, recipe: Recipe, options: TrainOptions, folder: RunFolder
@@ -102,10 +100,10 @@ class Trainer:
             self.average.to(self.accelerator.device)
 
     def train(self, validate: Validate | None = None) -> SpotViT:
-        """Train to the recipe's end and return the model: averaged weights where the recipe has an average.
+        """Train to the recipe's end and return the model, with averaged weights if the recipe has an average.
 
-        validate: the model → named percentages, after every epoch; they join the log. After Ctrl-C there is a
-        checkpoint, and KeyboardInterrupt says from which step the run goes on.
+        validate: the model → named percentages for the log, after every epoch. Ctrl-C writes a checkpoint and raises
+        KeyboardInterrupt, which says from which step the run resumes.
         """
         if self.main:
             self.folder.begin()
@@ -117,18 +115,18 @@ class Trainer:
         stream = parts(self.plan, self.share(range(progress.step, self.total)), self.options.workers)
         self.objective.train()
         began, first = time.monotonic(), progress.step
-        saved = spoke = began
+        saved = printed = began
         with report.progress(shown=self.main) as bar, self.stopping:
             task = bar.add_task("training", total=self.total, completed=first)
             while progress.step < self.total:
                 loss, rate = self.step(stream)
                 bar.update(task, completed=progress.step, description=f"training  loss {loss:.3f}")
                 now = time.monotonic()
-                if self.main and not report.errors.is_terminal and now - spoke >= 60:  # no bar: a line a minute
+                if self.main and not report.errors.is_terminal and now - printed >= 60:  # no bar: a line a minute
                     left = (now - began) / (progress.step - first) * (self.total - progress.step) / 60
-                    said = f"step {progress.step}/{self.total}  loss {loss:.4f}  lr {rate:.2e}  {left:.0f} min left"
-                    print(said, file=sys.stderr)
-                    spoke = now
+                    line = f"step {progress.step}/{self.total}  loss {loss:.4f}  lr {rate:.2e}  {left:.0f} min left"
+                    print(line, file=sys.stderr)
+                    printed = now
                 self.track({"loss": loss, "lr": rate})
                 if self.ends_epoch() or progress.step == self.total:
                     self.close_epoch(rate, validate)
@@ -142,7 +140,7 @@ class Trainer:
         if self.options.tracker:
             self.accelerator.end_training()
         if progress.step < self.total:
-            raise KeyboardInterrupt(f"stopped; the same command goes on from step {progress.step} of {self.total}")
+            raise KeyboardInterrupt(f"stopped; the same command resumes from step {progress.step} of {self.total}")
         trained = self.objective.finish(self.best()).eval()
         if self.main:
             trained.save_pretrained(self.folder.path / "model")
@@ -170,7 +168,7 @@ class Trainer:
         loss /= self.accelerator.num_processes
         self.stopping.agreed = stop > 0
         if not math.isfinite(loss):
-            raise InputError(self.no_number(loss, rate))
+            raise InputError(self.not_finite(loss, rate))
         progress.step += 1
         progress.steps += 1
         progress.loss += loss
@@ -183,7 +181,7 @@ class Trainer:
         return loss, rate
 
     def backward(self, stream: Iterator[Part]) -> tuple[tuple[Tensor, Tensor], float]:
-        """One backward pass (of `accumulate` to a step): loss and images right, and seconds waited for data."""
+        """One backward pass (`accumulate` to a step): loss, correct predictions, and seconds waited for data."""
         accelerator, asked = self.accelerator, time.monotonic()
         part = next(stream)
         waited = time.monotonic() - asked
@@ -204,7 +202,7 @@ class Trainer:
         return step * size // len(self.plan) > (step - 1) * size // len(self.plan)
 
     def close_epoch(self, rate: float, validate: Validate | None) -> None:
-        """Write and show the epoch's row of the log; the sums start again."""
+        """Write and print the epoch's row of the log, and reset the sums."""
         progress = self.progress
         row = {
             "epoch": round(progress.step * self.recipe.batch_size / len(self.plan), 4),
@@ -232,8 +230,8 @@ class Trainer:
         if self.options.tracker:
             self.accelerator.log(values, step=self.progress.step)
 
-    def no_number(self, loss: float, rate: float) -> str:
-        """What to say when the loss is no longer a number."""
+    def not_finite(self, loss: float, rate: float) -> str:
+        """The message for a loss that is not finite."""
         last, recipe, step = self.folder.checkpoints(), self.recipe, self.progress.step
         kept = f"the last good checkpoint is {last[0]}" if last else "there is no checkpoint yet"
         return (
@@ -243,7 +241,7 @@ class Trainer:
         )
 
     def save(self) -> None:
-        """Write a checkpoint with everything that a resumed run needs."""
+        """Write a checkpoint."""
         if not self.main:
             return
         scaler = self.accelerator.scaler  # float16's
@@ -257,7 +255,7 @@ class Trainer:
         self.folder.save(state, self.progress.step)
 
     def restore(self) -> None:
-        """Go on from the folder's newest checkpoint, if it has one."""
+        """Resume from the folder's newest checkpoint, if it has one."""
         state = self.folder.load()
         if state is None:
             return
@@ -277,7 +275,7 @@ class Trainer:
 
 
 def prepare(objective: Objective, recipe: Recipe) -> None:
-    """Set drop path, hold still what has no rate, compile: all that changes no weight."""
+    """Set drop path, freeze parameters whose rate is 0, compile."""
     vit = objective.trained().vit
     depth = len(vit.blocks)
     for number, block in enumerate(vit.blocks):
@@ -293,7 +291,7 @@ def prepare(objective: Objective, recipe: Recipe) -> None:
 
 
 class Stopping:
-    """Within the block Ctrl-C asks training to stop after its step; a second one stops it at once."""
+    """In the block Ctrl-C asks training to stop after its step; a second one stops it at once."""
 
     def __init__(self, *, shown: bool) -> None:
         self.shown = shown

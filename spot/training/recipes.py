@@ -1,10 +1,8 @@
 """Recipes: the paper's training protocols (tab:all_config) and ours, as typed values.
 
-A recipe is a frozen dataclass that refuses values out of range; change a field with
-`override(recipe, {"lr": "1e-4"})` or on the command line with `--set lr=1e-4`. Where the paper's table
-is silent (weight decay, for example) the comment says whose value is used. Images are normalised as the
-checkpoint was trained, also where the paper's table has ImageNet's mean and deviation. To add a recipe,
-list an instance in RECIPES.
+A recipe is a frozen dataclass that checks its values. Change a field with `override(recipe, {"lr": "1e-4"})` or on the
+command line with `--set lr=1e-4`. To add a recipe, list an instance in RECIPES. Where the paper's table has no value,
+the comment says whose value it is. Images are normalised as the checkpoint was trained, not as the table says.
 """
 
 import ast
@@ -19,35 +17,32 @@ from spot.errors import InputError, unknown
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every kind of training needs."""
+    """The fields of every kind of training."""
 
     name: str
     origin: str  # where the values come from
     cost: str  # hardware and time
     expected: str  # accuracy to expect
     command: str
-    model: str  # the timm checkpoint it was made for
 
     batch_size: int = 2048  # images per optimiser step, over all processes and accumulation
     epochs: float = 50
     img_size: int = 224
-    prior: str = "uniform"  # the paper's equation: i.i.d. for every image. Its table says "isotropic", which with
-    # as many tokens as the grid *is* the grid: no token would ever stand off it, and this were plain fine-tuning
-    tokens: int | None = None  # None: as many as the ViT's grid has
+    # Drawn for every step. The paper's equation is uniform. Its table says isotropic, which is the grid itself with as
+    # many tokens as the grid has.
+    priors: tuple[str, ...] = ("uniform",)
 
-    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: from nothing (spot/training/optim.py)
-    lr: float = 6e-5  # at the top, for the whole batch: not scaled by batch size
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for random weights (spot/training/optim.py)
+    lr: float = 6e-5  # peak rate of the whole batch, not scaled by its size
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
-    weight_decay: float = 0.05  # never on vectors (biases, norms, class token); not in the table
-    llrd: float = 0.65  # layer-wise rate: block i learns at lr · llrd^i ...
-    faster: Literal["early", "late"] = "early"  # ... counted from the embedding, or from the head
-    head_rate: float = 1.0  # share of the rate for the final norm and the head; 0: they stay
-    warmup_epochs: float = 5  # then cosine decay to the end
-    warmup_share: float | None = None  # of the run's steps, instead of warmup_epochs
+    weight_decay: float = 0.05  # not for vectors (biases, norms, class token); not in the table
+    llrd: float = 0.65  # layer-wise rate decay: block i has the rate lr · llrd^i,
+    faster: Literal["early", "late"] = "early"  # counted from the embedding (early) or from the head (late)
+    head_rate: float = 1.0  # factor of the rate for the final norm and the head; 0 freezes them
+    warmup_epochs: float = 5  # then cosine decay to 0
     warmup_shape: Literal["linear", "cosine"] = "linear"
     warmup_lr: float = 0.0
-    min_lr: float = 0.0
     clip_grad: float | None = None  # largest norm of the gradient
     drop_path: float = 0.1
     ema: float = 0.0  # decay of the averaged weights per step; 0: none
@@ -57,7 +52,7 @@ class Recipe:
     flip: float = 0.5
     mixup: float = 0.8  # α of the Beta distribution; 0: off
     cutmix: float = 1.0
-    mix_share: float = 1.0  # of the batches (or, for distillation, of the images) that are mixed
+    mix_share: float = 1.0  # share of the batches (for distillation, of the images) that are mixed
 
     seed: int = 0
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -75,6 +70,8 @@ class Recipe:
                         raise InputError(f"recipe field {name} must be {needed}, got {value}")
         if self.crop_scale[0] > self.crop_scale[1]:
             raise InputError(f"recipe field crop_scale must be (least, most), got {self.crop_scale}")
+        if not self.priors:
+            raise InputError(f"recipe {self.name} needs a prior")
 
 
 @dataclass(frozen=True)
@@ -83,51 +80,44 @@ class SupervisedRecipe(Recipe):
 
     smoothing: float = 0.1
     global_pool: Literal["token", "avg"] | None = None  # None: as the ViT has it
-    budgets: tuple[int, ...] = ()  # draw the step's tokens from these, instead of `tokens`
-    priors: tuple[str, ...] = ()  # draw the step's prior from these, instead of `prior`
-    near: tuple[float, ...] = ()  # scenes: draw from these the share of the step's tokens that stand around the object
+    budgets: tuple[int, ...] = ()  # numbers of tokens, drawn for every step; (): as many as the ViT's grid has
+    object_shares: tuple[float, ...] = ()  # scenes: shares of the tokens to place around the object, drawn for a step
 
 
 @dataclass(frozen=True)
 class DistilRecipe(Recipe):
     """The frozen dense ViT on its grid teaches the same weights off the grid. No labels."""
 
+    # One forward pass per group; its number of tokens is drawn from the group for every step.
     budgets: tuple[tuple[int, ...], ...] = ((25, 25, 36), (49, 49, 64), (81, 100, 100, 121), (196,))
-    # ^ a forward pass per group, its tokens drawn from the group at every step
-    shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # of the batch that each pass takes
+    shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # share of the batch in each pass
     weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss: few tokens have large losses
     priors: tuple[str, ...] = ("isotropic",) * 5 + ("center", "center", "sobol", "uniform")
-    sizes: float | None = None  # draw each image's scale around "auto", with this deviation as a share of log tiling
-    views: int = 0  # show each image in so many fixed views, of which the teacher is asked once; 0: always new ones
+    scale_std: float | None = None  # draw window scales around "auto", with this deviation as a share of log tiling
     jitter: float = 1.0  # isotropic and center tokens move by up to half this share of their spacing
-    logits: float = 1.0  # weight of the KL divergence between teacher's and student's classes
-    pooled: float = 1.0  # weight of 1 − cosine between the pooled features
-    features: float = 1.0  # weight of the squared error of every token to the teacher's map at its position
-    depths: tuple[float, ...] = (1 / 3, 2 / 3, 11 / 12)  # after which share of the blocks tokens are compared
-    temperature: float = 1.0
-    balance: float = 0.5  # draw images with weight count^−balance, by the class the teacher predicts
-    blend: float = 1.0  # in the end keep so much of the change; less gives back some of the dense accuracy
-    min_tokens: int | None = None  # train a family of weights by budget (spot.Family): each pass has its tokens' share
-    # of the change, all of it with this many tokens; a pass on the grid has none and is left out. None: all in each
+    features: float = 1.0  # weight of the squared error of the token features
+    balance: float = 0.5  # draw images with weight count^−balance, by the class that the teacher predicts
+    blend: float = 1.0  # share of the change to keep at the end; less restores some of the dense accuracy
+    min_tokens: int | None = None  # train weights by budget (spot.Family): a pass has the share of the change that
+    # belongs to its number of tokens, all of it with this many. None: all of the change in every pass
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not len(self.budgets) == len(self.shares) == len(self.weights) > 0:
             counts = f"{len(self.budgets)} budgets, {len(self.shares)} shares and {len(self.weights)} weights"
             raise InputError(f"recipe {self.name} needs as many of each and at least one, but has {counts}")
-        if not all(self.budgets) or not self.priors or not any(self.weights):
-            raise InputError(f"recipe {self.name} needs a budget in every group, a prior, and a weight above 0")
+        if not all(self.budgets) or not any(self.weights):
+            raise InputError(f"recipe {self.name} needs a budget in every group, and a weight above 0")
 
 
 @dataclass(frozen=True)
 class MaskedRecipe(Recipe):
-    """Masked autoencoder: a quarter of the windows is seen, the others are reconstructed."""
+    """Masked autoencoder: reconstruct the hidden windows from a visible share of them."""
 
     visible: float = 0.25
     decoder_width: int = 512
     decoder_depth: int = 8
     decoder_heads: int = 16
-    normalize: bool = True  # each hidden window's pixels to mean 0, variance 1, as the MAE paper does
 
 
 OBJECTIVES: dict[type[Recipe], str] = {SupervisedRecipe: "supervised", DistilRecipe: "distil", MaskedRecipe: "mae"}
@@ -137,17 +127,16 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "a finite number": (lambda number: abs(number) < 1e300, ""),  # every field
     "above 0": (
         lambda number: number > 0,
-        "batch_size epochs img_size tokens budgets min_tokens lr eps llrd clip_grad crop_scale shares depths "
-        "temperature visible decoder_width decoder_depth decoder_heads",
+        "batch_size epochs img_size budgets min_tokens lr eps llrd clip_grad crop_scale shares visible decoder_width "
+        "decoder_depth decoder_heads",
     ),
     "at least 0": (
         lambda number: number >= 0,
-        "weight_decay head_rate warmup_epochs warmup_lr min_lr randaug mixup cutmix weights jitter logits pooled "
-        "features balance sizes views",
+        "weight_decay head_rate warmup_epochs warmup_lr randaug mixup cutmix weights jitter features balance scale_std",
     ),
     "between 0 and 1": (
         lambda number: 0 <= number <= 1,
-        "warmup_share crop_scale flip mix_share shares depths blend llrd near",
+        "crop_scale flip mix_share shares blend llrd object_shares",
     ),
     "between 0 and 1, and below it": (lambda number: 0 <= number < 1, "betas drop_path ema smoothing visible"),
 }
@@ -171,17 +160,16 @@ PAPER = SupervisedRecipe(
     cost="50 epochs of ImageNet-1k at 224 × 224: days of one large GPU, or hours of eight; not run by us",
     expected="see the paper's CLS-IN1k rows",
     command="spot retrofit vit_base_patch16_224.augreg_in1k --recipe cls-in1k --data imagenet --out runs/in1k",
-    model="vit_base_patch16_224.augreg_in1k",
 )
 
+TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 DISTIL = DistilRecipe(
     name="distil",
     origin="ours: the practical retrofit, from unlabelled images",
     cost="ViT-Ti/16 on 5,500 images, 688 steps: 40 minutes of one CPU core",
     expected="isotropic at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: ViT-Ti/16 39.3 / 57.4 / "
     "67.5 / 72.6 (untrained 2.9 / 32.8 / 66.6 / 73.8), DeiT-Ti/16 42.4 / 57.8 / 66.4 / 71.3",
-    command="spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil --data images --out runs/tiny",
-    model="vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+    command=f"spot retrofit {TINY} --recipe distil --data images --out runs/tiny",
     batch_size=32, epochs=4, lr=3e-4, weight_decay=0.0, llrd=0.8, head_rate=0.0, warmup_epochs=0.2, clip_grad=1.0,
     drop_path=0.0, ema=0.995, crop_scale=(0.35, 1.0), randaug=None, cutmix=0.0, mix_share=0.5, blend=0.8,
 )
@@ -195,7 +183,6 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         expected="see the paper's CLS-IN21k rows",
         command="spot retrofit vit_base_patch16_224.augreg2_in21k_ft_in1k --recipe cls-in21k "
         "--data imagenet --out runs/in21k",
-        model="vit_base_patch16_224.augreg2_in21k_ft_in1k",
         drop_path=0.2,
     ),
     MaskedRecipe(
@@ -205,7 +192,6 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         expected="no accuracy of its own: fine-tune afterwards with mae-finetune",
         command="spot pretrain vit_base_patch16_224.mae --weights mae_pretrain_vit_base_full.pth --recipe mae-in1k "
         "--data imagenet --out runs/mae",
-        model="vit_base_patch16_224.mae",
         batch_size=4096, betas=(0.9, 0.95), lr=3e-3, drop_path=0.0, randaug=None, llrd=0.75,
     ),
     SupervisedRecipe(
@@ -215,7 +201,6 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         cost="100 epochs of ImageNet-1k at 224 × 224: days of one large GPU; not run by us",
         expected="see the paper's MAE-IN1k rows",
         command="spot finetune runs/mae/model --recipe mae-finetune --data imagenet --out runs/mae-ft",
-        model="vit_base_patch16_224.mae",
         batch_size=1024, epochs=100, lr=1e-3, betas=(0.9, 0.999), faster="late", warmup_shape="cosine",
         warmup_lr=1e-7, clip_grad=3.0, randaug=(9, 0.5), global_pool="avg",
     ),
@@ -224,9 +209,8 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         origin="ours: a retrofitted ViT on a few hundred images of one's own",
         cost="ViT-Ti/16, 10 classes of 30 images: 56 steps, 9 seconds of one CPU core",
         expected="87.2 / 92.3 / 95.0 / 95.7 % at 25 / 49 / 100 / 196 isotropic tokens (docs/results/ablations)",
-        command=f"spot finetune {DISTIL.model}+spot --recipe finetune-small --data photos --out runs/mine",
-        model=DISTIL.model,
-        batch_size=16, epochs=3, lr=5e-4, betas=(0.9, 0.999), llrd=0.75, faster="late", warmup_share=0.1,
+        command=f"spot finetune {TINY}+spot --recipe finetune-small --data photos --out runs/mine",
+        batch_size=16, epochs=3, lr=5e-4, betas=(0.9, 0.999), llrd=0.75, faster="late", warmup_epochs=0.3,
         clip_grad=1.0, drop_path=0.0, crop_scale=(0.35, 1.0), randaug=None, mix_share=0.0,
         budgets=(16, 25, 25, 25, 36, 49, 49, 100), priors=("isotropic",) * 4 + ("center", "sobol", "uniform"),
     ),
@@ -235,45 +219,42 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
         DISTIL,
         name="distil-sizes",
         origin="ours: distil, with windows that grow as tokens get fewer",
-        cost="ViT-Ti/16 on 5,000 images, 1,562 steps in bfloat16: 40 minutes of one CPU core",
+        cost="ViT-Ti/16 on 5,000 images, 1,562 steps in bfloat16: 40 minutes of one CPU core with cached views",
         expected="as a delta with min_tokens=16, at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: "
-        "ViT-Ti/16 43.6 / 59.7 / 69.5 / 73.8, DeiT-Ti/16 (6 epochs) 45.8 / 59.2 / 67.8 / 71.3",
-        command=f"spot retrofit {DISTIL.model} --recipe distil-sizes "
+        "ViT-Ti/16 43.6 / 59.7 / 69.5 / 73.8, DeiT-Ti/16 (6 epochs) 45.8 / 59.2 / 67.8 / 71.3. Measured with three "
+        "fixed views of each image, whose teacher outputs were cached (version 0.2, field views)",
+        command=f"spot retrofit {TINY} --recipe distil-sizes "
         "--data images --leave-out tools/set_aside.txt --out runs/tiny-sizes",
-        epochs=10, lr=4e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, views=3, shares=(0.75, 0.75, 0.4, 0.1875),
+        epochs=10, lr=4e-4, warmup_epochs=0.3, ema=0.998, scale_std=0.22, shares=(0.75, 0.75, 0.4, 0.1875),
         weights=(0.6, 1.0, 1.0, 1.5), blend=1.0,
     ),
     replace(
         DISTIL,
         name="distil-again",
-        origin="ours: goes on from a retrofit and its policy, with weights as a delta with min_tokens=16 takes them",
+        origin="ours: continues from a retrofit and its policy, with weights as a delta with min_tokens=16 has them",
         cost="ViT-Ti/16 on 5,000 images, 1,875 steps in bfloat16: 65 minutes of one CPU core",
-        expected="spot/assets/RETROFITS.md has what was measured",
-        command=f"spot retrofit {DISTIL.model}+spot --recipe distil-again "
+        expected="see spot/assets/RETROFITS.md",
+        command=f"spot retrofit {TINY}+spot --recipe distil-again "
         "--data images --leave-out tools/set_aside.txt --out runs/tiny-again",
-        epochs=12, lr=3e-4, warmup_epochs=0.3, ema=0.998, sizes=0.22, blend=1.0, seed=2, min_tokens=16,
+        epochs=12, lr=3e-4, warmup_epochs=0.3, ema=0.998, scale_std=0.22, blend=1.0, seed=2, min_tokens=16,
         budgets=((16, 25, 25, 36), (49, 49, 64), (81, 100, 100, 121)), shares=(0.75, 0.75, 0.5),
         weights=(0.6, 1.0, 1.0), priors=("isotropic",) * 4 + ("learned",) * 3 + ("center", "sobol", "uniform"),
     ),
 )
 
 
-def on_scenes(
-    kind: type[Recipe], name: str, minutes: int, command: str, out: str, data: str = "scenes", **values: Any
-) -> Recipe:
-    """A recipe of the built-in models: nano ViTs on scenes, where every one is new and an epoch is 8,192 of them."""
-    alike: dict[str, Any] = {
+def scenes(kind: type[Recipe], name: str, minutes: int, command: str, **values: Any) -> Recipe:
+    """A recipe of the built-in models: nano ViTs on scenes. Every scene is new, and 8,192 of them are an epoch."""
+    common: dict[str, Any] = {
         "origin": "ours: nano ViTs on the built-in scenes",
         "cost": f"about {minutes} minutes of one CPU core",
-        "expected": "spot/assets/README.md has what was measured",
-        "command": f"spot {command} --recipe {name} --data {data} --out runs/{out}",
-        "model": "vit_tiny_patch16_224",
-        "batch_size": 64, "img_size": 64,
-        "prior": "isotropic",  # the grid
+        "expected": "see spot/assets/README.md",
+        "command": f"spot {command} --recipe {name}",
+        "batch_size": 64, "img_size": 64, "priors": ("isotropic",),  # the grid, unless a recipe has budgets
         "optimizer": "muon", "lr": 3e-3, "warmup_epochs": 0.2, "betas": (0.9, 0.95), "llrd": 1.0, "clip_grad": 1.0,
         "drop_path": 0.0, "mix_share": 0.0, "randaug": None,
     }
-    return kind(name=name, **{**alike, **values})
+    return kind(name=name, **{**common, **values})
 
 
 NANO = "pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 num_classes=32"
@@ -284,35 +265,38 @@ NEEDLE = (
 ANYWHERE = ("isotropic", "isotropic", "center", "sobol", "uniform")
 
 SCENES: tuple[Recipe, ...] = (
-    on_scenes(SupervisedRecipe, "scenes", 6, NANO, "scenes", epochs=4, warmup_epochs=0.25, smoothing=0.0),
-    on_scenes(
-        *(SupervisedRecipe, "scenes-retrofit", 2, "retrofit runs/scenes/model", "retrofitted"),
+    scenes(
+        SupervisedRecipe, "scenes", 6, f"{NANO} --data scenes --out runs/scenes",
+        epochs=4, warmup_epochs=0.25, smoothing=0.0,
+    ),
+    scenes(
+        SupervisedRecipe, "scenes-retrofit", 2, "retrofit runs/scenes/model --data scenes --out runs/retrofitted",
         epochs=2.5, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, budgets=(9, 16, 16, 25, 36, 64), priors=ANYWHERE,
     ),
-    on_scenes(
-        *(DistilRecipe, "scenes-distil", 3, "retrofit runs/scenes/model", "distilled"),
+    scenes(
+        DistilRecipe, "scenes-distil", 3, "retrofit runs/scenes/model --data scenes --out runs/distilled",
         epochs=1.5, lr=1e-3, warmup_epochs=0.1, budgets=((9, 16), (16, 25), (36, 49), (64,)),
         shares=(0.5, 0.5, 0.5, 0.25), weights=(1.0, 1.0, 1.0, 1.0), priors=ANYWHERE, balance=0.0,
     ),
-    on_scenes(
-        *(MaskedRecipe, "scenes-mae", 2, NANO, "mae"),
+    scenes(
+        MaskedRecipe, "scenes-mae", 2, f"{NANO} --data scenes --out runs/mae",
         expected="no accuracy of its own: fine-tune afterwards with scenes-finetune",
         epochs=3, decoder_width=64, decoder_depth=2, decoder_heads=2,
     ),
-    on_scenes(
-        *(SupervisedRecipe, "scenes-finetune", 5, "finetune runs/mae/model", "finetuned"),
+    scenes(
+        SupervisedRecipe, "scenes-finetune", 5, "finetune runs/mae/model --data scenes --out runs/finetuned",
         epochs=3.5, smoothing=0.0, global_pool="avg",
     ),
-    on_scenes(
-        *(SupervisedRecipe, "scenes-needle-crops", 8, NEEDLE, "needle-crops", "needle:64"),
+    scenes(
+        SupervisedRecipe, "scenes-needle-crops", 8, f"{NEEDLE} --data needle:64 --out runs/needle-crops",
         img_size=192, epochs=8, warmup_epochs=0.25, smoothing=0.0, budgets=(25, 36, 49, 49, 64),
         priors=("isotropic", "isotropic", "sobol", "uniform"), precision="bf16",
     ),
-    on_scenes(
-        *(SupervisedRecipe, "scenes-needle", 8, "retrofit runs/needle-crops/model", "needle", "needle"),
+    scenes(
+        SupervisedRecipe, "scenes-needle", 8, "retrofit runs/needle-crops/model --data needle --out runs/needle",
         img_size=192, batch_size=32, epochs=1.2, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, ema=0.98,
-        budgets=(49, 64, 64, 64, 100, 144, 576), near=(0.0, 0.4, 0.6, 0.8, 1.0), priors=("isotropic", "sobol"),
-        precision="bf16",
+        budgets=(49, 64, 64, 64, 100, 144, 576), object_shares=(0.0, 0.4, 0.6, 0.8, 1.0),
+        priors=("isotropic", "sobol"), precision="bf16",
     ),
 )
 
@@ -327,18 +311,21 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-DESCRIPTIVE = ("name", "origin", "cost", "expected", "command", "model")
+DESCRIPTIVE = ("name", "origin", "cost", "expected", "command")
 
 
 def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
-    """A recipe with other values; text is read as the field's type, so `{"lr": "1e-4"}` will do."""
+    """A recipe with other values; text is parsed as the field's type, so `{"lr": "1e-4"}` will do."""
     hints = get_type_hints(type(recipe))
     known = [field.name for field in fields(recipe) if field.name not in DESCRIPTIVE]
     values = {}
     for name, value in changes.items():
         if name not in known:
             raise unknown(f"field of recipe {recipe.name}", name, known)
-        values[name] = read_value(value, hints[name], name)
+        parsed = literal(value) if isinstance(value, str) else value
+        values[name] = convert(parsed, hints[name])
+        if values[name] is REFUSED:
+            raise InputError(f"recipe field {name} must be {type_name(hints[name])}, got {parsed!r}")
     return replace(recipe, **values)
 
 
@@ -348,7 +335,7 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def decisive(recipe: Recipe) -> dict[str, Any]:
-    """Its name and what decides a run's outcome: all but the words about it, which a new version may put better."""
+    """Its name and the values that determine a run's outcome, without the texts, which a new version may change."""
     return {name: value for name, value in as_dict(recipe).items() if name == "name" or name not in DESCRIPTIVE}
 
 
@@ -369,37 +356,27 @@ def literal(text: str) -> Any:
     return text
 
 
-def read_value(value: Any, hint: Any, name: str) -> Any:
-    """Text as a Python value of the type, or a sentence about what would be."""
-    value = literal(value) if isinstance(value, str) and hint is not str else value
-    fitted = fit(value, hint)
-    if fitted is REFUSED:
-        raise InputError(f"recipe field {name} must be {spell(hint)}, got {value!r}")
-    return fitted
-
-
 REFUSED = object()
 
 
-def fit(value: Any, hint: Any) -> Any:
-    """The value as the type has it (4 as 4.0, a list as a tuple), or REFUSED."""
+def convert(value: Any, hint: Any) -> Any:
+    """The value in the field's type (4 as 4.0, a list as a tuple, one name as a tuple of names), or REFUSED."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind is Literal:
         return value if value in inner else REFUSED
     if kind in (Union, types.UnionType):
-        return next((fitted for each in inner if (fitted := fit(value, each)) is not REFUSED), REFUSED)
+        return next((made for each in inner if (made := convert(value, each)) is not REFUSED), REFUSED)
     if kind is tuple:
-        if not isinstance(value, (tuple, list)):
-            return REFUSED
-        wanted = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
-        parts = [fit(part, each) for part, each in zip(value, wanted, strict=False)]
-        return REFUSED if len(value) != len(wanted) or any(part is REFUSED for part in parts) else tuple(parts)
+        given = value if isinstance(value, (tuple, list)) else (value,)
+        wanted = [inner[0]] * len(given) if inner[-1] is Ellipsis else list(inner)
+        parts = [convert(part, each) for part, each in zip(given, wanted, strict=False)]
+        return REFUSED if len(given) != len(wanted) or any(part is REFUSED for part in parts) else tuple(parts)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return value if type(value) is hint or (hint is type(None) and value is None) else REFUSED
 
 
-def spell(hint: Any) -> str:
+def type_name(hint: Any) -> str:
     """A type as a person writes its values."""
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))

@@ -1,12 +1,11 @@
-"""The folder of a training run: what it was asked for, its log, and checkpoints to go on from.
+"""The folder of a training run.
 
-    run.json                the recipe and everything else that decides the outcome
+    run.json                the recipe and everything else that determines the outcome
     log.csv, log.png        a row per epoch, and the paper's retrofit plot
     checkpoints/STEP.pt     the last two; each is written whole or not at all
-    model/                  the outcome, for spot.load
+    model/                  the result, for spot.load
 
-The same command in the same folder goes on where it stopped. A folder that holds anything else
-is left alone.
+The same command in the same folder resumes. A folder with other content is refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +32,7 @@ KEPT = 2
 
 
 class RunFolder:
-    """Open a run's folder: new or empty, or the same run's."""
+    """The folder of a new run, or of the same run."""
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
         self.path = Path(folder)
@@ -56,7 +55,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within the block no other run may write to the folder; the first process holds it for all of its run."""
+        """In the block no other run may write to the folder; the first process holds it for all of its run."""
         if not this_process().is_main_process:
             yield
             return
@@ -68,7 +67,7 @@ class RunFolder:
             yield
 
     def begin(self) -> None:
-        """Write down what the run was asked for."""
+        """Write the run's settings."""
         if not (self.path / "run.json").is_file():
             write_json(self.path / "run.json", {"settings": self.settings, "versions": report.versions()})
 
@@ -77,7 +76,7 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("[0-9]*.pt"), reverse=True)
 
     def save(self, state: Mapping[str, Any], step: int) -> Path:
-        """Write a checkpoint, then let the oldest go."""
+        """Write a checkpoint and remove old ones."""
         file = self.path / "checkpoints" / f"{step:08d}.pt"
         write_state(file, dict(state))
         for old in self.checkpoints()[KEPT:]:
@@ -90,5 +89,18 @@ class RunFolder:
             try:
                 return read_state(file)
             except InputError as error:
-                report.warn(f"{error}; going on from the one before")
+                report.warn(f"{error}; resuming from the one before")
         return None
+
+
+@contextmanager
+def resumable(folder: Path, settings: Mapping[str, Any], what: str) -> Iterator[None]:
+    """Hold the folder of a smaller run, whose files are resumed under the same settings only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "settings.json"
+    with locked(folder, what):
+        if file.is_file():
+            there = read_json(file, "the settings of a run")
+            refuse_difference(str(folder), there, settings, f"delete {folder} to begin again")
+        write_json(file, settings)
+        yield

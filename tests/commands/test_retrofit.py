@@ -79,16 +79,11 @@ def test_finetune_makes_a_head_for_the_datas_classes(nano, tmp_path):
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing_else(nano, data, tmp_path, capsys):
-    given = ("--data", data, "--out", tmp_path / "run", "--json", tmp_path / "plan.json", "--recipe", "cls-in1k")
+    given = ("--data", data, "--out", tmp_path / "run", "--recipe", "cls-in1k")
     command("retrofit", nano, *given, "--dry-run", "--set", "img_size=32", "batch_size=10", "epochs=8")
     shown = capsys.readouterr().out
     for word in ("parameter groups", "llrd", "24 steps over 30 images", "hours", "GB"):
         assert word in shown
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["settings"]["steps"] == 24
-    assert {round(row["scale"], 4) for row in plan["rows"]} == {1.0, 0.65}
-    parameters = sum(parameter.numel() for parameter in make_nano().parameters())
-    assert sum(row["parameters"] for row in plan["rows"]) == parameters
     assert not (tmp_path / "run").exists()
 
 

@@ -6,8 +6,7 @@ import torch
 from PIL import Image
 
 from spot.cli import main
-from spot.placement.map_files import class_prompt
-from spot.placement.saliency import spectral_residual
+from spot.placement.saliency import class_prompt, spectral_residual
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from spot.models.cascade import Cascade, Stage
 from spot.models.checkpoints import save_folder
 from spot.models.merging import Merging
 from spot.models.tome import ToMe
-from tests.conftest import make_nano
+from tests.conftest import make_nano, random_policy
 from tests.export.test_graph import bytes_and_positions, normalised, with_sizes
-from tests.placement.test_policy import random_policy
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 16, 49, 100, 196, 256])
@@ -97,9 +96,9 @@ def test_a_prior_can_be_built_in(tmp_path):
 
 @torch.no_grad()
 def test_a_learned_prior_can_be_built_in(tmp_path):
-    """The file looks at each image itself: other images, other positions. As bytes, and without sizes: below."""
+    """The file looks at each image itself: other images, other positions. As bytes: below."""
     model = make_nano()
-    policy = random_policy(model, "thumbnail", side=8, sizes=0.5)
+    policy = random_policy(model, side=8)
     export(model, tmp_path / "m.onnx", prior=policy, tokens=9, image="float")
     run = Exported(tmp_path / "m.onnx")
     assert len(run.session.get_inputs()) == 1 and "GridSample" not in nodes(run.path)
@@ -127,7 +126,7 @@ def test_a_file_that_merges_gives_what_the_model_gives_for_any_batch(tmp_path):
 def test_a_file_that_merges_after_a_learned_placement_merges(tmp_path):
     """torch.export wraps the blocks of a model whose policy the graph holds twice; they are timm's all the same."""
     model = make_nano(depth=4)
-    model.policy, model.prior = random_policy(model, "thumbnail", side=8), "learned"
+    model.policy, model.prior = random_policy(model, side=8), "learned"
     merging = ToMe(model.at(tokens=9), r=[0, 3, 2, 0], own_placement=True)
     pixels, _ = bytes_and_positions(batch=3)
     expected = merging(normalised(model, pixels))
@@ -166,7 +165,7 @@ def test_a_cascade_of_files_stops_where_the_cascade_stops(tmp_path):
 @torch.no_grad()
 def test_a_models_own_policy_is_built_in_by_its_name(tmp_path):
     model = make_nano()
-    model.policy, model.prior = random_policy(model, "thumbnail", side=8), "learned"
+    model.policy, model.prior = random_policy(model, side=8), "learned"
     written = export(model, tmp_path / "m.pt2", to="torch", tokens=9)
     assert written.about["prior"] == "learned" and written.about["positions"] is None
     program = torch.export.load(tmp_path / "m.pt2").module()

@@ -10,7 +10,7 @@ from spot.data.picture import evaluation_transform
 from spot.evaluation.knn import build_banks
 from spot.models.checkpoints import save_folder
 from spot.placement.dataset_search import search_dataset
-from spot.placement.map_files import write_maps
+from spot.placement.saliency import write_maps
 from spot.store import read_json, write_json, write_state, write_tensors
 from tests.conftest import make_nano
 from tests.faults.harness import digest

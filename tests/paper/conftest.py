@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from paper.backbone import backbones
 from paper.lab import Lab
 from paper.settings import StudySettings
 from spot.models.checkpoints import save_folder
-from spot.placement.policy import Policy
 from tests.conftest import make_nano
 
 
@@ -41,13 +39,3 @@ def make_lab(small, tmp_path):
         return Lab(backbones([str(small / name) for name in models]), StudySettings(**given), cache=cache)
 
     return make
-
-
-def random_policy(model, look, **options):
-    """A policy whose map is not flat."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        policy = Policy(model.patch_size, look, **options)
-        for weight in policy.look.parameters():
-            torch.nn.init.normal_(weight, std=0.3)
-    return policy

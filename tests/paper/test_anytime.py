@@ -7,7 +7,7 @@ from paper import anytime
 from paper.study import find_study
 from spot.data.loader import loader
 from spot.evaluation.early_exit import cheapest
-from tests.paper.conftest import random_policy
+from tests.conftest import random_policy
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_where_images_stop_is_what_looking_gives(make_lab):
 def test_a_cascade_can_place_where_the_policy_looks(make_lab):
     lab = make_lab(models=("one",))
     model = lab.backbones[0].model
-    model.policy = random_policy(model, "thumbnail", side=8)
+    model.policy = random_policy(model, side=8)
     rows = {(row["method"], row.get("lose")): row for row in anytime.run(lab).rows}
     learned, even = rows["cascade, learned placement", 1], rows["cascade", 1]
     assert {"time 1", "time 32"} <= learned.keys() and learned["share"] != even["share"]

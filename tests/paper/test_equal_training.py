@@ -6,13 +6,20 @@ import torch.nn.functional as F
 
 from paper.equal_training import Dropped, Merged, Resized
 from spot.models.tome import ToMe
-from spot.training.recipes import RECIPES, override
+from spot.training.batches import Part
 from tests.conftest import make_nano
-from tests.training.test_sizes import SMALL, part
+from tests.training.small_run import small_recipe
+
+PASSES = {"budgets": ((4,), (9,), (16,)), "shares": (1.0, 1.0, 1.0), "weights": (1.0, 1.0, 1.0)}
+
+
+def part() -> Part:
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    return Part(3, 0, 4, images, torch.full((4,), -1))
 
 
 def objective(kind, **changes):
-    return kind(make_nano(), override(RECIPES["distil-sizes"], {**SMALL, "sizes": None, **changes}))
+    return kind(make_nano(), small_recipe("distil-sizes", **PASSES, scale_std=None, **changes))
 
 
 @pytest.mark.parametrize("kind", [Dropped, Resized, Merged])

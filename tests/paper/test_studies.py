@@ -13,7 +13,7 @@ from paper.study import STUDIES, Result, Study, cell, find_study, pivot, signed,
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.plots.layout import COLOURS
-from tests.paper.conftest import random_policy
+from tests.conftest import random_policy
 
 MODULES = (off_grid, priors, saliency_gain, transfer, classification, robustness)
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "spot.tex"
@@ -154,7 +154,7 @@ def test_a_study_takes_models_whose_windows_have_a_scale(module, make_lab):
 def test_a_models_own_policy_has_a_row_with_the_cost_of_looking(module, column, make_lab):
     lab = make_lab(tokens=(4,))
     first, second = lab.backbones
-    first.model.policy = random_policy(first.model, "thumbnail", side=8)
+    first.model.policy = random_policy(first.model, side=8)
     rows = [row for row in module.run(lab).rows if row["tokens"] == 4]
     learned = [row for row in rows if row[column] == "learned"]
     assert [row["backbone"] for row in learned] == [first.name] != [second.name]

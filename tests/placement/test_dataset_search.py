@@ -11,6 +11,7 @@ from PIL import Image
 
 from spot.data.images import open_data
 from spot.errors import InputError
+from spot.placement import dataset_search
 from spot.placement.dataset_search import obfuscated, search_dataset
 from spot.placement.files import Placements
 from spot.placement.oracle import entropy, search
@@ -207,7 +208,7 @@ def test_a_file_that_is_no_image_stops_in_one_sentence_or_is_skipped(tmp_path, w
     assert data.skipped == ["1.png"]
 
 
-def test_two_processes_write_the_file_that_one_writes(tmp_path):
+def test_two_processes_write_the_file_that_one_writes(tmp_path, monkeypatch):
     class Process:
         """What accelerate.PartialState tells a process; the test runs them one after the other."""
 
@@ -222,9 +223,11 @@ def test_two_processes_write_the_file_that_one_writes(tmp_path):
 
     search_dataset(nano(), Pictures(7), tmp_path / "one.safetensors", batch_size=2, steps=1)
     path = tmp_path / "two.safetensors"
+    monkeypatch.setattr(dataset_search, "this_process", lambda: Process(1))
     with pytest.raises(EOFError):
-        search_dataset(nano(), Pictures(7), path, batch_size=2, steps=1, state=Process(1))
-    search_dataset(nano(), Pictures(7), path, batch_size=2, steps=1, state=Process(0))
+        search_dataset(nano(), Pictures(7), path, batch_size=2, steps=1)
+    monkeypatch.setattr(dataset_search, "this_process", lambda: Process(0))
+    search_dataset(nano(), Pictures(7), path, batch_size=2, steps=1)
     assert path.read_bytes() == (tmp_path / "one.safetensors").read_bytes()
 
 
@@ -237,6 +240,7 @@ def test_bad_options_are_refused(tmp_path, options, message):
 RUN = """
 import sys, time
 from tests.placement.test_dataset_search import Pictures, nano
+from spot.placement import dataset_search
 from spot.placement.dataset_search import search_dataset
 
 class Slow(Pictures):

@@ -1,4 +1,4 @@
-"""The finder: a look for large pictures."""
+"""The finder: a policy for large pictures."""
 
 import pytest
 import torch
@@ -130,4 +130,4 @@ def test_what_no_place_can_be_found_in_gets_a_sentence(finder):
     with pytest.raises(InputError, match="1000 places were asked for, of 64 cells"):
         finder.find(torch.zeros(1, 3, 64, 64), 1000)
     with pytest.raises(InputError, match="trained for 3 tokens and more"):
-        Finder(8, longest=64, glimpses=2, context=1)(torch.zeros(1, 3, 64, 64), 2)
+        Finder(8, longest=64, glimpses=3)(torch.zeros(1, 3, 64, 64), 2)

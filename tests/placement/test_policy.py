@@ -1,4 +1,4 @@
-"""A policy looks at the image and places tokens by its map."""
+"""A policy predicts a map from the image and places tokens by it."""
 
 import copy
 
@@ -10,9 +10,10 @@ import spot
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.models.family import hash_weights
-from spot.placement.policy import KEY, LOOKS, Policy, between
+from spot.placement.policy import KEY, Policy, upsampling
 from spot.placement.priors import focus, isotropic, spread
 from spot.store import read_tensors, write_tensors
+from tests.conftest import random_policy
 
 
 @pytest.fixture(scope="module")
@@ -29,40 +30,22 @@ def new_policy(model, **options):
     return Policy(model.patch_size, about={"model": model.name, "hash": hash_weights(model)}, **options)
 
 
-def random_policy(model, look="thumbnail", **options):
-    """A policy whose map is not flat."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        policy = new_policy(model, look=look, **options)
-        for weight in policy.look.parameters():
-            torch.nn.init.normal_(weight, std=0.3)
-    return policy
+def test_a_policy_places_any_number_of_tokens_inside_the_image_and_ends_at_the_grid(model, images):
+    policy = random_policy(model)
+    for tokens in (4, 7, 25):
+        positions = policy(images, tokens)
+        assert positions.shape == (3, tokens, 2)
+        assert (positions >= 0.5 / 64).all() and (positions <= 1 - 0.5 / 64).all()
+        assert not torch.allclose(positions, isotropic(images, tokens), atol=1e-3)
+    torch.testing.assert_close(policy(images, len(model.grid())), model.grid(images))
+    torch.testing.assert_close(new_policy(model)(images, 16), isotropic(images, 16))  # its map is flat
 
 
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("tokens", [4, 7, 25])
-def test_a_policy_gives_so_many_tokens_inside_the_image(model, images, look, tokens):
-    positions = random_policy(model, look)(images, tokens)
-    assert positions.shape == (3, tokens, 2)
-    assert (positions >= 0.5 / 64).all() and (positions <= 1 - 0.5 / 64).all()
-
-
-@pytest.mark.parametrize("look", LOOKS)
-def test_maps_are_densities_over_any_shape_of_image(model, look):
-    maps = random_policy(model, look).maps(torch.randn(2, 3, 64, 96))
+def test_maps_are_densities_over_any_shape_of_image(model):
+    maps = random_policy(model).maps(torch.randn(2, 3, 64, 96))
     assert maps.shape[1] == maps.shape[2]
     torch.testing.assert_close(maps.sum((1, 2)), torch.ones(2))
     assert not torch.allclose(maps[0], maps[1])
-
-
-def test_a_new_policy_has_a_flat_map_and_is_isotropic(model, images):
-    torch.testing.assert_close(new_policy(model)(images, 16), isotropic(images, 16))
-
-
-@pytest.mark.parametrize("look", LOOKS)
-def test_with_as_many_tokens_as_cells_a_policy_is_the_grid(model, images, look):
-    positions = random_policy(model, look)(images, len(model.grid()))
-    torch.testing.assert_close(positions, model.grid(images))
 
 
 def test_tokens_go_where_the_map_is(model, images):
@@ -101,18 +84,9 @@ def test_positions_have_a_gradient_in_the_map(images):
         torch.testing.assert_close(ours[index], slope, rtol=2e-2, atol=2e-3)
 
 
-def test_sizes_are_smaller_where_the_map_is_high(model, images):
-    maps = torch.full((3, 16, 16), 1e-6)
-    maps[:, :8] = 1 / 128
-    positions = new_policy(model, strength=0.6, sizes=1.0).place(maps, images, 9)
-    top = positions[..., 0] < 0.5
-    assert positions.shape == (3, 9, 3)
-    assert positions[top][:, 2].max() < positions[~top][:, 2].min()
-
-
 def test_a_policy_is_a_prior_by_itself_by_name_and_by_file(model, images, tmp_path):
     own = copy.deepcopy(model)
-    policy = random_policy(own, "thumbnail")
+    policy = random_policy(own)
     expected = policy(images, 9)
     policy.save(tmp_path / "p.safetensors")
     own.tokens = 9
@@ -149,9 +123,8 @@ def test_a_prior_that_is_a_module_becomes_a_part_of_the_model_and_learns_with_it
         own.save_pretrained("nowhere")
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_what_is_saved_is_what_is_loaded(model, images, look, tmp_path):
-    policy = random_policy(model, look, side=24, strength=0.5, min_tokens=6)
+def test_what_is_saved_is_what_is_loaded(model, images, tmp_path):
+    policy = random_policy(model, side=24, strength=0.5, min_tokens=6)
     policy.save(tmp_path / "p.safetensors")
     again = spot.load_policy(tmp_path / "p.safetensors", model)
     torch.testing.assert_close(again(images, 8), policy(images, 8), rtol=0, atol=0)
@@ -175,17 +148,10 @@ def test_the_cost_of_looking_is_counted(model, images):
     assert looking - plain == first + blocks + 16 * 64 * 32 + 64 * 32 + finer
 
 
-@pytest.mark.parametrize("rows, columns", [(6, 6), (3, 5)])
-def test_interpolation_is_that_of_torch(rows, columns):
-    maps = torch.rand(2, rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    finer = [torch.arange(length * 4) / 4 + 0.125 for length in (rows, columns)]
-    ours = between(finer[0], rows) @ maps @ between(finer[1], columns).mT
+def test_interpolation_is_that_of_torch():
+    maps = torch.rand(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ours = upsampling(3) @ maps @ upsampling(5).mT
     theirs = F.interpolate(maps[:, None], scale_factor=4.0, mode="bilinear", align_corners=False)[:, 0]
-    torch.testing.assert_close(ours, theirs)
-    at = torch.rand(2, 7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    ours = ((between(at[..., 0] * rows, rows) @ maps) * between(at[..., 1] * columns, columns)).sum(-1)
-    grid = at[:, None].flip(-1) * 2 - 1
-    theirs = F.grid_sample(maps[:, None], grid, align_corners=False, padding_mode="border")[:, 0, 0]
     torch.testing.assert_close(ours, theirs)
 
 
@@ -207,11 +173,10 @@ def test_bad_input_is_one_sentence(model, images, tmp_path):
     model.save_pretrained(tmp_path / "m")
     with pytest.raises(InputError, match="not a policy"):
         spot.load_policy(tmp_path / "m" / "model.safetensors", model)
-    with pytest.raises(InputError, match="no look 'eye'"):
-        Policy(8, "eye")
     with pytest.raises(InputError, match="share of importance"):
         Policy(8, strength=1.0)
     state, about = read_tensors(tmp_path / "p.safetensors", KEY, "a policy")
-    write_tensors(tmp_path / "old.safetensors", state, KEY, {**about, "look": "tokens"})
-    with pytest.raises(InputError, match=r"its look 'tokens' was removed in version 0.3; train it again"):
-        spot.load_policy(tmp_path / "old.safetensors", model)
+    for change in ({"look": "tokens"}, {"sizes": 0.5}):
+        write_tensors(tmp_path / "old.safetensors", state, KEY, {**about, **change})
+        with pytest.raises(InputError, match=r"its kind of policy was removed in version 0.3; train it again"):
+            spot.load_policy(tmp_path / "old.safetensors", model)

@@ -9,7 +9,7 @@ from torch import Tensor
 import spot
 from spot.errors import InputError
 from spot.placement.files import Placements
-from spot.placement.glimpses import Glimpsing, around_boxes, glimpse_positions
+from spot.placement.glimpses import Glimpsing, glimpse_positions
 from spot.placement.oracle import PRESETS
 from spot.tokens.position_embedding import grid_positions
 
@@ -91,21 +91,12 @@ def test_a_glimpse_is_the_grid_of_its_region(street):
     torch.testing.assert_close(glimpse_positions(street, glimpses, 16, 8), on_region(street, 10, 50, 32))
 
 
-def test_two_glimpses_share_the_tokens_and_context_sees_the_whole_picture(street):
+def test_two_glimpses_share_the_tokens(street):
     glimpses = torch.tensor([[[0.3, 0.3, 16.0], [0.6, 0.7, 24.0]]] * 2)
-    positions = glimpse_positions(street, glimpses, 23, 8, context=6)
-    assert positions.shape == (2, 23, 7)
-    assert positions[0, :6, 3:].tolist() == [[0.5, 0.5, 1, 1]] * 6
-    sides = positions[0, 6:, 5] * 90
+    positions = glimpse_positions(street, glimpses, 17, 8)
+    assert positions.shape == (2, 17, 7)
+    sides = positions[0, :, 5] * 90
     assert torch.equal(sides.round(), torch.tensor([16.0] * 9 + [24.0] * 8))
-
-
-def test_boxes_become_squares_around_them():
-    glimpse = around_boxes(torch.tensor([[20.0, 10.0, 60.0, 30.0]]), (100, 200), margin=1.5)
-    torch.testing.assert_close(glimpse, torch.tensor([[0.2, 0.2, 60.0]]))
-    for box in ([20.0, 10.0, 260.0, 30.0], [30.0, 10.0, 20.0, 30.0], [-1.0, 0.0, 5.0, 5.0]):
-        with pytest.raises(InputError, match="a box is left, top, right, bottom"):
-            around_boxes(torch.tensor([box]), (100, 200))
 
 
 def test_gradients_reach_the_place_and_size_of_a_glimpse():
@@ -165,8 +156,8 @@ def test_bad_regions_and_glimpses_get_a_sentence(street):
         model(street, flat)
     with pytest.raises(InputError, match=r"glimpses must have shape \(2, G, 3\)"):
         glimpse_positions(street, torch.zeros(2, 3), 9, 8)
-    with pytest.raises(InputError, match="too few for 1 glimpses and 9 tokens of context"):
-        glimpse_positions(street, torch.zeros(2, 1, 3) + 0.5, 9, 8, context=9)
+    with pytest.raises(InputError, match="1 tokens are too few for 2 glimpses"):
+        glimpse_positions(street, torch.zeros(2, 2, 3) + 0.5, 1, 8)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from spot.training.recipes import RECIPES, Recipe, override
 from spot.training.run import run
 from tests.conftest import make_nano
 
-SMALL = {"img_size": 32, "batch_size": 8, "epochs": 3.0, "warmup_share": 0.17, "lr": 1e-3, "ema": 0.9}
+SMALL = {"img_size": 32, "batch_size": 8, "epochs": 3.0, "lr": 1e-3, "ema": 0.9}
 OWN = {
     "distil": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
     "distil-sizes": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
@@ -38,7 +37,8 @@ OWN = {
 
 
 def small_recipe(name: str, **changes) -> Recipe:
-    return override(RECIPES[name], {**SMALL, **OWN[name], **changes})
+    values = {**SMALL, **OWN[name], **changes}
+    return override(RECIPES[name], {"warmup_epochs": values["epochs"] / 6, **values})
 
 
 def make_images(folder: Path, classes: int = 10, each: int = 3) -> Path:
@@ -69,19 +69,11 @@ def interrupted_after(step: int, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", stepped)
-        with pytest.raises(KeyboardInterrupt, match=f"goes on from step {step} of"):
+        with pytest.raises(KeyboardInterrupt, match=f"resumes from step {step} of"):
             yield
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     arguments = json.loads(sys.argv[1])
-    if arguments["name"] == "slow":  # its second step takes a minute
-        arguments["name"], quick = "cls-in1k", Trainer.backward
-
-        def slow(self, stream):
-            time.sleep(60 if self.progress.step else 0)
-            return quick(self, stream)
-
-        Trainer.backward = slow
     small_run(arguments.pop("name"), Path(arguments.pop("data")), Path(arguments.pop("out")), **arguments)

@@ -14,8 +14,8 @@ from spot.options import GlimpseOptions
 from spot.placement.finder import Finder
 from spot.placement.glimpses import cut_out, glimpse_positions
 from spot.training import discovery
-from spot.training.discovery import highest, tiled
-from spot.training.finder import loss_of, places_found, shrink, train_finder, train_second_stage, wanted
+from spot.training.discovery import peaks, tiled
+from spot.training.finder import loss_of, places_found, shrink, target_maps, train_finder, train_second_stage
 from spot.training.glimpses import Glimpses, learn_to_find
 from tests.tokens.test_regions import NANO, nano
 
@@ -77,7 +77,7 @@ def test_bad_boxes_get_a_sentence(street, tmp_path, line, sentence):
         read_boxes(tmp_path / "boxes.csv", Pictures.open(street))
 
 
-def test_pictures_in_which_nothing_can_be_found_get_a_sentence_with_their_name(street, tmp_path):
+def test_a_picture_in_which_nothing_can_be_found_is_named(street, tmp_path):
     for kind, size in (("none", (40, 90)), ("sign", (4, 90))):
         (tmp_path / kind).mkdir()
         Image.fromarray(np.zeros((*size, 3), np.uint8)).save(tmp_path / kind / "1.png")
@@ -96,14 +96,14 @@ def test_a_class_folder_without_images_gets_a_sentence(street, tmp_path):
 
 
 def test_what_the_network_is_to_say_is_1_at_the_middle_of_a_place():
-    bumps, values, weights = wanted(torch.tensor([[4.3, 10.8, 20.0, 1.0]]))
-    assert bumps.max() == bumps[4, 10] == 1
+    heatmap, values, weights = target_maps(torch.tensor([[4.3, 10.8, 20.0, 1.0]]))
+    assert heatmap.max() == heatmap[4, 10] == 1
     torch.testing.assert_close(values[:, 4, 10], torch.tensor([0.0, -0.2, 0.3]), atol=1e-6, rtol=0)
     assert weights[4, 10] == 1 and weights[0, 0] == 0
     said = torch.cat([torch.full((1, 16, 24), -9.0), values])
-    missed = loss_of(said[None], bumps[None], values[None], weights[None])
+    missed = loss_of(said[None], heatmap[None], values[None], weights[None])
     said[0, 4, 10] = 9.0
-    found = loss_of(said[None], bumps[None], values[None], weights[None])
+    found = loss_of(said[None], heatmap[None], values[None], weights[None])
     assert found < missed / 5
 
 
@@ -111,7 +111,7 @@ def test_a_finder_learns_where_discs_are(street):
     torch.manual_seed(0)
     pictures = Pictures.open(street)
     places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
-    finder = train_finder(Finder(8, longest=160, width=8, body=16), pictures, places, steps=120, batch=8, each=4)
+    finder = train_finder(Finder(8, longest=160, width=8, body=16), pictures, places, steps=60, batch=8, each=4)
     small, hits = shrink(finder, pictures), []
     for index, key in enumerate(pictures.keys):
         if len(places[key]):
@@ -161,7 +161,7 @@ def test_tiles_give_every_patch_its_token():
 def test_the_highest_peaks_of_scores_are_in_pixels():
     scores = torch.zeros(10, 12)
     scores[2, 3], scores[2, 4], scores[8, 9] = 5.0, 4.0, 3.0
-    assert highest(scores, 2, 8).tolist() == [[20.0, 28.0], [68.0, 76.0]]
+    assert peaks(scores, 2, 8).tolist() == [[20.0, 28.0], [68.0, 76.0]]
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -18,18 +18,11 @@ from spot.errors import InputError
 from spot.options import LearnOptions
 from spot.store import read_tensors
 from spot.training import learn as module
+from spot.training import optim
 from spot.training.fresh import fresh
-from spot.training.learn import (
-    TARGETS,
-    Views,
-    around_the_middle,
-    class_attention,
-    images_of,
-    learn,
-    seen_by,
-)
+from spot.training.learn import Crops, around_the_middle, class_attention, images_of, learn, renormalised
 
-HOW = LearnOptions(epochs=3, batch=16, side=32, tokens=9, center=0)
+HOW = LearnOptions(epochs=3, batch=16, side=32, center=0)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +61,8 @@ def test_a_teacher_sees_images_as_it_wants_them(model, images):
     mean, std = (torch.tensor(model.data_config[name]).view(3, 1, 1) for name in ("mean", "std"))
     other_mean, other_std = (torch.tensor(each).view(3, 1, 1) for each in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
     wanted = (images * std + mean - other_mean) / other_std
-    torch.testing.assert_close(seen_by(teacher, model, images), wanted)
-    assert seen_by(model, model, images) is images
+    torch.testing.assert_close(renormalised(images, model, teacher), wanted)
+    assert renormalised(images, model, model) is images
 
 
 def test_what_all_targets_have_in_common_gives_way_to_the_middle():
@@ -85,12 +78,12 @@ def test_what_all_targets_have_in_common_gives_way_to_the_middle():
     torch.testing.assert_close(maps, expected / expected.sum((1, 2), keepdim=True))
 
 
-def test_views_are_the_photographs_and_then_crops_of_them_that_never_change(model, tmp_path):
+def test_crops_follow_the_photographs_and_never_change(model, tmp_path):
     scenes = Scenes("test", 3)
     for number in range(3):
         to_pil_image(scenes[number][0]).save(tmp_path / f"{number}.png")
     images = images_of(model, tmp_path, None, None, "train")
-    views, again = (Views(images, 2, HOW.seed, model.data_config) for _ in range(2))
+    views, again = (Crops(images, 2, HOW.seed, model.data_config) for _ in range(2))
     assert len(views) == 9 and list(views.keys) == 3 * list(images.keys)
     for number in range(3):
         torch.testing.assert_close(views[number][0], images[number][0], rtol=0, atol=0)
@@ -122,7 +115,7 @@ def test_an_image_that_cannot_be_read_is_named(model, tmp_path):
 
 def test_what_was_learned_is_nearer_to_the_target_than_the_mean_map(model, tmp_path):
     """On scenes the object is anywhere, so that only a policy that looks can find it."""
-    how = replace(HOW, side=32, epochs=10, lr=1e-2)
+    how = replace(HOW, side=32, epochs=6, lr=1e-2)
     policy = learn(model, "scenes", tmp_path / "p.safetensors", how, limit=192)
     batch = next(iter(loader(data_for(model, "scenes", limit=64), 64)))
     target = class_attention(model, batch.images)
@@ -140,18 +133,18 @@ def test_what_was_learned_is_nearer_to_the_target_than_the_mean_map(model, tmp_p
 def test_a_killed_run_goes_on_and_ends_alike(model, tmp_path, monkeypatch):
     whole = learn(model, "scenes", tmp_path / "whole.safetensors", HOW, limit=80)
     calls = []
-    real = module.write_state
+    real = optim.write_state
 
     def dies(path, state):
         real(path, state)
         calls.append(path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "write_state", dies)
+    monkeypatch.setattr(optim, "write_state", dies)
     with pytest.raises(KeyboardInterrupt):
         learn(model, "scenes", tmp_path / "half.safetensors", HOW, limit=80)
-    monkeypatch.setattr(module, "write_state", real)
-    monkeypatch.setitem(TARGETS, "attention", None)  # all targets are there
+    monkeypatch.setattr(optim, "write_state", real)
+    monkeypatch.setattr(module, "attention", None)  # all targets are there
     half = learn(model, "scenes", tmp_path / "half.safetensors", HOW, limit=80)
     assert len(calls) == 1
     for name, weight in whole.look.state_dict().items():

@@ -10,13 +10,12 @@ from spot.errors import InputError
 from spot.training.batches import Part
 from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, around_object, sample_map
 from spot.training.recipes import RECIPES
-from tests.conftest import make_nano
-from tests.placement.test_policy import random_policy
+from tests.conftest import make_nano, random_policy
 from tests.training.small_run import small_recipe
 
 IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(8)
-WHOLE = Part(step=3, first=0, of=8, images=IMAGES, labels=LABELS)
+WHOLE = Part(step=3, first=0, batch_size=8, images=IMAGES, labels=LABELS)
 PLAIN = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0}
 
 
@@ -29,7 +28,7 @@ def halves() -> list[Part]:
 
 def test_supervised_on_the_grid_is_the_cross_entropy_of_the_timm_model():
     model = make_nano()
-    grid = {"prior": "isotropic", **PLAIN}  # with 16 tokens: the grid of 4 × 4
+    grid = {"priors": ("isotropic",), **PLAIN}  # with 16 tokens: the grid of 4 × 4
     recipe = small_recipe("cls-in1k", smoothing=0.0, **grid)
     loss, correct = Supervised(model, recipe)(WHOLE)
     logits = model.vit(IMAGES)
@@ -42,7 +41,7 @@ def test_supervised_on_the_grid_is_the_cross_entropy_of_the_timm_model():
 def test_uniform_positions_are_drawn_for_each_image_and_step():
     seen = []
     model = make_nano()
-    objective = Supervised(model, small_recipe("cls-in1k", prior="uniform", tokens=5, **PLAIN))
+    objective = Supervised(model, small_recipe("cls-in1k", priors=("uniform",), budgets=(5,), **PLAIN))
     forward = model.forward
     model.forward = lambda images, positions: seen.append(positions) or forward(images, positions)
     for part in (WHOLE, WHOLE, WHOLE._replace(step=4)):
@@ -108,14 +107,14 @@ def test_a_step_of_every_recipe_sees_windows_off_the_grid(name):
 
 
 def test_with_isotropic_the_papers_recipes_stay_on_the_grid():
-    recipe = small_recipe("cls-in1k", prior="isotropic")
+    recipe = small_recipe("cls-in1k", priors=("isotropic",))
     torch.testing.assert_close(positions_of(Supervised(make_nano(), recipe))[0], make_nano().grid())
 
 
 @pytest.mark.parametrize("prior, sentence", [("unifrom", "uniform"), ("salient", "needs maps")])
 @pytest.mark.parametrize("name", ["cls-in1k", "distil", "mae-in1k"])
 def test_a_prior_that_cannot_be_trained_with_is_refused_before_training(name, prior, sentence):
-    recipe = small_recipe(name, **({"priors": (prior,)} if name == "distil" else {"prior": prior}))
+    recipe = small_recipe(name, priors=(prior,))
     with pytest.raises(InputError, match=sentence):
         OBJECTIVES[recipe.objective](make_nano(), recipe)
 
@@ -136,7 +135,7 @@ def test_training_places_tokens_where_the_model_does(tokens):
     expected = model.place(IMAGES)
     budget = {"budgets": ((tokens,),), "shares": (1.0,), "weights": (1.0,), "jitter": 0.0}
     for objective in (
-        Supervised(model, small_recipe("cls-in1k", prior="center", tokens=tokens, **PLAIN)),
+        Supervised(model, small_recipe("cls-in1k", priors=("center",), budgets=(tokens,), **PLAIN)),
         Distil(model, small_recipe("distil", priors=("center",), **budget, **PLAIN)),
     ):
         assert torch.equal(positions_of(objective), expected)
@@ -145,7 +144,7 @@ def test_training_places_tokens_where_the_model_does(tokens):
 def test_the_draws_of_a_step_do_not_follow_those_of_another_draw():
     """Step 13 placed tokens with the numbers that chose the budget of step 11, its own name and step exchanged."""
     model, tokens = make_nano(), 5
-    objective = Supervised(model, small_recipe("cls-in1k", prior="uniform", tokens=tokens, **PLAIN))
+    objective = Supervised(model, small_recipe("cls-in1k", priors=("uniform",), budgets=(tokens,), **PLAIN))
     for name in Draw:
         theirs = model.place(IMAGES, tokens=tokens, prior="uniform", generator=generator(0, name, Draw.PLACE))
         ours = positions_of(objective, WHOLE._replace(step=int(name)))
@@ -180,9 +179,9 @@ def test_off_the_grid_it_has_and_the_teacher_stays_as_it_was():
     assert not any(name.startswith("_teacher") for name in objective.state_dict())
 
 
-def test_the_divergence_of_classes_is_kullback_leiblers():
+def test_the_loss_is_the_divergence_of_classes_and_the_cosine_distance_of_features():
     changes = {"budgets": ((9,),), "shares": (1.0,), "weights": (1.0,), "priors": ("isotropic",), "jitter": 0.0}
-    objective = distil(**changes, pooled=0.0, features=0.0, **PLAIN)
+    objective = distil(**changes, features=0.0, **PLAIN)
     model = objective.model
     columns = (torch.arange(3) + 0.5) / 3
     positions = torch.cartesian_prod(columns, columns).expand(8, -1, -1)
@@ -192,7 +191,12 @@ def test_the_divergence_of_classes_is_kullback_leiblers():
         for image in range(8)
         for label in range(10)
     )
-    torch.testing.assert_close(objective(WHOLE).loss, by_hand / 8)
+    pooled = [
+        model.forward_head(model.forward_features(IMAGES, at), pre_logits=True)
+        for at in (model.grid(IMAGES), positions)
+    ]
+    apart = 1 - F.cosine_similarity(*pooled)
+    torch.testing.assert_close(objective(WHOLE).loss, by_hand / 8 + apart.mean())
 
 
 def test_a_batch_in_two_parts_is_the_same_batch():
@@ -273,13 +277,53 @@ def test_tokens_can_be_where_the_policy_looks_in_each_image_of_a_part():
     recipe = small_recipe("distil", **one, priors=("learned",), jitter=0.0)
     with pytest.raises(InputError, match="has no learned prior"):
         Distil(model, recipe)
-    model.policy = random_policy(model, "thumbnail", side=8)
+    model.policy = random_policy(model, side=8)
     objective = Distil(model, recipe)
     with torch.no_grad():
         model.vit.pos_embed.add_(1.0)  # the policy was the model's when training began
     placed = objective.place(IMAGES, 0, WHOLE)
     torch.testing.assert_close(placed[..., :2], model.policy(IMAGES, 6))
     assert torch.equal(placed, torch.cat([objective.place(part.images, 0, part) for part in halves()]))
+
+
+# Distil with windows of several sizes
+
+
+def sizes(**changes) -> Distil:
+    """4 windows of 16 pixels, of twice the patch's side, tile an image of 32 × 32."""
+    passes = {"budgets": ((4,), (9,), (16,)), "shares": (1.0, 1.0, 1.0), "weights": (1.0, 1.0, 1.0)}
+    return Distil(make_nano(), small_recipe("distil-sizes", **{**passes, "priors": ("isotropic",), **changes}))
+
+
+def test_scales_are_drawn_for_each_image_around_auto_and_end_at_tiling():
+    distil = sizes()
+    placements = [distil.place(IMAGES, 0, WHOLE._replace(step=step)) for step in range(40)]
+    scales = torch.stack([each[..., 2] for each in placements])
+    assert scales.shape == (40, 8, 4)
+    assert (scales == scales[..., :1]).all()  # one for all windows of an image
+    assert scales.min() >= 1 and scales.max() <= 2 and scales.std() > 0.1
+    assert scales.log2().median() == pytest.approx(0.7, abs=0.1)
+    assert distil.place(IMAGES, 2, WHOLE).shape == (8, 16, 2)  # the grid has no scale
+    parts = torch.cat([distil.place(part.images, 0, part) for part in halves()])
+    assert torch.equal(parts, distil.place(IMAGES, 0, WHOLE))
+    distil(WHOLE).loss.backward()
+    assert distil.model.vit.blocks[0].mlp.fc1.weight.grad.abs().sum() > 0
+    assert distil.finish(distil.model).scale == "auto"
+
+
+def test_the_target_of_a_large_window_is_the_mean_of_the_map_over_it():
+    tokens = torch.randn(1, 16, 6, generator=torch.Generator().manual_seed(0))
+    grid = tokens.transpose(1, 2).unflatten(2, (4, 4))
+    quarters = torch.tensor([[[y, x, 2.0] for y in (0.25, 0.75) for x in (0.25, 0.75)]])
+    # Window and cells begin and end together, but a bilinear map is smooth across cells: blurred by one cell.
+    expected = F.avg_pool2d(F.avg_pool2d(F.pad(grid, (1, 1, 1, 1), mode="replicate"), 3, 1), 2)
+    close = sample_map(tokens, (4, 4), quarters)[0].T.view(6, 2, 2)
+    assert F.cosine_similarity(close.flatten(), expected.flatten(), 0) > 0.8
+    # At scale 1 it is the bilinear map; over the whole map of equal cells it is their value.
+    points = torch.rand(1, 7, 2, generator=torch.Generator().manual_seed(1))
+    scaled = torch.cat([points, torch.ones(1, 7, 1)], -1)
+    torch.testing.assert_close(sample_map(tokens, (4, 4), scaled), sample_map(tokens, (4, 4), points))
+    torch.testing.assert_close(sample_map(torch.ones(1, 16, 3), (4, 4), quarters), torch.ones(1, 4, 3))
 
 
 # Masked

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import torch
 
 from spot.training.objectives import Masked, Supervised
 from spot.training.optim import build_optimizer, learning_rate, parameter_groups, set_rate
@@ -72,3 +73,23 @@ def test_fine_tuning_warms_up_along_a_cosine_from_1e7():
     assert rates[4] == pytest.approx((1e-7 + 1e-3) / 2)  # half way up
     assert rates[9] == pytest.approx(1e-3)
     assert rates[0] == pytest.approx(1e-7 + (1e-3 - 1e-7) * (1 - math.cos(math.pi / 10)) / 2)
+
+
+def test_muon_is_for_the_matrices_of_blocks_and_adamw_for_the_rest():
+    model = make_nano()
+    optimizer = build_optimizer(model, find_recipe("scenes"))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = {names[id(each)]: group["use_muon"] for group in optimizer.param_groups for each in group["params"]}
+    assert set(groups) == set(names.values())
+    for name, used in groups.items():
+        assert used == (name.startswith("vit.blocks") and name.endswith("weight") and "norm" not in name), name
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    head, matrix = model.vit.head.bias.detach().clone(), model.vit.blocks[0].mlp.fc1.weight.detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(head - model.vit.head.bias, torch.full((10,), 3e-3))  # AdamW's first step is the rate
+    # A gradient of ones has one singular value. Made 1, all of its 128 × 32 entries are 1 / √(128 · 32), and a step
+    # has 0.2 · √128 of that. Newton–Schulz brings it to 0.7 to 1.2, and weights decay.
+    moved = (1 - 3e-3 * 0.05) * matrix - model.vit.blocks[0].mlp.fc1.weight.detach()
+    share = moved / (3e-3 * 0.2 * 128**0.5 / (128 * 32) ** 0.5)
+    assert (share > 0.6).all() and (share < 1.3).all()

@@ -1,0 +1,49 @@
+"""What a run reads: images that are left out, and how often each image is drawn."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from spot.data.loader import loader
+from spot.errors import InputError
+from spot.options import TrainOptions
+from spot.training import run as module
+from spot.training.run import sampling_weights, training_images
+from spot.training.run_folder import RunFolder
+from tests.conftest import make_nano
+from tests.training.small_run import make_images, small_recipe
+
+
+def test_images_that_a_file_names_are_never_trained_on(tmp_path):
+    make_images(tmp_path / "images")
+    asked = TrainOptions(data=str(tmp_path / "images"), out=tmp_path / "run")
+    every = training_images(make_nano(), small_recipe("distil"), asked).keys
+    (tmp_path / "aside.txt").write_text(f"{every[2]}\n{every[7]}\n")
+    left = training_images(make_nano(), small_recipe("distil"), replace(asked, leave_out=tmp_path / "aside.txt"))
+    assert list(left.keys) == [key for key in every if key not in (every[2], every[7])]
+    assert [left.read(index)[2] for index in range(3)] == list(left.keys[:3])
+    (tmp_path / "aside.txt").write_text("other/image.jpg\n")
+    with pytest.raises(InputError, match=r"no image other/image\.jpg to leave out"):
+        training_images(make_nano(), small_recipe("distil"), replace(asked, leave_out=tmp_path / "aside.txt"))
+    with pytest.raises(InputError, match="there is no file"):
+        training_images(make_nano(), small_recipe("distil"), replace(asked, leave_out=tmp_path / "none.txt"))
+
+
+def test_the_list_of_images_set_aside_has_one_of_each_of_500_classes():
+    names = (Path(__file__).parents[2] / "tools" / "set_aside.txt").read_text().split()
+    assert len(names) == len({name.split("/")[0] for name in names}) == 500
+
+
+def test_images_are_drawn_by_how_often_the_teacher_predicts_their_class(tmp_path, monkeypatch):
+    data = make_images(tmp_path / "images", classes=5, each=2)
+    model, recipe = make_nano(), small_recipe("distil", balance=0.5)
+    images = training_images(model, recipe, TrainOptions(data=str(data), out=tmp_path / "run"))
+    folder = RunFolder(tmp_path / "run", {"a": 1})
+    weights = sampling_weights(model, recipe, images, folder, 0)
+    classes = torch.cat([model(batch.images, model.grid(batch.images)).argmax(1) for batch in loader(images, 3)])
+    expected = torch.tensor([1 / (classes == each).sum().sqrt() for each in classes], dtype=torch.float64)
+    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-6)
+    monkeypatch.setattr(module, "evaluate", None)  # a resumed run reads what was predicted
+    assert torch.equal(sampling_weights(model, recipe, images, folder, 0), weights)
