@@ -40,8 +40,8 @@ from paper.settings import StudySettings
 from paper.study import find_study
 from spot import report
 from spot.cli import one_sentence
-from spot.data.images import Images, open_data
-from spot.errors import InputError, unknown
+from spot.data.images import open_data
+from spot.errors import unknown
 from spot.evaluation.cost import macs
 from spot.models.mae import DECODER_NAMES, Decoder
 from spot.options import TrainOptions
@@ -197,8 +197,6 @@ def make_maps(setup: Setup) -> None:
     state.wait_for_everyone()
     for split in ("val", "train"):
         images = open_data(setup.data, transform=ToTensor(), split=split)
-        if not isinstance(images, Images):
-            raise InputError(f"{setup.data} is a stream; the paper's scale needs ImageNet's folders")
         images.keep(range(state.process_index, len(images), state.num_processes))
         write_maps(images, folder, setup.method, setup.prompt)
     state.wait_for_everyone()

@@ -10,7 +10,7 @@ from torch import Tensor
 from paper.settings import SCENES, StudySettings
 from spot.data.classes import class_folders
 from spot.data.difficulty import Difficulty, difficulty_of
-from spot.data.images import Data, Images, Stream, data_for, listed
+from spot.data.images import Data, Images, data_for, listed
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Maps
@@ -40,8 +40,6 @@ class Sources:
             )
         limit = given.oracle_limit if oracle and given.scenes else given.limit
         data = self._open(model, given.data, given.split, limit, given.root)
-        if isinstance(data, Stream):
-            raise InputError(f"{given.data} is a stream, whose images have no names to compare results by")
         if oracle and isinstance(data, Images) and given.oracle_limit is not None:
             data.thin(given.oracle_limit)
         return data

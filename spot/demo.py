@@ -1,11 +1,9 @@
-"""The whole method in about a minute, on the built-in model and scenes, or on a photograph: `spot demo`."""
+"""The whole method in about a minute, on the built-in model and scenes: `spot demo`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image
 from torch import Tensor
 
 import spot
@@ -16,12 +14,10 @@ from spot.data.scenes import CLASSES, SceneBatch, Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, wilson
 from spot.evaluation.cost import macs
-from spot.evaluation.photos import names_of, short
-from spot.models.family import Source, at_budget, dense_model
 from spot.models.shipped import built_in
 from spot.models.spot_vit import SpotViT
 from spot.models.wrappers import PatchDropout
-from spot.placement.oracle import PRESETS, SearchResult
+from spot.placement.oracle import SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save
 from spot.plots.accuracy import accuracy
@@ -113,43 +109,7 @@ def farewell(rows: Sequence[Mapping[str, Any]], sparse: int, cells: int, out: Pa
     )
     report.say(
         "\nNext:\n"
-        "  spot demo --image photo.jpg                  on your photo, with a retrofitted ViT\n"
+        "  spot search photo.jpg --tokens 49            on your photo, with a retrofitted ViT\n"
         "  spot evaluate MODEL --data DIR --tokens 49   on your data\n"
         "  spot retrofit MODEL --data DIR --out RUN     fine-tune your ViT for few tokens, without labels"
-    )
-
-
-def on_photo(
-    name: str, source: Source, photo: Image.Image, file: str, budgets: Sequence[int], out: Path, seed: int = 0
-) -> None:
-    """The prediction for one photograph with fewer tokens, before and after a search without a label."""
-    whole_grid = dense_model(source)
-    images = whole_grid.transform()(photo)[None]
-    names = [short(each) for each in names_of(whole_grid)]
-    with torch.no_grad():
-        dense = whole_grid(images, whole_grid.grid(images))
-    goal = int(dense.argmax())
-    rows, paths, captions = [], [], []
-    for budget in report.track(budgets, "searching"):
-        model = at_budget(source, budget)
-        for prior in ("isotropic", "center", "sobol"):
-            start = model.place(images, prior=prior, keys=[file], seed=seed)
-            result = spot.search(model, images, None, start, PRESETS["agree"], dense=dense)
-            best = int(result.best_step)  # where tokens agree from the start, more steps only lead away
-            chance = result.logits[0].softmax(-1)
-            said = {"says": names[int(chance[0].argmax())], "p %": 100 * chance[0, goal].item()}
-            said |= {"searched": names[int(chance[best].argmax())], "p % then": 100 * chance[best, goal].item()}
-            rows.append({"tokens": budget, "prior": prior, **said})
-            if prior == "isotropic":
-                paths.append(result.trajectory[0, : best + 1])
-                captions.append(f"{budget} tokens: {chance[0, goal]:.0%} → {chance[best, goal]:.0%}")
-    whole = f"{names[goal]} ({dense[0].softmax(0)[goal]:.0%})"
-    report.show(rows, f"{file}: with all {len(whole_grid.grid())} tokens {name} predicts {whole}", digits=1)
-    title = f"{report.printable(file)}, {names[goal]}: probability before → after the search"
-    shown = [rgb(images, whole_grid.data_config)[0]] * len(paths)
-    figure = placement_gallery(shown, paths, captions=captions, window=source.patch_size, columns=4, title=title)
-    save(figure, out / "placements.png")
-    report.say(
-        "\np is the probability of the full-grid prediction. The search moved tokens so that the sparse prediction "
-        f"matches it, without a label. The placements are in {out / 'placements.png'}."
     )

@@ -36,7 +36,6 @@ class Draw(IntEnum):
     NEAR = 19  # squares around the object, and tokens in them
     HEAD = 21  # a new classifier's weights
     WEIGHTS = 22  # a new model's weights
-    CALIBRATION = 31  # positions to calibrate eight-bit layers with
 
 
 def generator(seed: int, draw: Draw, *numbers: int) -> Generator:

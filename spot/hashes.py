@@ -1,7 +1,4 @@
-"""What content is: sixteen hexadecimal digits that change with any of it.
-
-Results, banks and deltas are kept under the hashes of what they were made of.
-"""
+"""Hashes of content: sixteen hexadecimal digits that change with any value."""
 
 import hashlib
 import json

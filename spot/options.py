@@ -16,7 +16,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from spot.data.difficulty import difficulty_of
 from spot.errors import InputError, unknown
 
-MODEL = "vit-ti"  # what predict, search and demo --image use unless told otherwise: a retrofitted ViT-Ti/16
+MODEL = "vit-ti"  # what predict, search and embed use unless told otherwise: a retrofitted ViT-Ti/16
 NAME = "a name that spot models lists, a folder or file that spot saved, a hub id, or a timm name"
 
 Model = Annotated[str, arg(help=f"the model: {NAME}")]

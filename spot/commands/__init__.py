@@ -12,7 +12,7 @@ from importlib import import_module
 from spot.errors import unknown
 
 VERBS: dict[str, str] = {
-    "demo": "show the method in a minute, on built-in data or on a photo",
+    "demo": "show the method in a minute, on built-in data",
     "predict": "classify images, and draw the windows the model used",
     "evaluate": "measure the accuracy of placements, budgets and baselines",
     "search": "optimise token positions by gradient",

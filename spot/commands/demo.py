@@ -1,4 +1,4 @@
-"""spot demo: the whole method in about a minute, on the built-in model, or on a photo of your own."""
+"""spot demo: the whole method in about a minute, on the built-in model."""
 
 from pathlib import Path
 
@@ -7,10 +7,8 @@ from spot import options
 
 def demo(
     *,
-    image: Path | None = None,
-    model: str | None = None,
-    weights: options.Weights = None,
-    tokens: tuple[int, ...] = (),
+    model: str = "scenes-a",
+    tokens: tuple[int, ...] = (9, 16, 36, 64),
     scenes: int = 320,
     gallery: int = 10,
     out: Path = Path("demo"),
@@ -18,35 +16,25 @@ def demo(
 ) -> None:
     """Show the method: a table of accuracies, searched placements, and accuracy against cost.
 
-    Without arguments it uses the built-in scenes and model, and downloads nothing.
-    With --image it uses a photograph and a retrofitted ViT.
+    It uses built-in data and a built-in model, and downloads nothing.
 
     Args:
-        image: a photograph, instead of the built-in scenes.
-        model: the model. Default: scenes-a, or vit-ti for a photograph.
-        tokens: budgets. Default: 9 16 36 64 on scenes, 25 49 100 196 on a photograph.
+        model: a model of the built-in scenes.
+        tokens: budgets.
         scenes: number of scenes to classify.
         gallery: number of searched placements to draw.
         out: folder for the pictures.
 
-    example: spot demo --image photo.jpg --model deit-ti
+    example: spot demo
     """
     import spot
     from spot import report
-    from spot.data.picture import open_image
-    from spot.demo import on_photo, on_scenes
+    from spot.demo import on_scenes
     from spot.errors import InputError
-    from spot.models.loading import load_source
 
     if scenes < 32 or gallery < 1:
         raise InputError("the demo needs at least 32 scenes, so that every class is there, and one for the gallery")
-    if len(set(tokens)) < len(tokens):
-        raise InputError(f"each budget is shown once, got {' '.join(map(str, tokens))}")
+    if not tokens or len(set(tokens)) < len(tokens):
+        raise InputError(f"each budget is shown once, got {' '.join(map(str, tokens)) or 'none'}")
     report.check_outputs(folder=out)
-    photo = None if image is None else open_image(image)
-    name = model or ("scenes-a" if image is None else options.MODEL)
-    if image is None or photo is None:
-        loaded = spot.load(name, weights=weights)
-        on_scenes(name, loaded, tokens or (9, 16, 36, 64), scenes, gallery, out, seed)
-    else:
-        on_photo(name, load_source(name, weights=weights), photo, image.name, tokens or (25, 49, 100, 196), out, seed)
+    on_scenes(model, spot.load(model), tokens, scenes, gallery, out, seed)

@@ -34,7 +34,6 @@ def embed(
     """
     import spot
     from spot import report
-    from spot.data.images import Stream
     from spot.errors import InputError
     from spot.evaluation.compare import open_labelled
     from spot.evaluation.features import embed
@@ -45,8 +44,6 @@ def embed(
     state = this_process()
     loaded = spot.load(model, weights=weights, tokens=tokens, prior=prior, scale=scale).to(state.device)
     images, _ = open_labelled(loaded, data, need_classes=False, **loading.opening())  # features need no classes
-    if isinstance(images, Stream):
-        raise InputError(f"{data} is a stream, whose images cannot be shared out; use a folder or hfds/")
     made = embed(loaded, images, out, seed=seed, **loading.readers())
     if state.is_main_process:
         report.say(f"{out} has {len(made)} features of {made.values['features'].shape[1]} numbers.")

@@ -52,8 +52,6 @@ def saliency(
         opened = Images(files, names, [], transform=ToTensor(), unreadable=opening["unreadable"])
     else:
         opened = open_data(data, transform=ToTensor(), **opening)
-    if not isinstance(opened, Images):
-        raise InputError(f"{data} is a stream, whose images have no names to keep maps under")
     rows = table = write_maps(opened, out, method, prompt)
     if data is not None:
         each = [sum(row[name] for row in rows) / len(rows) if rows else None for name in ("mean", "above half %")]

@@ -7,17 +7,16 @@ slashes, or its number in a timm data set. The label is the model's class index,
 the data has none.
 
 Folders: one sub-folder per class, ImageNet as `val/<wnid>/` and `train/<wnid>/` or as unpacked
-from Kaggle, or a flat folder without labels. Names such as `torch/cifar10`, `hfds/…` and `wds/…`
-go to timm; shards on a disk are images by number (`shards.py`), those elsewhere a stream. What to
-do with a file that cannot be read is the caller's choice.
+from Kaggle, or a flat folder without labels. `wds/FOLDER` has WebDataset shards (`shards.py`); names
+such as `torch/cifar10` and `hfds/…` go to timm. What to do with a file that cannot be read is the
+caller's choice.
 """
 
 import csv
 import json
-import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
@@ -43,7 +42,6 @@ Unreadable = Literal["stop", "skip"]
 
 TIMM = re.compile(r"(torch|hfds|hfids|wds|tfds)/.+")
 SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
-EXTRA = {"wds": "webdataset", "hfds": "datasets", "hfids": "datasets"}  # the package that timm needs
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 CANVAS = "needle:"  # before the name of data whose images stand in a canvas
 
@@ -150,18 +148,6 @@ class Images(Dataset[Sample | None]):
             self.skipped.append(unread.key)
 
 
-class Stream(IterableDataset[Sample]):
-    """Images in order of arrival (timm's wds/, tfds/ and hfids/), keyed by place, in eight digits to sort."""
-
-    def __init__(self, dataset: Any, classes: list[str], *, transform: Transform) -> None:
-        self.dataset, self.classes, self.transform = dataset, classes, transform
-        self.skipped: list[str] = []  # timm decodes streams itself: what it cannot read stops the run
-
-    def __iter__(self) -> Iterator[Sample]:
-        for index, (image, label) in enumerate(self.dataset):
-            yield self.transform(open_image(image)), -1 if label is None else int(label), f"{index:08d}"
-
-
 def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, **options: Any) -> "Data":
     """Data as a model wants it for evaluation: its size, mean, std and class indices.
 
@@ -185,10 +171,7 @@ def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, 
         return open_data(path_or_name, **options)
     from spot.data.canvas import Canvas
 
-    images = open_data(str(path_or_name).removeprefix(CANVAS), **options)
-    if not isinstance(images, Images):
-        raise InputError(f"{path_or_name} is a stream, whose images have no names to place them in a canvas by")
-    return Canvas(images)
+    return Canvas(open_data(str(path_or_name).removeprefix(CANVAS), **options))
 
 
 def open_data(
@@ -200,7 +183,7 @@ def open_data(
     classes: Sequence[str] | int | None = None,
     limit: int | None = None,
     root: str | Path | None = None,
-) -> Images | Stream:
+) -> Images:
     """Open an image folder or a timm data set by name.
 
     split: "val", "train" or "test", where the data has more than one.
@@ -216,15 +199,13 @@ def open_data(
         count = classes if isinstance(classes, int) else len(classes or data.classes)
         if data.classes and len(data.classes) != count:
             raise InputError(f"{path_or_name} has {len(data.classes)} classes, the model {count}")
-        if classes is not None and isinstance(data, Images) and isinstance(data.source, Shards):
+        if classes is not None and isinstance(data.source, Shards):
             highest = max(entry.label for entry in data.source.entries)
             if highest >= count:
                 raise InputError(f"{path_or_name} has class {highest}, the model's are 0 to {count - 1}")
     else:
         data = image_folder(Path(path_or_name), split, classes, transform=transform, unreadable=unreadable)
     if limit is not None:
-        if isinstance(data, Stream):
-            raise InputError(f"{path_or_name} is a stream, of which {limit} images cannot be picked")
         data.thin(limit)
     return data
 
@@ -288,67 +269,62 @@ def split_folder(root: Path, split: str) -> Path:
     return root
 
 
-def timm_data(name: str, split: str, root: str | Path | None, **options: Any) -> Images | Stream:
-    """A data set timm knows by name; see timm.data.create_dataset for the names."""
+def timm_data(name: str, split: str, root: str | Path | None, **options: Any) -> Images:
+    """A data set timm knows by name, see timm.data.create_dataset; or `wds/FOLDER`, whose shards are read here."""
+    kind, _, rest = name.partition("/")
+    if kind == "wds":
+        shards = Shards(*shards_of(Path(rest if root is None else root), split), EXTENSIONS)
+        return Images(shards, shards.keys, [], **options)
     from timm.data import create_dataset
 
-    kind, _, rest = name.partition("/")
-    if (package := EXTRA.get(kind)) and find_spec(package) is None:  # timm would print a line of its own
-        raise InputError(f"{name} needs {package}; pip install 'spot-vit[data]'")
+    if kind in ("hfds", "hfids") and find_spec("datasets") is None:  # timm would print a line of its own
+        raise InputError(f"{name} needs datasets; pip install 'spot-vit[data]'")
     if kind == "torch" and root is None:
         raise InputError(f"{name} needs a folder for its files; give the data root too")
-    part = {"val": "validation"}.get(split, split)
-    if kind == "wds":
-        root = rest if root is None else root
-        part = shards_of(Path(root), split) if os.path.isdir(root) else part
-        logging.getLogger("timm.data.readers.reader_wds").setLevel(logging.ERROR)  # it warns of no _info.json
     try:
         data = create_dataset(
             name,
             root=None if root is None else str(root),
-            split=part,
-            download=kind != "wds" and name not in ("torch/folder", "torch/image_folder"),
+            split={"val": "validation"}.get(split, split),
+            download=name not in ("torch/folder", "torch/image_folder"),
         )
     except ImportError as error:
         raise InputError(f"{name} needs another package: {error}") from None
     except (AssertionError, RuntimeError, ValueError, KeyError, OSError) as error:
         raise InputError(f"timm could not open {name}: {' '.join(str(error).split())}") from None
+    if isinstance(data, IterableDataset):
+        raise InputError(f"{name} is a stream, whose images have no numbers; use a folder, hfds/ or shards on a disk")
     source: Any = getattr(data, "reader", data)  # the reader itself: timm's wrapper replaces unreadable images
     indices = getattr(source, "class_to_idx", None) or {}
     classes = [str(label) for label in sorted(indices, key=lambda label: indices[label])]
-    if kind == "wds" and os.path.isdir(str(root)):
-        files = [Path(str(root), file) for file in source.split_info.filenames]
-        shards = Shards(files, EXTENSIONS, source.target_key or source.split_info.alt_label)
-        if not len(shards):
-            raise InputError(f"there is no image in the shards of {root}; images end in {', '.join(EXTENSIONS)}")
-        return Images(shards, shards.keys, classes, **options)
-    if isinstance(data, IterableDataset):
-        return Stream(data, classes, transform=options["transform"])
     return Images(source, [f"{index:08d}" for index in range(len(source))], classes, **options)
 
 
-def shards_of(root: Path, split: str) -> str:
-    """What timm calls a split of shards: its name in _info.json, or all files of it.
+def shards_of(root: Path, split: str) -> tuple[list[Path], str]:
+    """The shards of a split, and the field of a sample's .json that is its label, if it is not in a .cls.
 
-    Without _info.json the files whose names have the split's as a word, or all, if none has a split's.
+    As timm's _info.json names them; without it the files whose names have the split's as a word, or all, if none has
+    a split's.
     """
+    if not root.is_dir():
+        raise InputError(f"wds/ needs a folder of shards on this disk, and {root} is none; download them first")
     about = next((root / file for file in ("_info.json", "info.json") if (root / file).is_file()), None)
+    words = SPLITS.get(split, (split,))
     if about is not None:
         try:
-            there = list(json.loads(about.read_text()).get("splits", {}))
-        except (ValueError, AttributeError) as error:
-            raise InputError(f"{about} says no splits: {error}") from None
-        found = next((name for name in SPLITS.get(split, (split,)) if name in there), None)
-        if found is None:
-            raise InputError(f"{root} has the splits {', '.join(there)}, and no {split}; name one of them")
-        return found
-    files = sorted(path.name for path in root.glob("*.tar"))
-    words = {file: set(re.split(r"[^a-z]+", file.lower())) for file in files}
-    divided = any(words[file].intersection(names) for file in files for names in SPLITS.values())
-    chosen = [file for file in files if words[file].intersection(SPLITS.get(split, (split,)))] if divided else files
+            splits = json.loads(about.read_text()).get("splits", {})
+            found = next((splits[name] for name in words if name in splits), None)
+            if found is not None:
+                return [root / file for file in found["filenames"]], found.get("alt_label") or ""
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise InputError(f"{about} names no shards of splits: {error}") from None
+        raise InputError(f"{root} has the splits {', '.join(splits)}, and no {split}; name one of them")
+    named = {path: set(re.split(r"[^a-z]+", path.name.lower())) for path in sorted(root.glob("*.tar"))}
+    divided = any(each.intersection(names) for each in named.values() for names in SPLITS.values())
+    chosen = [path for path, each in named.items() if not divided or each.intersection(words)]
     if not chosen:
         raise InputError(f"there is no shard of split {split} in {root}; shards end in .tar")
-    return "::".join(chosen)
+    return chosen, ""
 
 
-Data = Union[Images, Stream, "Scenes"]
+Data = Union[Images, "Scenes"]

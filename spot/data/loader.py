@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from spot.data.images import Data, Images, Sample, Stream, Unread
+from spot.data.images import Data, Images, Sample, Unread
 from spot.errors import InputError
 
 
@@ -27,22 +27,20 @@ class Loader:
     Process p of P gets the samples p, p + P, p + 2P, …, so that each is seen exactly once. Batches
     are smaller where unreadable images were left out. `waited` is how many seconds the consumer
     stood still for data during the last pass, and `seconds` how long that pass took altogether.
-    `samples` is how many there are for this process, where the data knows.
+    `samples` is how many there are for this process.
     """
 
     def __init__(self, dataset: Data, batch_size: int, workers: int, process: int, processes: int) -> None:
         self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
         self.whole = dataset.dataset if isinstance(dataset, Subset) else dataset
         self.skipped: list[str] = self.whole.skipped if isinstance(self.whole, Images) else []
-        if processes > 1 and isinstance(dataset, Stream):
-            raise InputError("a stream is read by one process; use a folder or hfds/ for many")
-        indices = None if isinstance(dataset, Stream) else range(process, len(dataset), processes)
-        self.samples = None if indices is None else len(indices)
+        indices = range(process, len(dataset), processes)
+        self.samples = len(indices)
         self.batches: DataLoader[Any] = DataLoader(
             dataset,
             batch_size=batch_size,
             sampler=indices,
-            num_workers=min(workers, 1) if indices is None else workers,  # more would number a stream anew
+            num_workers=workers,
             collate_fn=collate,
             pin_memory=torch.cuda.is_available(),
         )

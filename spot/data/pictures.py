@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.transforms.functional import to_tensor
 
-from spot.data.files import image_files
+from spot.data.images import open_data
 from spot.data.picture import open_image
 from spot.errors import InputError
 
@@ -35,21 +36,13 @@ class Pictures:
     @classmethod
     def open(cls, root: str | Path, split: str = "train") -> "Pictures":
         """A folder with one sub-folder per class, or with such folders for train and val."""
-        root = Path(root)
-        if not root.is_dir():
-            raise InputError(f"a folder with one sub-folder per class was expected, but {root} is none")
-        base = root / split if (root / split).is_dir() else root
-        folders = sorted(folder for folder in base.iterdir() if folder.is_dir())
-        if len(folders) < 2:
-            raise InputError(f"one sub-folder per class is needed, at least two, and {base} has {len(folders)}")
-        keys, labels = [], []
-        for label, folder in enumerate(folders):
-            files = image_files(folder)
-            if not files:
-                raise InputError(f"the class folder {folder} has no image; add some or remove it")
-            keys += [Path(file).relative_to(root).as_posix() for file in files]
-            labels += [label] * len(files)
-        return cls(root, keys, labels, [folder.name for folder in folders])
+        data = open_data(root, split=split, transform=to_tensor)
+        labels = [label for _, label in data.source]
+        if len(data.classes) < 2:
+            raise InputError(f"one sub-folder per class is needed, at least two, and {root} has {len(data.classes)}")
+        if empty := [name for label, name in enumerate(data.classes) if label not in set(labels)]:
+            raise InputError(f"the class folder {empty[0]} has no image; add some or remove it")
+        return cls(Path(root), data.keys, labels, data.classes)
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -1,9 +1,7 @@
 """WebDataset shards as images by number: tar files in which the parts of a sample stand one after the other.
 
-timm's reader says which files a split has and which part of a sample is its label. It reads them as a stream,
-which has no names, leaves out what it cannot decode, and under several processes may give some images twice
-and others never (timm says so). Shards on a disk need no stream: their headers are read once, and after that
-an image is one seek away, whichever process asks for it. So they serve wherever a folder does.
+timm reads them as a stream, which under several processes may give some images twice and others never. Here their
+headers are read once, and after that an image is one seek away, so that shards serve wherever a folder does.
 """
 
 import io
@@ -34,11 +32,11 @@ class Entry(NamedTuple):
 class Shards:
     """shards[i] = (bytes of image i as a file, label). Keys are `shard/sample`, in the files' own order."""
 
-    def __init__(self, files: Sequence[str | Path], extensions: Sequence[str], target: str = "") -> None:
+    def __init__(self, files: Sequence[str | Path], target: str, extensions: Sequence[str]) -> None:
         """
         Args:
-            extensions: of images, with their dots.
             target: the label's field in a sample's .json; empty for the number in its .cls.
+            extensions: of images, with their dots.
         """
         self.files = [str(file) for file in files]
         self.target = target
@@ -48,6 +46,8 @@ class Shards:
             for key, entry in self._samples(number, file, tuple(extensions)):
                 self.keys.append(f"{Path(file).name.removesuffix('.tar')}/{key}")
                 self.entries.append(entry)
+        if not self.keys:
+            raise InputError(f"there is no image in the shards {', '.join(self.files[:3])}")
         if len(set(self.keys)) < len(self.keys):
             twice = Counter(self.keys).most_common(1)[0][0]
             raise InputError(f"two images are called {twice}; samples and shards need names of their own")

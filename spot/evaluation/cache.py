@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from spot.data.canvas import Canvas
-from spot.data.images import Data, Stream
+from spot.data.images import Data
 from spot.data.scenes import Scenes
 from spot.data.shards import Shards
-from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.hashes import hash_file, hash_json, hash_listing, hash_tensors
 from spot.placement.files import Placements
@@ -66,8 +65,6 @@ def hash_images(data: Data) -> str:
     """Sixteen hexadecimal digits that change when an image is added, removed, renamed or rewritten."""
     if isinstance(data, Scenes):
         return hash_json(["scenes", data.split, data.seed, data.length, str(data.difficulty)])
-    if isinstance(data, Stream):
-        raise InputError("a stream's images have no names to compare results by; use a folder, or shards on a disk")
     about: list[Any] = ["canvas"] if isinstance(data, Canvas) else []
     about += data.source.state() if isinstance(data.source, Shards) else []
     for key, index in zip(data.keys, data.order, strict=True):

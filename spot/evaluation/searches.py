@@ -13,7 +13,7 @@ from torch import Tensor
 from spot import report
 from spot.data.classes import class_folders, class_names
 from spot.data.files import photo_files
-from spot.data.images import Stream, data_for
+from spot.data.images import data_for
 from spot.data.picture import Fit, photo_transform
 from spot.errors import InputError, unknown
 from spot.evaluation.accuracy import wilson
@@ -107,8 +107,6 @@ def on_data(
     """
     report.check_outputs(out, json)
     images = data_for(model, data, **loading.opening())
-    if isinstance(images, Stream):
-        raise InputError(f"{data} is a stream, whose images have no names to keep placements under")
     maps = maps_for(model, [prior or model.prior], saliency, data)
     options |= loading.readers()
     done = search_dataset(model, images, out, prior=prior, saliency=maps, **options)

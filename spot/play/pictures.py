@@ -18,7 +18,7 @@ from torch import Tensor
 from torchvision.transforms.functional import normalize, pil_to_tensor, to_pil_image
 
 from spot.data.classes import class_folders, class_names
-from spot.data.images import Images, open_data
+from spot.data.images import open_data
 from spot.data.picture import evaluation_transform, open_image
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError
@@ -129,8 +129,6 @@ def scene_samples() -> list[Sample]:
 def folder_samples(data: str, model: Any, split: str = "val") -> list[Sample]:
     """Images of a folder or data set, spread evenly over its classes."""
     images = open_data(data, split=split, transform=pil_to_tensor, classes=class_folders(model), limit=SAMPLES)
-    if not isinstance(images, Images):
-        raise InputError(f"{data} is a stream; the page needs images that can be picked, such as a folder")
     names = class_names(model) or images.classes
 
     def opened(index: int) -> Picture:

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from spot.data.classes import class_folders
-from spot.data.images import Images, open_data
+from spot.data.images import open_data
 from spot.data.scenes import CLASSES
 from spot.draws import Draw, seeded
 from spot.errors import InputError
@@ -87,7 +87,7 @@ def for_data(model: SpotViT, recipe: Recipe, options: TrainOptions, classes: int
     names = list(CLASSES) if options.scenes else None
     if names is None and classes is None:
         data = open_data(options.data, transform=model.transform(), split=options.split)
-        if not isinstance(data, Images) or not data.classes:
+        if not data.classes:
             raise InputError(f"{options.data} has no classes to fine-tune for; one folder per class is needed")
         names = data.classes
     if names is None or (classes is not None and classes != len(names)):

@@ -209,8 +209,6 @@ def images_of(
         return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
     folder = str(data).removeprefix(CANVAS)
     images = open_data(folder, transform=evaluation_transform(model.data_config), split=split)
-    if not isinstance(images, Images):
-        raise InputError(f"{data} is a stream, which cannot be read in parts; use a folder")
     if leave_out is not None:
         images.without(listed(leave_out))
     images.thin(limit or len(images))

@@ -162,8 +162,6 @@ def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Im
             classes=class_folders(model) if supervised else None,
             limit=None if options.leave_out else options.limit,
         )
-        if not isinstance(images, Images):
-            raise InputError(f"{options.data} is a stream, which training cannot shuffle; use a folder")
         if options.leave_out is not None:
             images.without(listed(options.leave_out))
             images.thin(options.limit or len(images))

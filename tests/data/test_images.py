@@ -13,10 +13,10 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from spot.data.classes import class_folders, class_indices, class_names
-from spot.data.images import Stream, open_data
+from spot.data.images import open_data
 from spot.data.loader import loader
 from spot.errors import InputError
-from tests.data.files import BLUE, GREEN, RED, cut_short, folders, picture, plain
+from tests.data.files import cut_short, folders, picture, plain
 
 WNIDS = ImageNetInfo().label_names()
 
@@ -239,19 +239,11 @@ def test_a_timm_name_that_cannot_be_opened_says_why(tmp_path, monkeypatch):
         open_data("torch/mnist", transform=plain)
     with pytest.raises(InputError, match=r"torch/nothing: Unknown torchvision dataset"):
         open_data("torch/nothing", transform=plain, root=".")
+    with pytest.raises(InputError, match="needs a folder of shards on this disk"):
+        open_data("wds/anything", transform=plain)
     for name in ("wds/anything", "hfds/nobody/anything"):
         with pytest.raises(InputError, match=r"no shard of split val|could not open hfds/nobody/anything"):
             open_data(name, transform=plain, root=tmp_path)
-
-
-def test_a_stream_is_numbered_and_read_by_one_process():
-    images = [(Image.new("RGB", (4, 4), colour), label) for label, colour in enumerate((RED, GREEN, BLUE))]
-    stream = Stream(images, [], transform=plain)
-    batches = list(loader(stream, 2, workers=2))
-    assert [key for batch in batches for key in batch.keys] == ["00000000", "00000001", "00000002"]
-    assert batches[1].labels.tolist() == [2]
-    with pytest.raises(InputError, match="one process"):
-        loader(stream, 2, process=0, processes=2)
 
 
 def test_a_1000_class_model_knows_imagenets_folders_and_names():

@@ -139,7 +139,7 @@ def test_the_control_of_the_saliency_gain_moves_as_another_image(lab):
     "module", [off_grid, transfer, saliency_gain, classification], ids=lambda each: each.STUDY.name
 )
 def test_a_study_takes_models_whose_windows_have_a_scale(module, make_lab):
-    lab = make_lab(tokens=(4,))
+    lab = make_lab(tokens=(4,), limit=20, oracle_limit=20, seeds=1)
     for backbone in lab.backbones:
         backbone.model.scale = "auto"
     rows = module.run(lab).rows
@@ -152,7 +152,7 @@ def test_a_study_takes_models_whose_windows_have_a_scale(module, make_lab):
 
 @pytest.mark.parametrize("module, column", [(priors, "prior"), (classification, "placement")])
 def test_a_models_own_policy_has_a_row_with_the_cost_of_looking(module, column, make_lab):
-    lab = make_lab(tokens=(4,))
+    lab = make_lab(tokens=(4,), limit=20, oracle_limit=20, seeds=1)
     first, second = lab.backbones
     first.model.policy = random_policy(first.model, side=8)
     rows = [row for row in module.run(lab).rows if row["tokens"] == 4]

@@ -91,6 +91,7 @@ def test_a_picture_in_which_nothing_can_be_found_is_named(street, tmp_path):
 def test_a_class_folder_without_images_gets_a_sentence(street, tmp_path):
     (tmp_path / "train" / "empty").mkdir(parents=True)
     (tmp_path / "train" / "full").mkdir()
+    Image.new("RGB", (90, 90)).save(tmp_path / "train" / "full" / "1.png")
     with pytest.raises(InputError, match="empty has no image"):
         Pictures.open(tmp_path)
 
