@@ -28,8 +28,8 @@ SHOWN = {
     "patch dropout, SPoT's weights": "random patches",
     "smaller image, SPoT's weights": "a smaller image",
     "isotropic": "`isotropic`",
-    "center": "`center`",
-    "focus": "`focus`",
+    "center-authors": "`center-authors`",
+    "learned": "`learned`",
 }
 
 

@@ -185,10 +185,10 @@ def test_accuracies_stand_beside_what_they_cost_with_their_map():
     about = {"backbone": "vit_tiny", "images": 9}
     rows = [{**about, "placement": "isotropic", "tokens": 25, "top1": 40.0, "GMACs": 0.15},
             {**about, "placement": "isotropic", "tokens": 49, "top1": 50.0, "GMACs": 0.3},
-            {**about, "placement": "focus", "tokens": 25, "top1": 45.0, "GMACs": 16.5},
+            {**about, "placement": "learned", "tokens": 25, "top1": 45.0, "GMACs": 16.5},
             {**about, "placement": "oracle", "tokens": 25, "top1": 99.0, "images": 2}]  # fmt: skip
     table = fill_results.accuracy(json.dumps({"rows": rows})).splitlines()
     assert table[0] == "| model | placement | 25 tokens | 49 tokens | GMACs at 25 |"
-    assert table[2:] == ["| vit-ti | `isotropic` | 40.0 | 50.0 | 0.15 |", "| vit-ti | `focus` | 45.0 | – | 16.50 |"]
+    assert table[2:] == ["| vit-ti | `isotropic` | 40.0 | 50.0 | 0.15 |", "| vit-ti | `learned` | 45.0 | – | 16.50 |"]
     with pytest.raises(AssertionError, match="same images"):
         fill_results.accuracy(json.dumps({"rows": [*rows[:2], {**rows[2], "images": 300}]}))
