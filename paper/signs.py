@@ -27,9 +27,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import spot
+from paper.provenance import stored
 from paper.statistics import difference, share
 from spot import report
 from spot.data.pictures import Pictures, boxes_to_places, read_boxes
+from spot.errors import InputError
 from spot.hashes import hash_model
 from spot.models.family import at_budget, dense_model
 from spot.models.glimpsed import Glimpsed
@@ -335,6 +337,19 @@ class Costs:
         return self.known[name]
 
 
+def kept_rows(out: Path, keep: Sequence[str], val: Pictures) -> dict[str, Tensor]:
+    """Which pictures were right in the rows of an earlier run whose names begin so, of the same files and pictures."""
+    known = read_json(out / "signs.json")
+    if known["keys"] != list(val.keys) or known["settings"] != settings():
+        raise InputError(f"{out} is of other models or pictures; measure all rows again, without --keep")
+    return {name: torch.tensor(each).bool() for name, each in known["right"].items() if name.startswith(tuple(keep))}
+
+
+def settings() -> dict[str, Any]:
+    """What the results are of."""
+    return {"models": {"vit-ti": {"source": "vit-ti", **stored("vit-ti")}}, "data": "GTSDB"}
+
+
 def main(
     data: Path,
     weights: Path,
@@ -342,6 +357,7 @@ def main(
     labels: tuple[Path, ...] = (),
     u2netp: Path | None = None,
     skip: tuple[str, ...] = (),
+    keep: tuple[str, ...] = (),
     widths: tuple[int, ...] = WIDTHS,
     out: Path = Path("docs/results/signs"),
     cache: Path = Path("runs/signs-study"),
@@ -355,6 +371,8 @@ def main(
         labels: models of spot learn --look glimpses, without boxes.
         u2netp: the ONNX file of U²-Net-p, for its row.
         skip: rows to leave out, by the beginning of their name.
+        keep: rows without a finder that an earlier run wrote to OUT and that are not measured again, by the beginning
+            of their name, such as "frozen: even" or "fine-tuned"; only their times are.
         widths: of the shrunk pictures that the whole ViT is fine-tuned on, in pixels.
     """
     from paper.signs_page import write
@@ -374,13 +392,19 @@ def main(
     frozen = at_budget(source, 49).eval().requires_grad_(False)
     frozen.reset_classifier(len(train.classes))
     some, key = val.pixels(0), val.keys[0]
-    predicted: dict[tuple[str, str], Tensor] = {}
+    right: dict[str, Tensor] = {}
+    predicted: dict[str, Tensor] = {}
     rows: list[dict[str, Any]] = []
+    earlier = kept_rows(out, keep, val) if keep else {}
 
-    def add(training: str, name: str, tokens: int, logits: Tensor, price: dict[str, float]) -> None:
-        predicted[training, name] = logits.argmax(1)
-        line = {"training": training, "input": name, "tokens": tokens}
-        rows.append({**line, **share(predicted[training, name] == truth), **price})
+    def add(training: str, name: str, tokens: int, logits: Tensor | None, price: dict[str, float]) -> None:
+        row = f"{training}: {name}"
+        if logits is None:
+            right[row] = earlier[row]
+        else:
+            predicted[row] = logits.argmax(1)
+            right[row] = predicted[row] == truth
+        rows.append({"training": training, "input": name, "tokens": tokens, **share(right[row]), **price})
 
     for name, (tokens, see) in SEEN.items():
         if name.startswith(skip) or (see is u2net and u2netp is None):
@@ -389,12 +413,14 @@ def main(
         dense.reset_classifier(len(train.classes))
         price = spent.of(f"frozen {name}", lambda: pooled(dense, see(street, key, some)), 3 if tokens > 1000 else 15)  # noqa: B023
         extra = (map_macs(str(u2netp)) or 0) / 1e9 if see is u2net else 0
-        add("frozen", name, tokens, with_head(street, name, dense), {**price, "GMACs": price["GMACs"] + extra})
+        logits = None if f"frozen: {name}" in earlier else with_head(street, name, dense)
+        add("frozen", name, tokens, logits, {**price, "GMACs": price["GMACs"] + extra})
     for width in widths:
-        tuned, logits = fine_tuned(street, source, width)
-        small = shrink_to(normal(some), width)
+        name, small = f"picture shrunk to {width} pixels across", shrink_to(normal(some), width)
+        kept = f"fine-tuned: {name}" in earlier
+        tuned, logits = (dense_model(source), None) if kept else fine_tuned(street, source, width)
         price = spent.of(f"fine-tuned {width}", partial(tuned.eval().requires_grad_(False), small, tuned.grid(small)))
-        add("fine-tuned", f"picture shrunk to {width} pixels across", len(tuned.grid(small)[0]), logits, price)
+        add("fine-tuned", name, len(tuned.grid(small)[0]), logits, price)
     models: dict[str, tuple[SpotViT, dict[str, Tensor]]] = {}
     for how, paths in (("boxes", boxes), ("labels", labels)):
         for path in paths:
@@ -410,17 +436,17 @@ def main(
                 name = f"the same places, cut out and resized to {side} pixels"
                 add(training, name + f" ({count} × {each})", count * each, several.decide(made["crops"][:, :count]), {})
             several = Glimpsed(model, 1)
-            for kept, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
-                add(training, name, each, several.decide(made[kept]), {})
-    base = predicted.get(("finder from labels", "3 places of 16 tokens"))
-    for line, kinds in zip(rows, predicted.values(), strict=True):
-        line |= {} if base is None else difference(kinds == truth, base == truth)
+            for seen, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
+                add(training, name, each, several.decide(made[seen]), {})
+    base = right.get("finder from labels: 3 places of 16 tokens")
+    for line, hits in zip(rows, right.values(), strict=True):
+        line |= {} if base is None else difference(hits, base)
     finders: list[Any] = [model.policy for model, _ in models.values()]
     looks = {"the finder alone": spent.of("finder", partial(finders[0].find, normal(some), 3))} if finders else {}
     dense = dense_model(source).eval().requires_grad_(False)
     see = SEEN["all patches"][1]
     looks["all 4,250 patches"] = spent.of("frozen all patches", lambda: pooled(dense, see(street, key, some)), 3)
-    write(rows, looks, street, models, predicted, out)
+    write(rows, looks, street, models, right, predicted, out)
 
 
 if __name__ == "__main__":

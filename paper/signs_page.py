@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from paper.provenance import sentence, stored
-from paper.signs import TOLD, Street
+from paper.provenance import sentence
+from paper.signs import TOLD, Street, settings
 from paper.study import signed
 from spot import report
 from spot.models.glimpsed import Glimpsed
@@ -35,17 +35,17 @@ def write(
     looks: Mapping[str, Mapping[str, float]],
     street: Street,
     models: Mapping[str, tuple[SpotViT, dict[str, Tensor]]],
-    predicted: Mapping[tuple[str, str], Tensor],
+    right: Mapping[str, Tensor],
+    predicted: Mapping[str, Tensor],
     out: Path,
 ) -> None:
     """The table as JSON and Markdown, its plot, and the pictures."""
     val = street.val
     out.mkdir(parents=True, exist_ok=True)
-    kinds = {": ".join(row): [val.classes[index] for index in each.tolist()] for row, each in predicted.items()}
-    settings = {"models": {"vit-ti": {"source": "vit-ti", **stored("vit-ti")}}, "data": "GTSDB"}
-    truth = [val.classes[label] for label in val.labels]
-    written = {"settings": settings, "rows": list(rows), "keys": list(val.keys), "truth": truth, "predicted": kinds}
-    write_json(out / "signs.json", written)
+    kinds = {row: [val.classes[index] for index in each.tolist()] for row, each in predicted.items()}
+    outcomes = {row: each.int().tolist() for row, each in right.items()}
+    written = {"rows": list(rows), "keys": list(val.keys), "right": outcomes, "predicted": kinds}
+    write_json(out / "signs.json", {"settings": settings(), **written})
     table = [
         {
             "training": row["training"],
@@ -73,7 +73,7 @@ def write(
         f"{finder}\n"
         "![accuracy against cost](signs.png)\n\n"
         + "".join(f"![hits and misses, {name}]({name}.png)\n\n" for name in models)
-        + f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings)}\n"
+        + f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings())}\n"
     )
     (out / "signs.md").write_text(text)
     report.say(report.markdown(table))
