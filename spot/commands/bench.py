@@ -74,10 +74,10 @@ def bench(
     report.save_json(json, rows, settings)
     if plot is None:
         return
-    several = len({(row["model"], row["runtime"]) for row in rows}) > 1
+    varies = [name for name in ("model", "runtime") if len({row[name] for row in rows}) > 1]
     named = [
         {**row, "budget": row["tokens"], "panel": f"batch {row['batch']}",
-         "line": " ".join([row["model"], row["runtime"], row["method"]]) if several else row["method"]}
+         "line": " ".join([*(row[name] for name in varies), *([row["method"]] if row["method"] != "timm" else [])])}
         for row in rows
     ]  # fmt: skip
     if any(row["accuracy"] is not None for row in rows):

@@ -57,7 +57,7 @@ def legend(figure: Figure, handles: Sequence[Any], spare: Axes | None = None) ->
     if spare is not None:
         spare.legend(handles=handles, loc="center", frameon=False, fontsize=10)
     elif len(handles) > 1:
-        figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
+        figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
 
 
 def quiet(axes: Axes, lines: Literal["both", "y"] = "both") -> None:
