@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import spot
-from paper.provenance import stored
+from paper.provenance import comment
 from spot import report
 from spot.evaluation.accuracy import Evaluation, Setting, evaluate
 from spot.models.family import DEFAULT_TOKENS
@@ -46,10 +46,8 @@ def main(weights: Path, val: Path, out: Path) -> None:
     report.show(rows, "Top-1, %")
     with whole(out) as temporary:
         words = "Top-1 in percent with isotropic tokens; hash: of the retrofit's weights. Written by "
-        files = ", ".join(f"{alias} file {stored(alias)['file']}" for alias in ALIASES)
-        temporary.write_text(
-            f"{words}`python -m paper.fixed_weights`.\n\n<!-- of: {files} -->\n\n{report.markdown(rows)}"
-        )
+        files = comment({alias: alias for alias in ALIASES})
+        temporary.write_text(f"{words}`python -m paper.fixed_weights`.\n\n{files}\n\n{report.markdown(rows)}")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,15 @@ REASON = re.compile(r"<!-- of no shipped file: \w.+? -->")
 NUMBERS = re.compile(r"^(?:.*\|)?\s*[-+−]?\d+\.\d[^|\n]*\|(?:.*\|)?\s*[-+−]?\d+\.\d", re.MULTILINE)
 
 
+def comment(models: Mapping[str, str | Path]) -> str:
+    """The comment above a table that names these models' files; base is the ViT that a retrofit is a change of."""
+    parts = []
+    for name, source in models.items():
+        known = stored(source) | ({"base": read_about(find(source))["hash"]} if is_delta(find(source)) else {})
+        parts.append(" ".join([name, *(word for pair in known.items() for word in pair)]))
+    return f"<!-- of: {', '.join(parts)} -->"
+
+
 def unproven(text: str) -> Iterator[str]:
     """Tables of measured numbers in a document that name no files, or files that do not ship, in sentences."""
     text = BLOCK.sub("", text)

@@ -8,6 +8,7 @@ prefers is the excess over that. The ratio of the mean scores of all of an image
 sensitive to edges.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -41,9 +42,9 @@ def run(lab: Lab) -> Result:
     """RSG of the isotropic searches, per backbone and budget, in percent."""
     rows: list[Row] = []
     for backbone in lab.backbones:
-        for tokens in lab.tokens:
-            placements = lab.oracle(backbone, tokens=tokens)
-            gains = {name: 100 * values for name, values in measured(lab, backbone, placements).items()}
+        searched = {tokens: lab.oracle(backbone, tokens=tokens) for tokens in lab.tokens}
+        for tokens, own in measured(lab, backbone, searched).items():
+            gains = {name: 100 * values for name, values in own.items()}
             row: Row = {"backbone": backbone.name, "tokens": tokens}
             for name, values in (
                 ("rsg", gains["token"]),
@@ -66,33 +67,47 @@ def run(lab: Lab) -> Result:
     return Result(rows, paper_rows(), notes)
 
 
-def measured(lab: Lab, backbone: Backbone, placements: Placements) -> dict[str, Tensor]:
-    """Gains (M,) per image, in the placements' order: mean over tokens, of all tokens together, and the control's."""
-    model, ends = backbone.model, placements.trajectory[:, [0, -1], :, :2]
+def measured(lab: Lab, backbone: Backbone, searched: Mapping[int, Placements]) -> dict[int, dict[str, Tensor]]:
+    """Gains (M,) per image by budget, in the placements' order: mean over tokens, of all tokens together, and the
+    control's. In one pass over the images, as maps may be slow to make."""
+    model = backbone.model
+    ends = {tokens: placements.trajectory[:, [0, -1], :, :2] for tokens, placements in searched.items()}
     source, size = lab.sources.saliency(model), model.patch_size
     about = {"kind": "saliency-gain", "name": backbone.name.replace("/", "-"), "window": size}
-    about |= {"positions": hash_tensors({"ends": ends, "keys": encode_names(placements.keys)})}
+    about["positions"] = [
+        hash_tensors({"ends": ends[tokens], "keys": encode_names(placements.keys)})
+        for tokens, placements in searched.items()
+    ]
     about |= {"images": lab.sources.images_hash(model, oracle=True), "maps": lab.sources.maps_hash()}
 
     def compute() -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = {}
         images = lab.sources.images(model, oracle=True)
         for batch in loader(images, lab.settings.batch_size, lab.settings.workers):
-            rows = placements.rows(batch.keys)
             maps = source(batch.images, batch.keys)
-            start, end = ends[rows].unbind(1)
             low, high = omega(batch.images)
-            other = ends[(rows + 1) % len(ends)]  # the next image's movement
-            moved = (start + other[:, 1] - other[:, 0]).clamp(low, high)
-            for suffix, there in (("", end), ("_control", moved)):
-                for per in ("token", "image"):
-                    gain = relative_gain(maps, start, there, size, per=per)  # type: ignore[arg-type]
-                    parts.setdefault(per + suffix, []).append(gain.nanmean(1) if per == "token" else gain)
-            parts.setdefault("rows", []).append(rows)
-        order = torch.cat(parts.pop("rows")).argsort()
-        return {name: torch.cat(values)[order] for name, values in parts.items()}
+            for tokens, placements in searched.items():
+                rows = placements.rows(batch.keys)
+                start, end = ends[tokens][rows].unbind(1)
+                other = ends[tokens][(rows + 1) % len(ends[tokens])]  # the next image's movement
+                moved = (start + other[:, 1] - other[:, 0]).clamp(low, high)
+                for suffix, there in (("", end), ("_control", moved)):
+                    for per in ("token", "image"):
+                        gain = relative_gain(maps, start, there, size, per=per)  # type: ignore[arg-type]
+                        gain = gain.nanmean(1) if per == "token" else gain
+                        parts.setdefault(f"{tokens} {per}{suffix}", []).append(gain)
+                parts.setdefault(f"{tokens} rows", []).append(rows)
+        return {name: torch.cat(values) for name, values in parts.items()}
 
-    return lab.remember(about, compute)
+    made = lab.remember(about, compute)
+    return {
+        tokens: {
+            name.partition(" ")[2]: values[made[f"{tokens} rows"].argsort()]
+            for name, values in made.items()
+            if name.startswith(f"{tokens} ") and not name.endswith("rows")
+        }
+        for tokens in searched
+    }
 
 
 def score(maps: Tensor, positions: Tensor, size: int = 16) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import spot
+from paper.provenance import comment
 from spot import report
 from spot.data.images import data_for
 from spot.data.loader import loader
@@ -214,6 +215,7 @@ def write_card(runs: Path, assets: Path, steps: Sequence[Step], images: int, car
     options = "--checkpoint-minutes 2 --out runs/assets/NAME"
     text = CARD.format(
         words=card.words.format(images=images),
+        files=comment({step.name: assets / f"{step.name}.safetensors" for step in steps if step.shipped}),
         accuracy=report.markdown(accuracy, digits=1),
         making=report.markdown(making),
         commands="\n".join(commands),
@@ -270,6 +272,8 @@ isotropic tokens the model reads its grid. What placement does for it: `python -
 OF_NEEDLE = Card("NEEDLE.md", NEEDLE_CARD, "needle", ("isotropic",), (64, 576))
 
 CARD = """{words}
+
+{files}
 
 {accuracy}
 ## How they were made

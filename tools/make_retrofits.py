@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import spot
+from paper.provenance import comment
 from spot import report
 from spot.data.images import Images, data_for, listed
 from spot.data.loader import loader
@@ -104,7 +105,8 @@ def main(
     report.show([*rows, *steps], "Top-1, %")
     with whole(assets / "RETROFITS.md") as temporary:
         tables = {"accuracy": report.markdown(rows), "steps": report.markdown(steps), "shares": report.markdown(shares)}
-        temporary.write_text(CARD.format(**tables, logs="\n".join(logs)))
+        files = comment({f"{name}+spot": assets / f"{name}+spot.safetensors" for name in retrofits})
+        temporary.write_text(CARD.format(**tables, files=files, logs="\n".join(logs)))
 
 
 def retrofit(model: str | Path, where: Sequence[object], out: Path, recipe: str, changes: Sequence[str]) -> None:
@@ -205,6 +207,8 @@ Top-1 in percent on ImageNet validation images that training never saw (bicubic,
 the delta as shipped, with the scale that `auto` means. Its weights depend on the budget: all of the change with 16
 tokens and fewer, log(196 / N) / log(196 / 16) of it with N, none on the grid, where it is timm's model
 (`spot/models/family.py`).
+
+{files}
 
 {accuracy}
 How it came about: two runs of `distil-sizes` with other seeds, the mean of what they changed, from there on

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper.provenance import sentence, stale, stored, unproven
+from paper.provenance import NAMED, comment, sentence, stale, stored, unproven
 from spot.models.shipped import ALIASES, built_in
 from spot.store import read_tensors, write_tensors
 from tests.conftest import make_nano
@@ -46,11 +46,23 @@ def test_every_table_of_numbers_is_copied_from_a_result_or_names_its_files(path)
     assert list(unproven(path.read_text())) == []
 
 
+@pytest.mark.parametrize(
+    "card", sorted((RESULTS.parents[1] / "spot" / "assets").glob("*.md")), ids=lambda path: path.stem
+)
+def test_a_card_names_the_files_that_its_accuracies_are_of(card):
+    text = card.read_text()
+    shown = [name for name in built_in() if f"| {name} |" in text]
+    named = [each.split()[0] for each in NAMED.search(text)[1].split(",")]
+    assert sorted(named) == sorted(shown) and shown
+    assert [each for each in unproven(text) if "what ships has" in each] == []
+
+
 def test_a_table_without_files_or_with_others_is_found():
     table = "| a | b |\n| --- | --- |\n| 1.5 | 2.5 |\n"
     file = stored("vit-ti")["file"]
     assert "names no model files: | a | b |" in next(unproven(f"text\n\n{table}"))
     assert not list(unproven(f"text\n\n<!-- of: vit-ti file {file} -->\n\n{table}"))
+    assert not list(unproven(f"{comment({'vit-ti': 'vit-ti'})}\n\n{table}"))
     assert "what ships has" in next(unproven(f"<!-- of: vit-ti file {'0' * 16} -->\n\n{table}"))
     assert not list(unproven(f"<!-- of no shipped file: times only -->\n\n{table}"))
     assert list(unproven(f"<!-- of no shipped file: -->\n\n{table}"))  # without a reason
