@@ -337,12 +337,16 @@ class Costs:
         return self.known[name]
 
 
-def kept_rows(out: Path, keep: Sequence[str], val: Pictures) -> dict[str, Tensor]:
-    """Which pictures were right in the rows of an earlier run whose names begin so, of the same files and pictures."""
+Kept = dict[str, tuple[dict[str, Any], Tensor]]
+
+
+def kept_rows(out: Path, keep: Sequence[str], val: Pictures) -> Kept:
+    """Rows of an earlier run whose names begin so, and which pictures were right; of the same files and pictures."""
     known = read_json(out / "signs.json")
     if known["keys"] != list(val.keys) or known["settings"] != settings():
         raise InputError(f"{out} is of other models or pictures; measure all rows again, without --keep")
-    return {name: torch.tensor(each).bool() for name, each in known["right"].items() if name.startswith(tuple(keep))}
+    rows = zip(known["rows"], known["right"].items(), strict=True)
+    return {name: (row, torch.tensor(each).bool()) for row, (name, each) in rows if name.startswith(tuple(keep))}
 
 
 def settings() -> dict[str, Any]:
@@ -371,8 +375,8 @@ def main(
         labels: models of spot learn --look glimpses, without boxes.
         u2netp: the ONNX file of U²-Net-p, for its row.
         skip: rows to leave out, by the beginning of their name.
-        keep: rows without a finder that an earlier run wrote to OUT and that are not measured again, by the beginning
-            of their name, such as "frozen: even" or "fine-tuned"; only their times are.
+        keep: rows that an earlier run wrote to OUT and that are not measured again, by the beginning of their name,
+            such as "frozen: even" or "fine-tuned"; only their times are.
         widths: of the shrunk pictures that the whole ViT is fine-tuned on, in pixels.
     """
     from paper.signs_page import write
@@ -395,12 +399,12 @@ def main(
     right: dict[str, Tensor] = {}
     predicted: dict[str, Tensor] = {}
     rows: list[dict[str, Any]] = []
-    earlier = kept_rows(out, keep, val) if keep else {}
+    earlier: Kept = kept_rows(out, keep, val) if keep else {}
 
     def add(training: str, name: str, tokens: int, logits: Tensor | None, price: dict[str, float]) -> None:
         row = f"{training}: {name}"
         if logits is None:
-            right[row] = earlier[row]
+            right[row] = earlier[row][1]
         else:
             predicted[row] = logits.argmax(1)
             right[row] = predicted[row] == truth
@@ -438,6 +442,9 @@ def main(
             several = Glimpsed(model, 1)
             for seen, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
                 add(training, name, each, several.decide(made[seen]), {})
+    for name in [name for name in earlier if name not in right]:  # of models that are not given now
+        line, right[name] = earlier[name]
+        rows.append({part: line[part] for part in line if part != "ms"})  # times are of one run
     base = right.get("finder from labels: 3 places of 16 tokens")
     for line, hits in zip(rows, right.values(), strict=True):
         line |= {} if base is None else difference(hits, base)

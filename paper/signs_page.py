@@ -26,6 +26,8 @@ COLOURS = {
     "fine-tuned": "#d98c00",
     "finder from boxes": "#2a788e",
     "finder from labels": "#c8102e",
+    "one stage, from boxes": "#8fc1cb",
+    "one stage, from labels": "#eb9aa8",
 }
 AGAINST = "3 × 16 tokens, from labels, minus this row"
 
@@ -67,6 +69,7 @@ def write(
         f"- frozen: a linear head on features of the retrofitted ViT-Ti, fitted on {len(street.train)} pictures.\n"
         "- fine-tuned: the whole ViT-Ti on shrunk pictures, with the steps, batches and rates of the finder's rows.\n"
         "- finder from boxes, finder from labels: models of `spot learn --look glimpses` with and without `--boxes`.\n"
+        "- one stage: the same models without the finder's second stage (`--glimpses.candidates 0`).\n"
         f"- {TOLD}: on the largest sign, which no method knows. A street without signs has its glimpse at the place "
         "and size of another picture's sign.\n"
         "- GMACs and ms: one picture in memory, batch 1, processor time of one thread, with finder or saliency map.\n"

@@ -94,12 +94,13 @@ def test_views_of_shrunk_pictures_fill_whole_patches(street):
 
 def test_kept_rows_are_those_of_the_same_pictures_and_models(street, tmp_path):
     right = {"frozen: even windows": [1, 0], "fine-tuned: small": [0, 1], "frozen: other": [1, 1]}
-    written = {"settings": settings(), "keys": ["sign", "empty"], "right": right}
+    rows = [{"tokens": 49}, {"tokens": 60}, {"tokens": 4}]
+    written = {"settings": settings(), "keys": ["sign", "empty"], "right": right, "rows": rows}
     write_json(tmp_path / "signs.json", written)
     kept = kept_rows(tmp_path, ("frozen: even", "fine-tuned"), street.val)
-    assert {name: each.tolist() for name, each in kept.items()} == {
-        "frozen: even windows": [True, False],
-        "fine-tuned: small": [False, True],
+    assert {name: (row["tokens"], each.tolist()) for name, (row, each) in kept.items()} == {
+        "frozen: even windows": (49, [True, False]),
+        "fine-tuned: small": (60, [False, True]),
     }
     write_json(tmp_path / "signs.json", {**written, "keys": ["sign"]})
     with pytest.raises(InputError, match="other models or pictures"):
