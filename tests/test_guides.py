@@ -147,8 +147,6 @@ def with_limits(words):
     if "--limit" in rest:
         value = rest.index("--limit") + 1
         rest[value] = str(min(int(rest[value]), 64))
-    if verb == "export" and "--tokens" not in rest:  # the exporter takes ten seconds for a ViT-Ti: one is enough
-        rest = ["scenes-a" if word == "vit-ti" else word for word in rest]
     more, keep = [], False
     for word in LIMITS.get(verb, []):
         if word.startswith("--"):
@@ -167,8 +165,11 @@ def options(verb):
 
 
 def above(page, line):
-    """The page's commands before a line."""
-    return "".join(code for at, language, code, mark in blocks(page) if at < line and language == "sh" and mark)
+    """The page's commands before a line, of blocks that run."""
+    every = blocks(page)
+    return "".join(
+        code for at, language, code, mark in every if at < line and language == "sh" and mark.startswith("needs")
+    )
 
 
 def run_once(words, ran):
