@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from paper.provenance import stored
 from spot.errors import InputError
+from spot.evaluation.cost import macs
 from spot.hashes import hash_model
 from spot.models.deltas import is_delta, read_about
 from spot.models.family import Family, Source, at_budget
@@ -109,11 +110,18 @@ def budgets(cells: int) -> tuple[int, ...]:
     return tuple(sorted({min(squares, key=lambda square: abs(square - each)) for each in wanted} | {cells}))
 
 
+@cache
 def vit_b16() -> SpotViT:
     """The paper's ViT-B/16, without numbers: for counting."""
     with torch.device("meta"):
         vit = timm.create_model("vit_base_patch16_224")
     return adapt(vit).to("meta")
+
+
+@cache
+def vit_b16_macs(tokens: int) -> int:
+    """Multiply-adds of the paper's ViT-B/16 with so many tokens."""
+    return macs(vit_b16(), tokens=tokens)
 
 
 def _short(source: str) -> str:

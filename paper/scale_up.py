@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from torchvision.transforms import ToTensor
 
 import spot
-from paper.backbone import Backbone, vit_b16
+from paper.backbone import Backbone, vit_b16_macs
 from paper.lab import Lab
 from paper.run import run as run_studies
 from paper.run import tell_findings
@@ -42,7 +42,6 @@ from spot import report
 from spot.cli import one_sentence
 from spot.data.images import open_data
 from spot.errors import unknown
-from spot.evaluation.cost import macs
 from spot.models.mae import DECODER_NAMES, Decoder
 from spot.options import TrainOptions
 from spot.placement.saliency import check_method, write_maps
@@ -128,8 +127,8 @@ class Step:
 
 def steps() -> list[Step]:
     """All of them, in order."""
-    dense = macs(vit_b16(), tokens=196)
-    seen = macs(vit_b16(), tokens=49)  # by MAE's encoder
+    dense = vit_b16_macs(196)
+    seen = vit_b16_macs(49)  # by MAE's encoder
     decoder = 8 * (197 * 12 * 512**2 + 2 * 197**2 * 512)
     clipseg = 45e9  # a ViT-B/16 on 352 pixels and its decoder
     listed = [

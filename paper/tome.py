@@ -10,13 +10,12 @@ weights, and a smaller image of as many patches; the ToMe of the published speed
 from torch import Tensor
 
 from paper import speed
-from paper.backbone import Backbone, vit_b16
+from paper.backbone import Backbone, vit_b16_macs
 from paper.lab import Lab
 from paper.statistics import difference, share
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
-from spot.evaluation.cost import macs
 from spot.models.baselines import TOME_FLOOR
 from spot.models.resize import shrinkable
 from spot.models.spot_vit import SpotViT
@@ -134,8 +133,7 @@ def matched(model: SpotViT, budgets: list[int]) -> tuple[list[int], int | None]:
 
 def paper_mac_ratio() -> float:
     """How many times fewer multiply-adds ViT-B/16 needs with 100 of its 196 tokens, by torch's counter."""
-    model = vit_b16()
-    return macs(model, tokens=196) / macs(model, tokens=100)
+    return vit_b16_macs(196) / vit_b16_macs(100)
 
 
 def versus(row: Row) -> str:
