@@ -1,6 +1,6 @@
 """SPoT: Vision Transformers whose tokens can be placed anywhere in an image.
 
-The public names load on first use, so that ``import spot`` and ``spot --help`` are quick.
+Public names are imported on first use, which keeps ``import spot`` and ``spot --help`` fast.
 """
 
 from importlib import import_module

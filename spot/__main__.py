@@ -1,4 +1,4 @@
-"""`python -m spot` is the `spot` command."""
+"""`python -m spot` runs the `spot` command."""
 
 from spot.cli import main
 

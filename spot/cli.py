@@ -1,4 +1,4 @@
-"""The command line: parses a verb's options after its function's signature, and ends bad input in one sentence."""
+"""The command line: parses options from a verb's function signature and reports bad input in one sentence."""
 
 import os
 import sys
@@ -14,10 +14,10 @@ from spot.errors import InputError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one verb; bad input ends in one sentence on stderr and exit code 2."""
+    """Run one verb. Bad input prints one sentence on stderr and exits with code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Before torch is imported: threads that wait for each other sleep. Spinning is up to a tenth faster on an idle
-    # machine, and eight times as slow where another program has one of two cores.
+    # Waiting threads sleep instead of spinning; must be set before torch is imported. Spinning is up to 10 % faster on
+    # an idle machine, but 8 times slower when another program uses one of two cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
@@ -37,13 +37,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 @contextmanager
 def one_sentence(program: str) -> Iterator[None]:
-    """End bad input, a full disk or Ctrl-C in one sentence on stderr; a traceback is for bugs."""
+    """Report bad input, a full disk or Ctrl-C in one sentence on stderr. Only bugs show a traceback."""
     try:
         yield
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as head, has exited
         sys.stderr.close()
     except (InputError, OSError) as error:
-        sentence = str(error).encode(errors="surrogateescape").decode(errors="replace")  # file names may be any bytes
+        sentence = str(error).encode(errors="surrogateescape").decode(errors="replace")  # file names may not be UTF-8
         print(f"{program}: {sentence}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
@@ -52,9 +52,9 @@ def one_sentence(program: str) -> Iterator[None]:
 
 
 def run(verb: str, arguments: list[str]) -> None:
-    """Call the verb's function with arguments parsed after its signature."""
+    """Parse the arguments by the signature of the verb's function, and call it."""
     function = verb_function(verb)
-    import tyro  # here, because it costs a third of a second
+    import tyro  # imported late: it takes a third of a second
 
     from spot.options import refuse_unknown_prior
     from spot.report import console
@@ -63,19 +63,19 @@ def run(verb: str, arguments: list[str]) -> None:
     def begin(*args: Any, **options: Any) -> None:
         given = signature(function).bind(*args, **options).arguments
         for each in (given.get("prior"), *(getattr(value, "prior", None) for value in given.values())):
-            refuse_unknown_prior(each)  # at once: the imports of a verb take seconds
+            refuse_unknown_prior(each)  # before the verb's imports, which take seconds
         function(*args, **options)
 
-    console.stderr = "-" in arguments  # where data goes to standard output, what is for people does not
-    del begin.__wrapped__  # type: ignore[attr-defined]  # tyro would read its annotations
+    console.stderr = "-" in arguments  # tables and messages go to stderr if data goes to stdout
+    del begin.__wrapped__  # type: ignore[attr-defined]  # else tyro reads the annotations of the wrapped function
     begin.__signature__ = signature(function)  # type: ignore[attr-defined]
     begin.__annotations__ = {name: plain(kind) for name, kind in function.__annotations__.items()}
-    told = description(getdoc(function) or "")
-    tyro.cli(begin, prog=f"spot {verb}", description=told, args=arguments, config=(tyro.conf.DisallowNone,))
+    text = description(getdoc(function) or "")
+    tyro.cli(begin, prog=f"spot {verb}", description=text, args=arguments, config=(tyro.conf.DisallowNone,))
 
 
 def plain(annotation: Any) -> Any:
-    """An option's annotation, for a help that does not say "(default: None)"; several in a dataclass are changed."""
+    """Annotate an option so that its help omits "(default: None)". The fields of a dataclass are changed in place."""
     from tyro.conf import arg
 
     shared: Any = getattr(annotation, "__origin__", None)
@@ -88,18 +88,18 @@ def plain(annotation: Any) -> Any:
 
 
 def default_in_help(label: str) -> str:
-    """What stands behind an option's text: nothing where the default is None or empty, as the text then says."""
+    """The default shown after an option's help text; empty if it is None or "", which the help text explains."""
     return f"(default: {label})" if label not in ("None", "") else ""
 
 
 def description(docstring: str) -> str:
-    """What stands above the options: the docstring without its "Args:", which tyro puts beside them."""
+    """The help text above the options: the docstring without "Args:", which tyro shows beside each option."""
     parts = docstring.split("\n\n")
     return "\n\n".join(part for part in parts if not part.startswith("Args:"))
 
 
 def overview() -> str:
-    """What `spot --help` prints."""
+    """The output of `spot --help`."""
     width = max(map(len, VERBS))
     lines = ["spot: Vision Transformers whose tokens can be placed anywhere in an image", ""]
     lines += [f"  spot {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]

@@ -1,4 +1,4 @@
-"""The whole method in about a minute, on the built-in model and scenes: `spot demo`."""
+"""`spot demo`: the method in about a minute, on the built-in model and scenes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ ORACLE, DROPOUT = "oracle", "patch dropout"
 def on_scenes(
     name: str, model: SpotViT, budgets: Sequence[int], count: int, gallery: int, out: Path, seed: int = 0
 ) -> None:
-    """The paper's main table in small, and its two pictures, in the folder `out`."""
+    """Show a small version of the paper's main table, and write its two figures to the folder `out`."""
     if model.num_classes != len(CLASSES):
         classes = f"{model.num_classes} classes, the scenes are of {len(CLASSES)}"
         raise InputError(f"{name} knows {classes}; give a photograph with --image FILE")
@@ -61,7 +61,7 @@ def on_scenes(
 
 
 def accuracies(name: str, model: SpotViT, data: Scenes, budgets: Sequence[int], seed: int) -> list[dict[str, Any]]:
-    """Accuracy of every prior at every budget, and of patch dropout on the ViT before its retrofit, in one pass."""
+    """Accuracy of each prior and budget, and of patch dropout on the ViT before its retrofit, in one pass."""
     parent = spot.load(f"{name}-grid") if f"{name}-grid" in built_in() else model
     cells = len(parent.grid())
     dropped = [n for n in budgets if n <= cells]
@@ -75,7 +75,7 @@ def accuracies(name: str, model: SpotViT, data: Scenes, budgets: Sequence[int], 
 
 
 def side_by_side(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int]) -> list[dict[str, Any]]:
-    """A line per placement and a column per budget, as the paper prints them."""
+    """One row per placement and one column per budget, as in the paper."""
     names = [f"{budget} tokens" for budget in budgets]
     lines = {row["placement"]: {"placement": row["placement"], **dict.fromkeys(names)} for row in rows}
     for row in rows:
@@ -84,7 +84,7 @@ def side_by_side(rows: Sequence[Mapping[str, Any]], budgets: Sequence[int]) -> l
 
 
 def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count: int, path: Path) -> None:
-    """The scenes whose class became most probable by moving tokens."""
+    """Draw the scenes whose class gained most probability in the search."""
     chance = result.logits.softmax(-1)[range(len(scenes.labels)), :, scenes.labels]  # (M, steps + 1)
     most = (chance[:, -1] - chance[:, 0]).argsort(descending=True)[:count].tolist()
     figure = placement_gallery(
@@ -98,7 +98,7 @@ def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count
 
 
 def farewell(rows: Sequence[Mapping[str, Any]], sparse: int, cells: int, out: Path) -> None:
-    """What was shown, and what to do next."""
+    """Summarise the results and suggest next commands."""
     score = {row["placement"]: row["top1"] for row in rows if row["tokens"] == sparse}
     best = max(("isotropic", "center"), key=score.__getitem__)
     report.say(

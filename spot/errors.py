@@ -1,7 +1,7 @@
-"""Bad input is answered with one sentence: what was needed, what came, what to do.
+"""Errors for bad input. One sentence states what was expected, what was given and what to do.
 
-InputError is a ValueError, so library users catch what they expect; the command line
-turns it into that sentence on stderr and exit code 2. Anything else is a bug.
+InputError is a ValueError, which library users can catch. The command line prints its sentence
+on stderr and exits with code 2. Any other exception is a bug.
 """
 
 import re
@@ -10,21 +10,21 @@ from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """What the caller passed cannot be used; the message says what would be, in one line."""
+    """An argument, file or option is invalid. The message is one line and states what is valid."""
 
     def __init__(self, sentence: str = "") -> None:
         super().__init__(re.sub(r"\s*\n\s*", " ", str(sentence)))
 
 
 def check_kind(what: str, value: object, *kinds: type, advice: str = "") -> None:
-    """Refuse a value of another type; True and False are no numbers."""
+    """Raise InputError unless the value has one of these types. A bool does not count as an int."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         raise InputError(f"{what} must be {wanted}, got {type(value).__name__}{'; ' + advice if advice else ''}")
 
 
 def unknown(what: str, name: object, known: Iterable[str], *, hint: str = "") -> InputError:
-    """An InputError for a name that is not among the known ones, suggesting the nearest."""
+    """An InputError for an unknown name, suggesting the most similar known names."""
     names = sorted(known)
     near = get_close_matches(str(name), names, n=3, cutoff=0.6)
     if near:

@@ -1,4 +1,4 @@
-"""Hashes of content: sixteen hexadecimal digits that change with any value."""
+"""Content hashes, as sixteen hexadecimal digits."""
 
 import hashlib
 import json
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # torch takes a second to import, and a command's help should not
+if TYPE_CHECKING:  # importing torch takes a second, too long for a command's --help
     from torch import Tensor, nn
 
 
 def hash_tensors(tensors: Mapping[str, "Tensor"], *others: Any) -> str:
-    """Sixteen hexadecimal digits that change with any name, shape, type or value, and with `others` (as JSON)."""
+    """Hash the names, shapes, types and values of tensors, and `others` (as JSON)."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -22,37 +22,37 @@ def hash_tensors(tensors: Mapping[str, "Tensor"], *others: Any) -> str:
 
 
 def hash_model(model: "nn.Module") -> str:
-    """Sixteen hexadecimal digits that change with any weight, buffer, kernel width or window scale of a model.
+    """Hash the weights, buffers, kernel widths and window scale of a model.
 
-    A learned prior is not a part of it: it is a way to place tokens, like any other prior.
+    A learned prior is not included: like any other prior, it only places tokens.
     """
     widths = {name: getattr(part, "sigma", None) for name, part in model.named_modules()}
     others = [{name: width for name, width in widths.items() if width is not None}]
-    scale = getattr(model, "scale", None)  # of the windows that it places: a number or "auto"
+    scale = getattr(model, "scale", None)  # window scale: a number or "auto"
     kept = [scale] if isinstance(scale, (str, int, float)) else []
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("policy.")}
     return hash_tensors(state, *others, *kept)
 
 
 def hash_file(path: str | Path) -> str:
-    """Sixteen hexadecimal digits that change with a file's content."""
+    """Hash a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def hash_listing(folder: str | Path, pattern: str) -> str:
-    """Sixteen hexadecimal digits that change when a file is added, removed, renamed or rewritten."""
+    """Hash a folder's listing: it changes when a file is added, removed, renamed or rewritten."""
     files = [(path, path.stat()) for path in sorted(Path(folder).rglob(pattern))]
     return hash_json([[str(path.relative_to(folder)), state.st_size, state.st_mtime_ns] for path, state in files])
 
 
 def hash_json(data: Any) -> str:
-    """Sixteen hexadecimal digits that change with any value; the order of keys does not count."""
+    """Hash JSON data. The order of keys has no effect."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def tensor_bytes(tensor: "Tensor") -> Any:
-    """A tensor's values as they lie in memory, as an array of bytes."""
+    """A tensor's memory as an array of bytes."""
     import torch
 
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -1,8 +1,8 @@
-"""Results for people and for programs: one table, shown in the terminal, as Markdown, JSON or CSV.
+"""Results as tables in the terminal, Markdown, JSON or CSV.
 
-A table is a list of rows (dicts with the same keys). Everything for people goes through `show` and
-`say` (standard output, or standard error where data goes to standard output) and `warn` (standard
-error). Names of files and classes come from outside: they are shown as they are, never as markup.
+A table is a list of rows (dicts with the same keys). `show` and `say` print to standard output, or to
+standard error if data goes to standard output. `warn` prints to standard error. Names of files and
+classes are untrusted text: they are printed literally, never as markup.
 """
 
 import csv
@@ -36,7 +36,7 @@ errors = Console(stderr=True)
 
 
 def text(value: Any, digits: int = 2) -> str:
-    """A cell as a person reads it: floats rounded, None and NaN as a dash."""
+    """Format a cell: floats are rounded, None and NaN become a dash."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -47,7 +47,7 @@ def text(value: Any, digits: int = 2) -> str:
 
 
 def printable(words: str) -> str:
-    """Text that every terminal and picture can show: bytes of a file name that are not UTF-8 become �."""
+    """Replace the bytes of a file name that are not UTF-8 by �, for terminals and figures."""
     return words.encode(errors="surrogateescape").decode(errors="replace")
 
 
@@ -57,18 +57,18 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str = "") -> None:
-    """Print rows as a table. Where its columns do not fit side by side, the others follow below."""
+    """Print rows as a table. Columns that do not fit the width follow in another table below."""
     names = columns(rows)
     cells = {name: [text(row.get(name), digits) for row in rows] for name in names}
     parts = _fitting(names, {name: _least([name, *cells[name]]) for name in names})
-    # Title and caption are not the table's own: rich would break their words to fit a narrow table.
+    # Title and caption are printed separately: rich would wrap them to the width of a narrow table.
     if title:
         console.print(Text(printable(title), style="italic"))
     for part in parts:
         table = Table()
         for name, width in _widths({name: [name, *cells[name]] for name in part}).items():
             numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-            # Folded, not cut, where a single word is wider than the terminal: a cut number misleads.
+            # A word wider than the terminal is folded, not cut: a cut number misleads.
             table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", width=width)
         for index in range(len(rows)):
             table.add_row(*(Text(cells[name][index]) for name in part))
@@ -78,7 +78,7 @@ def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str 
 
 
 def _widths(columns: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """A width for each column: its longest word, and a fair share of what room there is up to its longest cell."""
+    """Column widths: the longest word, plus an equal share of the remaining width up to the longest cell."""
     least = {name: min(_least(cells), console.width - 4) for name, cells in columns.items()}
     more = {name: max(cell_len(cell) for cell in cells) - least[name] for name, cells in columns.items()}
     room = console.width - 1 - sum(width + 3 for width in least.values())
@@ -91,12 +91,12 @@ def _widths(columns: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _least(cells: Sequence[str]) -> int:
-    """How wide a column is at least: its longest word."""
+    """The minimum width of a column: its longest word."""
     return max((cell_len(word) for cell in cells for word in cell.split()), default=1)
 
 
 def _fitting(names: Sequence[str], least: Mapping[str, int]) -> list[list[str]]:
-    """Columns in as few tables as fit the terminal, the first column in each."""
+    """Split columns into as few tables as fit the terminal. Each repeats the first column."""
     parts: list[list[str]] = []
     room = 0
     for name in names:
@@ -111,17 +111,17 @@ def _fitting(names: Sequence[str], least: Mapping[str, int]) -> list[list[str]]:
 
 
 def say(sentence: str) -> None:
-    """A sentence for people, beside the results."""
+    """Print a sentence beside the results."""
     console.print(printable(sentence), soft_wrap=True, markup=False, highlight=False)
 
 
 def warn(sentence: str) -> None:
-    """Something a person should know, on standard error."""
+    """Print a warning on standard error."""
     errors.print(printable(f"spot: {sentence}"), soft_wrap=True, markup=False, highlight=False)
 
 
 def markdown(rows: Sequence[Row], *, digits: int = 2) -> str:
-    """The same table as GitHub Markdown."""
+    """Format rows as a GitHub Markdown table."""
     names = columns(rows)
     lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
     lines += ["| " + " | ".join(text(row.get(name), digits) for name in names) + " |" for row in rows]
@@ -130,7 +130,7 @@ def markdown(rows: Sequence[Row], *, digits: int = 2) -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions of this package, the libraries under it, Python and the platform."""
+    """The versions of this package, its main dependencies, Python and the platform."""
     made = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("spot-vit", "torch", "torchvision", "timm", "accelerate", "numpy"):
         try:
@@ -141,7 +141,7 @@ def versions() -> dict[str, str]:
 
 
 def command(program: str = "spot") -> str:
-    """What was typed, with absolute paths as seen from this folder: results are read on other machines."""
+    """The command as typed, with absolute paths made relative, because results are read on other machines."""
     split = (
         [os.path.relpath(part) if os.path.isabs(part) else part for part in word.split("=")] for word in sys.argv[1:]
     )
@@ -149,7 +149,7 @@ def command(program: str = "spot") -> str:
 
 
 def save_json(path: str | Path | None, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> None:
-    """Write rows, the settings that made them and the versions, if a file is named; "-" is standard output."""
+    """Write rows, settings and versions as JSON, unless path is None. "-" is standard output."""
     if path is None:
         return
     data = {"settings": dict(settings or {}), "versions": versions(), "rows": [dict(row) for row in rows]}
@@ -157,7 +157,7 @@ def save_json(path: str | Path | None, rows: Sequence[Row], settings: Mapping[st
 
 
 def save_csv(path: str | Path | None, rows: Sequence[Row]) -> None:
-    """Write rows under their column names, if a file is named; "-" is standard output."""
+    """Write rows as CSV with a header, unless path is None. "-" is standard output."""
     if path is None:
         return
     lines = io.StringIO(newline="")
@@ -169,7 +169,7 @@ def save_csv(path: str | Path | None, rows: Sequence[Row]) -> None:
 
 
 def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
-    """Refuse files, or a folder for them, that cannot be written, before the work is done. Creates nothing."""
+    """Raise InputError for outputs that cannot be written, before the work begins. Creates nothing."""
     for file in [*files, folder]:
         if file is None or str(file) == "-":
             continue
@@ -177,7 +177,7 @@ def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
             raise InputError(f"a file was expected for the results, but {file} is a folder; name a file in it")
         there = next(each for each in (file, *file.absolute().parents) if each.exists())
         try:
-            if there == file != folder:  # a file or device that is there: only its folder matters, or nothing
+            if there == file != folder:  # an existing file or device: check its folder
                 there = file.parent
             with tempfile.TemporaryFile(dir=there):
                 pass
@@ -187,7 +187,7 @@ def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, *, shown: bool = True) -> Iterator[T]:
-    """Iterate with a progress bar that says how much time is left. Nothing is drawn without a terminal."""
+    """Iterate with a progress bar that shows the time left. It is shown only on a terminal."""
     with progress(shown=shown) as bar:
         yield from bar.track(items, total=total, description=description)
 

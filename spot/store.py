@@ -1,14 +1,14 @@
-"""Files: written whole or not at all, and read in one place.
+"""Files: written atomically, and checked when they are read.
 
     with whole("result.png") as temporary: ...      any file; a link is followed, "-" is standard output
     write_text, write_json, read_json               text and JSON
-    write_tensors, read_tensors, open_tensors       safetensors with one JSON entry of ours in the header
+    write_tensors, read_tensors, open_tensors       safetensors with one JSON entry in the header
     write_state, read_state                         nested training state (torch.save, weights_only)
-    refuse_difference                               "was made under other settings", naming the first
-    locked                                          one process at a time; a killed holder lets go
+    refuse_difference                               error for other settings, naming the first difference
+    locked                                          a lock for one process; a killed process releases it
 
-A file that cannot be read or written is an InputError that names it. Our safetensors files have a "sha256" of the
-header and the data in their header; files of other programs are read without one.
+A file that cannot be read or written raises an InputError with its name. Safetensors files written here contain a
+"sha256" of the header and the data. Files of other programs are read without this check.
 """
 
 import errno
@@ -36,10 +36,10 @@ from spot.hashes import tensor_bytes
 
 try:
     import fcntl
-except ImportError:  # not on Windows: no locks there, and leftovers stay
+except ImportError:  # Windows has no fcntl: no locks, and leftovers are not removed
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:  # torch takes a second to import, and a command's help should not
+if TYPE_CHECKING:  # importing torch takes a second, too long for a command's --help
     from torch import Tensor
 
 CHECKSUM = "sha256"
@@ -50,18 +50,18 @@ CHECKSUM = "sha256"
 
 @contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path; when the block ends well its content becomes `path`'s.
+    """Yield a temporary path, which replaces `path` if the block ends without an error.
 
-    A kill, an exception or a full disk leaves the old file (or none), never half a new one. Symbolic links are
+    A kill, an exception or a full disk leaves the old file (or none), never a partial one. Symbolic links are
     followed, "-" is standard output, and pipes and devices are written to directly. The temporary name keeps the
-    suffix, because savers such as matplotlib read it.
+    suffix, because matplotlib and others choose the format by it.
     """
     with disk(path):
         if _is_stream(path):
             with tempfile.TemporaryDirectory() as folder:
                 temporary = Path(folder) / f"out{Path(path).suffix}"
                 yield temporary
-                sys.stdout.flush()  # in order with what was printed
+                sys.stdout.flush()  # keeps the order of printed text and data
                 standard = str(path) in ("-", "/dev/stdout")
                 sink = nullcontext(sys.stdout.buffer) if standard else open(path, "ab")  # noqa: SIM115
                 with temporary.open("rb") as source, sink as stream:
@@ -70,7 +70,7 @@ def whole(path: str | Path) -> Iterator[Path]:
             return
         target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        # The same name unless another process holds it, so that what a kill left is used again.
+        # The name is fixed unless another process holds it: the leftover of a killed process is overwritten.
         temporary = target.with_name(f".{target.stem[:50]}.tmp{target.suffix}")  # names have at most 255 bytes
         while (handle := _hold(temporary)) is None:
             temporary = target.with_name(f".{target.stem[:50]}.{secrets.token_hex(4)}.tmp{target.suffix}")
@@ -89,11 +89,11 @@ def whole(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def disk(path: str | Path) -> Iterator[None]:
-    """A disk that is full, or cannot be written to, is one sentence."""
+    """Turn a full disk, or one that cannot be written to, into an InputError."""
     try:
         yield
     except BrokenPipeError:
-        raise  # the reader of standard output has enough
+        raise  # the reader of standard output has exited
     except (OSError, RuntimeError) as error:
         number = getattr(error, "errno", None)
         words = ("No space left", "PytorchStreamWriter failed", "unexpected pos", "iostream error")  # torch.save's own
@@ -106,12 +106,12 @@ def disk(path: str | Path) -> Iterator[None]:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether this is a temporary file or a lock of ours, left behind by a kill or held by another process."""
+    """Whether this is a temporary file or lock of spot, left by a killed process or in use by another."""
     return re.fullmatch(r"\.lock|\..+\.(lock|tmp(\.[^.]*)?)", path.name) is not None
 
 
 def sweep(folder: str | Path) -> None:
-    """Remove the leftovers of processes that were killed; those of living ones are locked, and stay."""
+    """Remove the leftovers of killed processes. Those of running processes are locked and are kept."""
     for path in sorted(Path(folder).glob(".*")):
         if is_leftover(path) and path.is_file() and (handle := _hold(path)) is not None:
             path.unlink(missing_ok=True)
@@ -119,10 +119,10 @@ def sweep(folder: str | Path) -> None:
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Whether a path is written to directly: "-", a pipe, a device, or an open file under /dev or /proc."""
+    """Whether to write to a path directly: "-", a pipe, a device, or an open file under /dev or /proc."""
     if str(path) == "-":
         return True
-    # /dev/stdout may lead to a regular file, but one that is open: it is written to, not replaced.
+    # /dev/stdout may be an open regular file, which is written to, not replaced.
     opened = Path(os.path.abspath(path)).parts[1:2] in (("dev",), ("proc",))
     return Path(path).exists() and not Path(path).is_dir() and (opened or not Path(path).is_file())
 
@@ -132,9 +132,9 @@ def _is_stream(path: str | Path) -> bool:
 
 @contextmanager
 def locked(path: str | Path, what: str = "") -> Iterator[None]:
-    """Hold a file or folder while the block runs; if another process does, say which.
+    """Lock a file or folder during the block. If another process holds the lock, the error names it.
 
-    The lock is the operating system's and ends with the process. It is a hidden file, beside a file or in a folder.
+    The operating system releases the lock when the process ends. The lock is a hidden file in the same folder.
     """
     path = Path(os.path.realpath(path))
     lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name[:100]}.lock")
@@ -159,7 +159,7 @@ def locked(path: str | Path, what: str = "") -> Iterator[None]:
 
 
 def _hold(path: Path) -> int | None:
-    """An open handle that holds a file's lock, or None if another process has it. Makes the file if there is none."""
+    """Create or open a file and lock it: its handle, or None if another process holds the lock."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -168,7 +168,7 @@ def _hold(path: Path) -> int | None:
             if os.path.samestat(os.stat(path), os.fstat(handle)):
                 return handle
         except FileNotFoundError:
-            pass  # its holder removed or renamed it after we had opened it
+            pass  # another process removed or renamed it after it was opened here
         except OSError as error:
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 return handle  # a file system without locks
@@ -189,12 +189,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, data: Any) -> None:
-    """Write JSON for people and programs."""
+    """Write indented JSON."""
     write_text(path, json.dumps(data, indent=2, default=str) + "\n")
 
 
 def read_json(path: str | Path, what: str = "a JSON file") -> Any:
-    """Read JSON; `what` names in an error what was expected."""
+    """Read JSON. Errors name the expected kind of file, `what`."""
     refuse_no_file(path, what)
     try:
         return json.loads(Path(path).read_bytes())
@@ -203,7 +203,7 @@ def read_json(path: str | Path, what: str = "a JSON file") -> Any:
 
 
 def as_json(data: Any) -> Any:
-    """Data as it will be when it is read back, for comparison."""
+    """Data after a round trip through JSON, for comparison with data read from a file."""
     return json.loads(json.dumps(data))
 
 
@@ -213,12 +213,12 @@ def as_json(data: Any) -> Any:
 def write_tensors(
     path: str | Path, tensors: Mapping[str, "Tensor"], kind: str, about: Mapping[str, Any], **others: str
 ) -> None:
-    """Write a safetensors file whose header has `about` as JSON under `kind`, and the entries `others`.
+    """Write a safetensors file whose header contains `about` as JSON under `kind`, and the entries `others`.
 
-    The same content gives the same bytes. (safetensors' own writer puts header entries in random order.)
+    Equal content gives equal bytes. (The writer of safetensors orders header entries randomly.)
     """
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # Large elements first, so that every tensor is aligned; then by name.
+    # Sort by element size, largest first, which aligns every tensor; then by name.
     order = sorted(ready, key=lambda name: (-ready[name].element_size(), name))
     entries: dict[str, Any] = {"__metadata__": {kind: json.dumps(about, sort_keys=True), **others}}
     start = 0
@@ -251,9 +251,9 @@ def read_tensors(
 def open_tensors(
     path: str | Path, kind: str = "", what: str = "a safetensors file", advice: str = ""
 ) -> tuple[Any, dict[str, Any]]:
-    """A safetensors file whose tensors are read as they are needed, and the `kind` entry of its header.
+    """A safetensors file that reads tensors on demand, and the `kind` entry of its header.
 
-    Refuses a damaged file and, with `kind`, one without that entry. `what` names in the error what was expected.
+    Raises InputError for a damaged file and, with `kind`, for one without that entry. Errors name `what` was expected.
     """
     file = _opened(path, what)
     metadata = file.metadata() or {}
@@ -274,7 +274,7 @@ def open_tensors(
 
 
 def has_kind(path: str | Path, kind: str) -> bool:
-    """Whether this is a safetensors file with such an entry in its header."""
+    """Whether this is a safetensors file with this entry in its header."""
     try:
         return kind in (_opened(path, "").metadata() or {})
     except InputError:
@@ -293,7 +293,7 @@ def _opened(path: str | Path, what: str) -> Any:
 
 
 def _verify(path: str | Path, expected: str, what: str) -> None:
-    """Compare a file with the checksum in its header; it has been found to be a safetensors file."""
+    """Compare the content of a valid safetensors file with the checksum in its header."""
     with open(path, "rb") as file:
         entries = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         del entries["__metadata__"][CHECKSUM]
@@ -309,7 +309,7 @@ def _dumped(entries: Mapping[str, Any]) -> bytes:
 
 
 def _dtype(tensor: "Tensor") -> str:
-    """The name of a tensor's type in safetensors: BF16, F32, I64, U8, BOOL."""
+    """The safetensors name of a tensor's dtype: BF16, F32, I64, U8, BOOL."""
     name = str(tensor.dtype).removeprefix("torch.")
     for ours, theirs in {"bfloat": "BF", "float": "F", "uint": "U", "int": "I"}.items():
         name = name.replace(ours, theirs)
@@ -317,7 +317,7 @@ def _dtype(tensor: "Tensor") -> str:
 
 
 def encode_names(names: Iterable[str]) -> "Tensor":
-    """Names as a tensor: UTF-8 (and what is not, as it came from the file system), separated by zero bytes."""
+    """Names as a tensor of UTF-8 bytes, separated by zero bytes. Invalid UTF-8 from file names is kept."""
     import torch
 
     return torch.tensor(list("\0".join(names).encode(errors="surrogateescape")), dtype=torch.uint8)
@@ -339,12 +339,12 @@ def write_state(path: str | Path, state: Any) -> None:
 
 
 def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
-    """Read what write_state wrote, or any pickle that holds nothing but tensors and plain values."""
+    """Read a file of write_state, or any pickle of tensors and plain values only."""
     import torch
 
     refuse_no_file(path, what)
     try:
-        if zipfile.is_zipfile(path):  # torch does not look at the checksums that it writes
+        if zipfile.is_zipfile(path):  # torch writes checksums but does not verify them
             with zipfile.ZipFile(path) as file:
                 broken = file.testzip()
             if broken is not None:
@@ -354,7 +354,7 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
         raise InputError(f"{path} is a pickle that holds more than weights, which could run code; refused") from error
     except InputError:
         raise
-    except Exception as error:  # what a mutated pickle or zip raises has no end: IndexError, struct.error, zlib.error …
+    except Exception as error:  # a damaged pickle or zip raises many types: IndexError, struct.error, zlib.error …
         raise InputError(f"{path} is not {what}, or is damaged: not a readable pickle ({_one_line(error)})") from error
 
 
@@ -364,7 +364,7 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
 def refuse_difference(
     what: str, there: Mapping[str, Any], here: Mapping[str, Any], advice: str = "", *, only: Sequence[str] = ()
 ) -> None:
-    """Refuse to mix what was made under other settings, naming the first that differs.
+    """Raise InputError if the settings `there` and `here` differ, naming the first difference.
 
     only: compare these settings and no others.
     """
@@ -376,7 +376,7 @@ def refuse_difference(
 
 
 def refuse_no_file(path: str | Path, what: str) -> None:
-    """Refuse a path that is missing or a folder; `what` says what was expected."""
+    """Raise InputError if a path is missing or a folder. `what` is the expected kind of file."""
     if not Path(path).is_file():
         raise InputError(f"{what} was expected, but {path} is {'a folder' if Path(path).is_dir() else 'missing'}")
 

@@ -1,14 +1,14 @@
-"""timm's front door: the shipped retrofits under names that timm.create_model knows.
+"""The shipped retrofits as timm models, for timm.create_model.
 
     import spot.timm
     import timm
 
     model = timm.create_model("spot_vit_tiny_patch16_224", pretrained=True, num_classes=10, tokens=49)
 
-The result is an ordinary `spot.SpotViT`, that of `spot.load("vit-ti", tokens=49, num_classes=10)`, in training mode as
-timm returns its models. `pretrained=True` downloads the base ViT's weights through timm;
-`pretrained_cfg_overlay=dict(file=FILE)` takes them from a file. A checkpoint that timm's train.py wrote is loaded with
-`checkpoint_path`. timm's scripts run with these names as
+This returns the same `spot.SpotViT` as `spot.load("vit-ti", tokens=49, num_classes=10)`, but in training mode, as timm
+returns its models. `pretrained=True` downloads the base ViT's weights through timm.
+`pretrained_cfg_overlay=dict(file=FILE)` reads them from a file. `checkpoint_path` loads a checkpoint of timm's
+train.py. To run timm's scripts with these names:
 
     python -m spot.timm validate.py DATA --model spot_vit_tiny_patch16_224 --pretrained --model-kwargs tokens=49
 """
@@ -30,11 +30,11 @@ from spot.models.loading import load
 from spot.models.shipped import ALIASES
 
 NAMES = {"spot_vit_tiny_patch16_224": "vit-ti", "spot_deit_tiny_patch16_224": "deit-ti"}  # timm's name → ours
-SOURCES = ("url", "hf_hub_id", "hf_hub_filename", "state_dict")  # where else timm takes weights from
+SOURCES = ("url", "hf_hub_id", "hf_hub_filename", "state_dict")  # timm's other sources of weights
 
 
 def _registered(name: str) -> PretrainedCfg:
-    """The base's configuration, with the names that its first and last layer have in a SpotViT."""
+    """The base ViT's configuration, with the names of its first and last layer in a SpotViT."""
     base = get_pretrained_cfg(ALIASES[NAMES[name]].removesuffix("+spot"), allow_unregistered=False)
     return dataclasses.replace(base, classifier=f"vit.{base.classifier}", first_conv=f"vit.{base.first_conv}")
 
@@ -53,11 +53,11 @@ def _create(
     feature_cls: str = "getter",
     **options: Any,
 ) -> nn.Module:
-    """What timm.create_model calls.
+    """Create a model for timm.create_model.
 
     Args:
-        pretrained_cfg: a tag or a whole configuration; its file holds the base ViT's weights.
-        options: what spot.load takes: tokens, prior, scale, and timm's own, such as num_classes.
+        pretrained_cfg: a tag or a whole configuration. Its `file` contains the base ViT's weights.
+        options: arguments of spot.load, such as tokens, prior, scale, and of timm, such as num_classes.
     """
     config, own = resolve_pretrained_cfg(name, pretrained_cfg, pretrained_cfg_overlay), _registered(name)
     changed = [key for key in SOURCES if getattr(config, key) not in (None, "", getattr(own, key))]
@@ -78,7 +78,7 @@ def _create(
     model.train()  # as timm returns its models
     data = {key: getattr(config, key) for key in DATA if key != "input_size" and getattr(config, key) is not None}
     model.vit.pretrained_cfg = {**model.vit.pretrained_cfg, **data}
-    if config.num_classes == -1:  # timm's word for a new head
+    if config.num_classes == -1:  # timm's value for a new head
         model.reset_classifier(model.num_classes)
     if not features_only:
         return model

@@ -1,9 +1,9 @@
 """The verbs of the command line.
 
-Each is a function of the verb's name in a module of that name (those that train share one): its signature
-is the options, its docstring the help (through tyro), and what it calls stands in the rooms below. Modules
-load only when their verb is called, so `spot --help` is immediate. To add a verb, write the function and
-list it in VERBS.
+Each verb is a function in the module of its name (the training verbs share one). Through tyro, the
+signature defines the options and the docstring the help. The other packages contain the implementation.
+Modules are imported only when their verb is called, which keeps `spot --help` fast. To add a verb, write
+the function and list it in VERBS.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ VERBS: dict[str, str] = {
 
 
 def verb_function(verb: str) -> Callable[..., None]:
-    """The function of a verb, from its module."""
+    """Import and return the function of a verb."""
     if verb not in VERBS:
         raise unknown("command", verb, VERBS, hint="see spot --help")
     module = "train" if verb in ("retrofit", "pretrain", "finetune") else verb

@@ -1,4 +1,4 @@
-"""spot demo: the whole method in about a minute, on the built-in model."""
+"""spot demo: the method in about a minute, on the built-in model."""
 
 from pathlib import Path
 

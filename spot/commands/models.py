@@ -1,4 +1,4 @@
-"""spot models: what can be named, what it needs, how good it is."""
+"""spot models: the shipped models, their requirements and their accuracies."""
 
 from spot import options
 

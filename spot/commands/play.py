@@ -1,4 +1,4 @@
-"""spot play: a local page on which tokens are placed by hand."""
+"""spot play: a local page for placing tokens by hand."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ def play(
 
     Starts a local server and opens its page in the browser. On the page you can drag, add and remove tokens, place
     them by a prior, run a search, and see where a token would help most. Without arguments it uses the built-in
-    model on scenes, with images or data a retrofitted ViT-Ti/16.
+    model on scenes. With images or data it uses a retrofitted ViT-Ti/16.
 
     Args:
         data: sample images from a folder with one sub-folder per class, a timm data set, or "scenes".

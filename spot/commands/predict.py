@@ -1,4 +1,4 @@
-"""spot predict: what is in images, and which windows the model saw of them."""
+"""spot predict: classify images, and draw the windows the model used."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

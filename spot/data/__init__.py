@@ -1,1 +1,1 @@
-"""Images: folders, timm data sets, and the built-in scenes."""
+"""Images from folders, timm data sets and the built-in scenes."""

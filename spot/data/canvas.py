@@ -1,8 +1,8 @@
-"""Photographs in a canvas of four times their area: a stress test of looking, not a data set of its own.
+"""Photographs in a canvas of four times their area, a stress test for locating objects.
 
-Each image, as a model sees it, stands somewhere in a canvas twice as high and wide. The rest of the canvas is other
-images' texture: square tiles cut from four of them, so that no object is left whole. Where the image stands depends
-on its key alone; which others are cut, and where, on its key and on the list of all files.
+Each image, transformed for the model, is placed at random in a canvas twice as high and wide. Square tiles cut from
+four other images fill the rest, too small to contain whole objects. The image's place depends only on its key. The
+tiles also depend on the list of all files.
 
     data = data_for(model, "needle:imagenet")        # images (3, 448, 448) for a model of 224 pixels
     box_of(key)                                      # top, left, bottom and right, as fractions of the canvas
@@ -23,16 +23,16 @@ OTHERS = 4  # images whose texture fills the canvas
 
 
 class Canvas(Images):
-    """The images of a folder or data set, each in its canvas."""
+    """The images of a folder or data set, each placed in a canvas."""
 
     def __init__(self, images: Images) -> None:
         vars(self).update(vars(images))
 
     def seen(self, image: Image.Image, index: int) -> Tensor:
-        """The canvas (C, 2H, 2W) with the image in it."""
+        """The canvas (C, 2H, 2W) that contains the image."""
         key, view = self.keys[index], self.transform(image)
         draw = generator_for(1, key)
-        steps = 1 + torch.randint(max(1, len(self.source) - 1), (OTHERS,), generator=draw)  # never the image itself
+        steps = 1 + torch.randint(max(1, len(self.source) - 1), (OTHERS,), generator=draw)  # never itself
         numbers = ((self.order[index] + steps) % len(self.source)).tolist()
         others = [self.transform(open_image(self.source[number][0])) for number in numbers]
         height, width = view.shape[-2:]
@@ -44,13 +44,13 @@ class Canvas(Images):
 
 
 def box_of(key: str) -> tuple[float, float, float, float]:
-    """Where the image of this key stands in its canvas, to the nearest pixel: top, left, bottom, right as fractions."""
+    """The image's box in its canvas, to the nearest pixel: (top, left, bottom, right), as fractions of the canvas."""
     top, left = (torch.rand(2, generator=generator_for(0, key)) / 2).tolist()
     return top, left, top + 0.5, left + 0.5
 
 
 def tiled(images: Sequence[Tensor], height: int, width: int, draw: Generator) -> Tensor:
-    """A picture (C, height, width) of square tiles, each cut somewhere from one of the images (C, H, W)."""
+    """A picture (C, height, width) of square tiles, each a random crop of one of the images (C, H, W)."""
     side = min(TILE, *images[0].shape[-2:])
     rows, columns = -(-height // side), -(-width // side)
     places = torch.rand(rows * columns, 3, generator=draw).tolist()

@@ -1,4 +1,4 @@
-"""What a model's classes are called, and which folder of images is which of them."""
+"""The names of a model's classes, and the class index of each image folder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,20 +7,20 @@ from spot.errors import InputError, unknown
 
 
 def class_folders(model: Any) -> list[str] | int:
-    """Folder names a model's classes go by, in order (ImageNet's wnids), or the number of classes."""
+    """Folder names of a model's classes, in order (ImageNet's wnids), or the number of classes."""
     return [folder for folder, _ in known_classes(model)] or int(model.num_classes)
 
 
 def class_names(model: Any) -> list[str] | None:
-    """What a person calls the model's classes, in order; None where the model does not say."""
+    """Readable names of the model's classes, in order; None if the model has no names."""
     return [name for _, name in known_classes(model)] or None
 
 
 def known_classes(model: Any) -> list[tuple[str, str]]:
-    """Folder and name of every class, as timm's description of the weights has them, or as ImageNet has."""
+    """Folder and name of each class, from timm's description of the weights or from ImageNet."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
-    config = getattr(getattr(model, "vit", model), "pretrained_cfg", None) or {}  # of the ViT inside, or of timm's
+    config = getattr(getattr(model, "vit", model), "pretrained_cfg", None) or {}  # of the inner ViT, or of a timm model
     if config.get("label_names"):
         descriptions = config.get("label_descriptions") or {}
         return [(folder, descriptions.get(folder, folder)) for folder in config["label_names"]]
@@ -30,7 +30,7 @@ def known_classes(model: Any) -> list[tuple[str, str]]:
 
 
 def class_indices(folders: Sequence[str], classes: Sequence[str] | int | None) -> dict[str, int]:
-    """Class folder → class index. Folders named by number (ImageNet-V2) are taken as the index."""
+    """Map class folders to class indices. A folder named by a number (ImageNet-V2) has that index."""
     count = classes if isinstance(classes, int) else len(folders if classes is None else classes)
     if classes is not None and all(name.isdecimal() and int(name) < count for name in folders):
         return {name: int(name) for name in folders}

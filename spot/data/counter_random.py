@@ -1,7 +1,7 @@
-"""Random numbers that are a function of (seed, index, stream): SplitMix64 in integer arithmetic.
+"""Counter-based random numbers, a function of (seed, index, stream): SplitMix64 in integer arithmetic.
 
-Libraries may change their generators between versions; these numbers are the same everywhere and
-for ever, and those of one index do not depend on what else was drawn.
+Libraries may change their generators between versions. These numbers never change, and those of one
+index do not depend on other draws.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ GAMMA = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea, Flood 2014): a counter ti
 
 
 def mix(words: Words) -> Words:
-    """SplitMix64's finalizer: a bijection of 64-bit words in which every bit depends on every bit."""
+    """SplitMix64's finalizer, a bijection of 64-bit words. Each output bit depends on each input bit."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def keys(seed: int, indices: Sequence[int] | NDArray[np.int64]) -> Words:
-    """One key per scene (B,), from which all its random numbers come."""
+    """One key per scene (B,), which determines all its random numbers."""
     start = mix(np.array([seed], np.int64).astype(np.uint64) + np.uint64(GAMMA))
     return mix(start + np.asarray(indices, np.int64).astype(np.uint64) * np.uint64(GAMMA))
 
@@ -39,7 +39,7 @@ def uniforms(key: Words, stream: int, count: int) -> NDArray[np.float64]:
 
 
 def bells(key: Words, stream: int, count: int) -> NDArray[np.float32]:
-    """`count` nearly normal numbers of mean 0 and variance 1 for each key, (B, count): sums of four bytes."""
+    """`count` approximately normal numbers (mean 0, variance 1) for each key, (B, count): sums of four bytes."""
     halves = words(key, stream, (count + 1) // 2).astype("<u8", copy=False).view("<u4")[:, :count]
     pairs = (halves & np.uint32(0x00FF00FF)) + ((halves >> np.uint32(8)) & np.uint32(0x00FF00FF))
     total = (pairs + (pairs >> np.uint32(16))) & np.uint32(0x7FF)

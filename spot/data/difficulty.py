@@ -1,4 +1,4 @@
-"""How a scene is drawn, factor by factor: what a study of misalignment, clutter or size varies."""
+"""The factors by which scenes are drawn, for studies of misalignment, clutter or size."""
 
 import re
 from dataclasses import dataclass
@@ -9,34 +9,34 @@ from spot.errors import InputError
 
 @dataclass(frozen=True)
 class Difficulty:
-    """What is drawn, factor by factor. A pair is a range, drawn uniformly from low to high.
+    """The factors of a scene. A pair (low, high) is a range for uniform draws.
 
-    Lengths are fractions of the image side unless they say pixels.
+    Lengths are fractions of the image side, unless described in pixels.
     """
 
     image_size: int = 64
     """Side of the image, in pixels."""
     radius: tuple[float, float] = (0.2, 0.28)
-    """Size of the object: the radius of the disc with the same area, whatever the outline."""
+    """Size of the object: the radius of a disc with the same area."""
     rotation: float = 30.0
-    """Objects are turned by up to this many degrees, either way; 180 is every direction."""
+    """Largest rotation of objects in either direction, in degrees. 180 allows all orientations."""
     center_bias: float = 0.7
-    """0: the object may be anywhere in the frame; 1: bell-shaped around the middle."""
+    """Distribution of the object's place. 0: uniform in the frame. 1: bell-shaped around the middle."""
     grid_offset: tuple[float, float] | None = None
-    """Where in its cell of the patch grid the object's centre lies, (y, x) as a fraction of the
-    cell: (0.5, 0.5) is a patch centre, (0, 0) a patch corner. None: anywhere."""
+    """The object centre's place in its cell of the patch grid, (y, x) as a fraction of the cell:
+    (0.5, 0.5) is a patch centre, (0, 0) a patch corner. None: unconstrained."""
     grid: int = 8
-    """Cell of that patch grid, in pixels."""
+    """Side of a cell of that patch grid, in pixels."""
     distractors: tuple[int, int] = (0, 2)
-    """How many small objects, of any outline and texture, lie behind the object."""
+    """Number of small objects behind the object, of any outline and texture."""
     distractor_radius: tuple[float, float] = (0.04, 0.06)
-    """Size of a distractor, as `radius`."""
+    """Size of a distractor, like `radius`."""
     contrast: float = 0.75
-    """How much darker the background is: 0 as bright as the object on average, 1 black."""
+    """Darkness of the background. 0: on average as bright as the object. 1: black."""
     texture_contrast: float = 0.5
-    """How much a texture changes the object's brightness, dark to light, relative to its mean."""
+    """Range of the texture's brightness, dark to light, relative to the object's mean."""
     texture_period: float = 5.0
-    """Distance from stripe to stripe, dot to dot, check to check of the same shade, in pixels."""
+    """Period of stripes, dots and checks, in pixels."""
     noise: float = 0.04
     """Standard deviation of the sensor noise, relative to the full range of brightness."""
 
@@ -58,9 +58,9 @@ class Difficulty:
 
 
 def needle(image_size: int = 192) -> Difficulty:
-    """A small object in a large picture: 24 to 40 pixels across, anywhere, whatever the image's size.
+    """A small object in a large picture: 24 to 40 pixels in diameter at any image size, placed uniformly.
 
-    Smaller objects lie about, 8 to 16 of them at 192 pixels and more in proportion to the area.
+    It has 8 to 16 smaller distractors at 192 pixels. Their number is proportional to the image's area.
     """
     if not image_size >= 64:
         raise InputError(f"a needle's picture must be at least 64 pixels a side, got {image_size}")
@@ -78,9 +78,9 @@ SCENES = re.compile(r"scenes|(needle)(?::(\d+))?")
 
 
 def difficulty_of(name: str | Path) -> Difficulty | None:
-    """How the scenes of a data set's name are drawn; None if the name is of other data.
+    """The difficulty of the scenes with this name; None if the name is not that of scenes.
 
-    "scenes"; "needle", a small object in a picture of 192 pixels; "needle:256", in one of as many pixels as it says.
+    Names are "scenes"; "needle", a small object in a picture of 192 pixels; and "needle:SIZE", such as "needle:256".
     """
     named = SCENES.fullmatch(str(name))
     if named is None or Path(name).is_dir():

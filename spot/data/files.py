@@ -1,4 +1,4 @@
-"""Image files: what one is called, and those of folders and patterns. Needs no torch."""
+"""Image files in folders and patterns, by their suffix. Does not import torch."""
 
 import os
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from spot.errors import InputError
 
-# torchvision's, and three more.
+# The extensions of torchvision, and three more.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jfif")
 
 
 def photo_files(sources: Sequence[str | Path]) -> list[Path]:
-    """The image files of files, folders (with their sub-folders) and patterns such as 'photos/*.jpg'."""
+    """List the image files in files, folders (with sub-folders) and patterns such as 'photos/*.jpg'."""
     files: list[Path] = []
     for source in map(str, sources):
         if os.path.isdir(source):
@@ -33,7 +33,7 @@ def photo_files(sources: Sequence[str | Path]) -> list[Path]:
 
 
 def image_files(folder: str | Path) -> list[str]:
-    """The images of a folder and its sub-folders, in torchvision's order. Links are followed, but no folder twice."""
+    """List the images of a folder and its sub-folders, in torchvision's order. Follows links, but no folder twice."""
     files: list[tuple[str, str]] = []
     known = {os.path.realpath(folder)}
     for path, folders, names in os.walk(folder, followlinks=True):
@@ -46,5 +46,5 @@ def image_files(folder: str | Path) -> list[str]:
 
 
 def is_image(path: str) -> bool:
-    """Whether the name is an image's; hidden files, such as the ._ files of macOS, are none."""
+    """Whether the file has an image suffix. Hidden files, such as the ._ files of macOS, do not count."""
     return path.lower().endswith(EXTENSIONS) and not os.path.basename(path).startswith(".")

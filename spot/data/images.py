@@ -1,15 +1,14 @@
 """Images from folders and timm data sets, as (image, label, key).
 
-`data_for(model, path)` opens data as a model wants it for evaluation, `open_data` with any
-transform. Both yield samples `(image (C, H, W), label, key)`. The key names an image wherever
-results or placements are kept per image: its path relative to the data root, with forward
-slashes, or its number in a timm data set. The label is the model's class index, or -1 where
-the data has none.
+`data_for(model, path)` opens data with a model's evaluation transform, `open_data` with any
+transform. Both yield samples `(image (C, H, W), label, key)`. The key identifies an image in
+results and placements: its path relative to the data root, with forward slashes, or its number in
+a timm data set. The label is the model's class index, or -1 for data without labels.
 
-Folders: one sub-folder per class, ImageNet as `val/<wnid>/` and `train/<wnid>/` or as unpacked
-from Kaggle, or a flat folder without labels. `wds/FOLDER` has WebDataset shards (`shards.py`); names
-such as `torch/cifar10` and `hfds/…` go to timm. What to do with a file that cannot be read is the
-caller's choice.
+Folders have one sub-folder per class, ImageNet's layout `val/<wnid>/` and `train/<wnid>/` or that
+of Kaggle, or images without labels. `wds/FOLDER` contains WebDataset shards (`shards.py`). timm opens
+names such as `torch/cifar10` and `hfds/…`. With `unreadable` the caller chooses whether to stop at an
+unreadable file or skip it.
 """
 
 import csv
@@ -43,21 +42,21 @@ Unreadable = Literal["stop", "skip"]
 TIMM = re.compile(r"(torch|hfds|hfids|wds|tfds)/.+")
 SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
-CANVAS = "needle:"  # before the name of data whose images stand in a canvas
+CANVAS = "needle:"  # prefix for data whose images are placed in a canvas
 
 
 class Unread(NamedTuple):
-    """What stands in the place of an image that could not be read."""
+    """A placeholder for an image that could not be read."""
 
     key: str
     reason: str
 
 
 class Images(Dataset[Sample | None]):
-    """Images by number; an unreadable one raises InputError or, with "skip", is None.
+    """Images by index. An unreadable image raises InputError or, with "skip", is None.
 
-    source: anything with source[i] = (path, file or PIL image; label).
-    skipped: keys of unreadable images met so far; complete when a `loader` has been read to its end.
+    source: source[i] is (image, label); the image is a path, a file or a PIL image.
+    skipped: keys of unreadable images so far; complete after a full pass of a `loader`.
     """
 
     def __init__(
@@ -87,11 +86,11 @@ class Images(Dataset[Sample | None]):
         return None
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample | Unread]:
-        """A batch as `Loader` collates it: an error raised in a worker process would come with its whole traceback."""
+        """A batch for `Loader`. Errors are returned, because a worker process would raise them with its traceback."""
         return [self.read(index) for index in indices]
 
     def read(self, index: int) -> Sample | Unread:
-        """The sample, or why there is none."""
+        """The sample, or the reason why it could not be read."""
         source, label = self.source[self.order[index]]
         try:
             image = self.seen(open_image(source), index)
@@ -100,16 +99,16 @@ class Images(Dataset[Sample | None]):
         return image, -1 if label is None else int(label), self.keys[index]
 
     def seen(self, image: Image.Image, index: int) -> Tensor:
-        """What a model sees of the image of this number."""
+        """The model's input for the image with this index."""
         return self.transform(image)
 
     def thin(self, limit: int) -> None:
-        """Keep at most `limit` images, evenly spread over the data and so over its classes."""
+        """Keep at most `limit` images, evenly spread over the data and thus over its classes."""
         if limit < len(self):
             self.keep([index * len(self) // limit for index in range(limit)])
 
     def balance(self, limit: int) -> None:
-        """Keep as many images of each class, at most `limit` in all, evenly spread over each class's own."""
+        """Keep an equal number of images per class, at most `limit` in total, evenly spread over each class."""
         classes: dict[Any, list[int]] = {}
         for index, number in enumerate(self.order):
             classes.setdefault(self.source[number][1], []).append(index)
@@ -119,12 +118,12 @@ class Images(Dataset[Sample | None]):
         self.keep([own[place * len(own) // each] for own in classes.values() for place in range(each)])
 
     def without(self, keys: Collection[str]) -> None:
-        """Take out the images of these keys, all of which must be there."""
+        """Remove the images with these keys, all of which must exist."""
         left = self._known(keys, "to leave out")
         self.keep([index for index, key in enumerate(self.keys) if key not in left])
 
     def only(self, keys: Collection[str]) -> None:
-        """Keep only the images of these keys, all of which must be there."""
+        """Keep only the images with these keys, all of which must exist."""
         kept = self._known(keys, "to keep")
         self.keep([index for index, key in enumerate(self.keys) if key in kept])
 
@@ -134,12 +133,12 @@ class Images(Dataset[Sample | None]):
         return set(keys)
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Keep only these images."""
+        """Keep only the images with these indices."""
         self.order = [self.order[index] for index in indices]
         self.keys = [self.keys[index] for index in indices]
 
     def leave_out(self, unread: Unread) -> None:
-        """Note an unreadable image, or stop at it."""
+        """Record an unreadable image as skipped, or raise InputError."""
         if self.unreadable == "stop":
             raise InputError(
                 f"{unread.reason} ({unread.key}); unreadable='skip' (--skip-unreadable) goes on without it"
@@ -149,10 +148,10 @@ class Images(Dataset[Sample | None]):
 
 
 def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, **options: Any) -> "Data":
-    """Data as a model wants it for evaluation: its size, mean, std and class indices.
+    """Open data for evaluation of a model: with its size, mean, std and class indices.
 
     path_or_name, limit, options (split, unreadable, root): as for `open_data`; "scenes" or "needle", the built-in
-        data sets; or "needle:" before a folder or name, whose images each stand in a canvas (spot/data/canvas.py).
+        data sets; or "needle:" before a folder or name, to place each image in a canvas (spot/data/canvas.py).
     """
     from spot.data.scenes import Scenes
 
@@ -186,11 +185,11 @@ def open_data(
 ) -> Images:
     """Open an image folder or a timm data set by name.
 
-    split: "val", "train" or "test", where the data has more than one.
-    classes: the model's class folders (`class_folders(model)`): labels are then the model's
-        indices, also when only some of the classes are there. None: sorted folders, from 0.
-    limit: at most so many images, evenly spread over the data and so over its classes.
-    root: where a timm data set keeps its files.
+    split: "val", "train" or "test", if the data has several.
+    classes: the model's class folders (`class_folders(model)`), so that labels are the model's
+        indices, even if the data has only some of the classes. None: sorted folders, from 0.
+    limit: maximum number of images, evenly spread over the data and thus over its classes.
+    root: folder of a timm data set's files.
     """
     if limit is not None and limit < 1:
         raise InputError(f"at least one image is needed, got a limit of {limit}")
@@ -211,14 +210,14 @@ def open_data(
 
 
 def listed(file: Path) -> list[str]:
-    """The keys that a file names, one a line, as paths below the data's root."""
+    """Read keys from a file: one per line, as paths relative to the data's root."""
     if not file.is_file():
         raise InputError(f"there is no file {file} that names images, one a line, as paths below the data's root")
     return [line for line in file.read_text(errors="surrogateescape").splitlines() if line]
 
 
 def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **options: Any) -> Images:
-    """The images of a folder and its sub-folders; keys are relative to the folder that was named."""
+    """The images of a folder and its sub-folders. Keys are relative to `root`."""
     if not root.is_dir():
         what = "a file" if root.exists() else "missing"
         raise InputError(f"a folder of images was expected, but {root} is {what}")
@@ -232,7 +231,7 @@ def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **
         samples = [(file, index) for name, index in sorted(indices.items()) for file in image_files(top / name)]
     else:
         answers = root / f"LOC_{split}_solution.csv"
-        wnids = {}  # of Kaggle's flat folder of validation images
+        wnids = {}  # labels of Kaggle's validation images, which have no class folders
         if answers.is_file():
             with answers.open(newline="") as file:
                 wnids = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
@@ -246,14 +245,14 @@ def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Names of the visible sub-folders, sorted as code points, as torchvision and timm sort them."""
+    """Names of the visible sub-folders, sorted by code point like in torchvision and timm."""
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
 
 
 def split_folder(root: Path, split: str) -> Path:
-    """The folder of a split: root/val and the like if root is divided so, otherwise root itself.
+    """The folder of a split, such as root/val, or root itself if it has no split folders.
 
-    A folder counts as a split only if it holds folders, so that a class may be called `train`.
+    A split folder must contain folders, so that a class may be called `train`.
     """
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
@@ -270,14 +269,14 @@ def split_folder(root: Path, split: str) -> Path:
 
 
 def timm_data(name: str, split: str, root: str | Path | None, **options: Any) -> Images:
-    """A data set timm knows by name, see timm.data.create_dataset; or `wds/FOLDER`, whose shards are read here."""
+    """A data set by its name in timm.data.create_dataset, or the shards of `wds/FOLDER`."""
     kind, _, rest = name.partition("/")
     if kind == "wds":
         shards = Shards(*shards_of(Path(rest if root is None else root), split), EXTENSIONS)
         return Images(shards, shards.keys, [], **options)
     from timm.data import create_dataset
 
-    if kind in ("hfds", "hfids") and find_spec("datasets") is None:  # timm would print a line of its own
+    if kind in ("hfds", "hfids") and find_spec("datasets") is None:  # otherwise timm prints its own message
         raise InputError(f"{name} needs datasets; pip install 'spot-vit[data]'")
     if kind == "torch" and root is None:
         raise InputError(f"{name} needs a folder for its files; give the data root too")
@@ -294,17 +293,17 @@ def timm_data(name: str, split: str, root: str | Path | None, **options: Any) ->
         raise InputError(f"timm could not open {name}: {' '.join(str(error).split())}") from None
     if isinstance(data, IterableDataset):
         raise InputError(f"{name} is a stream, whose images have no numbers; use a folder, hfds/ or shards on a disk")
-    source: Any = getattr(data, "reader", data)  # the reader itself: timm's wrapper replaces unreadable images
+    source: Any = getattr(data, "reader", data)  # the inner reader, because timm's wrapper replaces unreadable images
     indices = getattr(source, "class_to_idx", None) or {}
     classes = [str(label) for label in sorted(indices, key=lambda label: indices[label])]
     return Images(source, [f"{index:08d}" for index in range(len(source))], classes, **options)
 
 
 def shards_of(root: Path, split: str) -> tuple[list[Path], str]:
-    """The shards of a split, and the field of a sample's .json that is its label, if it is not in a .cls.
+    """The shards of a split, and the .json field that contains the label; empty if the label is in a .cls.
 
-    As timm's _info.json names them; without it the files whose names have the split's as a word, or all, if none has
-    a split's.
+    timm's _info.json lists the shards. Without it, a file belongs to the split that occurs in its name. If no name
+    contains a split, all files are used.
     """
     if not root.is_dir():
         raise InputError(f"wds/ needs a folder of shards on this disk, and {root} is none; download them first")

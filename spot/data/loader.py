@@ -1,4 +1,4 @@
-"""Batches of a data set, in its own order: `for images, labels, keys in loader(data)`."""
+"""Batches of a data set, in its order: `for images, labels, keys in loader(data)`."""
 
 import os
 import time
@@ -22,12 +22,12 @@ class Batch(NamedTuple):
 
 
 class Loader:
-    """Batches of a data set in order, without padding, for one process of several.
+    """Batches of a data set in order, without padding, for one of several processes.
 
-    Process p of P gets the samples p, p + P, p + 2P, …, so that each is seen exactly once. Batches
-    are smaller where unreadable images were left out. `waited` is how many seconds the consumer
-    stood still for data during the last pass, and `seconds` how long that pass took altogether.
-    `samples` is how many there are for this process.
+    Process p of P gets the samples p, p + P, p + 2P, …, so that each sample occurs exactly once.
+    Skipped unreadable images make batches smaller. `seconds` is the duration of the last pass,
+    `waited` the part of it that the consumer waited for data. `samples` is the number of samples of
+    this process.
     """
 
     def __init__(self, dataset: Data, batch_size: int, workers: int, process: int, processes: int) -> None:
@@ -46,7 +46,7 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        return len(self.batches)  # a progress bar asks for it, to say how much time is left
+        return len(self.batches)  # for progress bars
 
     def __iter__(self) -> Iterator[Batch]:
         self.waited, self.seconds = 0.0, 0.0
@@ -62,7 +62,7 @@ class Loader:
 
 
 def collate(samples: Sequence[Sample | Unread | None]) -> tuple[Batch | None, list[Unread]]:
-    """The readable samples as one batch (None if there is none), and why others are not; None is left out."""
+    """The readable samples as one batch (None if there are none), and the unreadable ones. Ignores None."""
     unread = [sample for sample in samples if isinstance(sample, Unread)]
     readable = [sample for sample in samples if not isinstance(sample, (Unread, type(None)))]
     if not readable:
@@ -74,13 +74,13 @@ def collate(samples: Sequence[Sample | Unread | None]) -> tuple[Batch | None, li
 
 
 def loader(dataset: Data, batch_size: int = 64, workers: int = 0, *, process: int = 0, processes: int = 1) -> Loader:
-    """Batches in the data's own order, which tell how long they were waited for; see Loader."""
+    """Batches in the data's order, with the time spent waiting for data; see Loader."""
     if batch_size < 1:
         raise InputError(f"a batch needs at least one image, got a batch size of {batch_size}")
     return Loader(dataset, batch_size, workers, process, processes)
 
 
 def available_workers() -> int:
-    """One process to read images for every core but one, at most eight."""
+    """The default number of workers: the number of cores minus one, at most eight."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(8, cores - 1)

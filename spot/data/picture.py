@@ -1,4 +1,4 @@
-"""One image: read as a person sees it, and made into what a model sees."""
+"""Read one image and transform it to a model's input."""
 
 import math
 import os
@@ -11,21 +11,21 @@ from PIL import Image, ImageOps
 
 from spot.errors import InputError, unknown
 
-if TYPE_CHECKING:  # an exported file is run without torch
+if TYPE_CHECKING:  # exported models run without torch
     from torchvision.transforms import Compose
 
 Fit = Literal["crop", "whole", "squash", "full"]
 
 CROP_RATIO = 0.875
-PIXELS = 120_000_000  # a larger image is refused before it is decoded: a small PNG can claim any size
-LONGEST = 16  # times the short side: a longer image is cropped before it is resized
+PIXELS = 120_000_000  # larger images are refused before decoding: a small PNG can declare any size
+LONGEST = 16  # largest aspect ratio; a longer image is cropped before it is resized
 
 
 def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
-    """The image as a person sees it, in RGB: upright, first frame, transparent parts on white.
+    """Open an image in RGB: rotated upright, first frame, transparent parts on white.
 
-    Sixteen bits are scaled to eight, CMYK and palettes converted. Raises InputError, naming the
-    file, for what is no image, is cut short, or has more than PIXELS.
+    16-bit images are scaled to 8 bits, CMYK and palettes converted. Raises InputError with the file's
+    name if it is not an image, is truncated, or has more than PIXELS pixels.
     """
     name = source if isinstance(source, (str, Path)) else getattr(source, "name", "the image")
     if isinstance(source, (str, Path)) and not os.path.isfile(source):
@@ -33,7 +33,7 @@ def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
         raise InputError(f"an image file was expected, but {name} is {what}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the limit below says it, and a damaged file what cannot be read
+            warnings.simplefilter("ignore")  # the errors below cover large and damaged files
             image = source if isinstance(source, Image.Image) else Image.open(source)
             if image.width * image.height > PIXELS:
                 raise Image.DecompressionBombError
@@ -48,7 +48,7 @@ def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
 
 
 def as_rgb(image: Image.Image, name: object) -> Image.Image:
-    """Convert any of Pillow's modes to RGB without clipping or showing hidden colours."""
+    """Convert any Pillow mode to RGB, without clipping and without the colours of transparent pixels."""
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image)
         low, high = float(values.min()), float(values.max())
@@ -67,10 +67,10 @@ def as_rgb(image: Image.Image, name: object) -> Image.Image:
 
 
 def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int] | None = None) -> "Compose":
-    """The paper's evaluation transform: bicubic, centre crop of 0.875, the model's own mean and std.
+    """The paper's evaluation transform: bicubic, centre crop of 0.875, the model's mean and std.
 
-    At the model's 224 × 224 the short side becomes 256. `data_config` is what timm's
-    resolve_model_data_config returns (SpotViT.data_config); `size` (H, W) replaces the model's.
+    For a model of 224 × 224 the short side is resized to 256. `data_config` is the result of timm's
+    resolve_model_data_config (SpotViT.data_config). `size` (H, W) replaces the model's size.
     """
     from timm.data import create_transform
     from timm.data.transforms import ResizeKeepRatio
@@ -87,7 +87,7 @@ def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int
             mean=mean,
             std=std,
         ).transforms
-    else:  # timm would resize with bilinear interpolation here, whatever it is asked for
+    else:  # for H ≠ W timm ignores `interpolation` and resizes bilinearly
         scaled = (int(height / CROP_RATIO), int(width / CROP_RATIO))
         resize = ResizeKeepRatio(scaled, interpolation=InterpolationMode.BICUBIC.value)
         steps = [resize, CenterCrop((height, width)), ToTensor(), Normalize(mean, std)]
@@ -95,10 +95,10 @@ def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int
 
 
 def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose":
-    """How a photograph of any shape becomes what a model sees.
+    """The transform of a photograph of any shape to a model's input.
 
-    "crop" is the evaluation transform, whose square loses what lies outside; "squash" scales both
-    sides to the model's; "whole" keeps image and shape, with as many pixels as the model's square has;
+    "crop" is the evaluation transform, a square centre crop. "squash" resizes both sides to the
+    model's size. "whole" keeps the whole image and its shape, resized to the model's number of pixels.
     "full" keeps every pixel, for a model that finds places in large pictures (spot/placement/finder.py).
     """
     from torchvision.transforms import Compose, Normalize, ToTensor
@@ -122,7 +122,7 @@ def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose"
 
 
 def narrow(image: Image.Image) -> Image.Image:
-    """Cut an image to 16 times its short side: 20,000 × 1 would be resized to five million × 256."""
+    """Crop an image to 16 times its short side. Otherwise 20,000 × 1 is resized to five million × 256."""
     side = LONGEST * min(image.size)
     if max(image.size) <= side:
         return image

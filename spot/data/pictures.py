@@ -1,9 +1,9 @@
-"""Large pictures with one label each, and perhaps boxes: what a finder is trained on.
+"""Large pictures with one label each and optional boxes, for training a finder.
 
     pictures = Pictures.open("signs", split="train")        # signs/train/<class>/*
     boxes = read_boxes("signs/boxes.csv", pictures)         # by key: (n, 4), left, top, right, bottom in pixels
 
-A key is a path below the data's root, with the split: train/danger/00493.webp.
+A key is a path relative to the data's root, including the split: train/danger/00493.webp.
 """
 
 import csv
@@ -25,7 +25,7 @@ COLUMNS = ("file", "left", "top", "right", "bottom")
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures in memory once they were read, as bytes: a photograph of a megapixel takes 3 MB."""
+    """Pictures, kept in memory as bytes after the first read: 3 MB per megapixel."""
 
     root: Path
     keys: Sequence[str]
@@ -35,7 +35,7 @@ class Pictures:
 
     @classmethod
     def open(cls, root: str | Path, split: str = "train") -> "Pictures":
-        """A folder with one sub-folder per class, or with such folders for train and val."""
+        """Open a folder with one sub-folder per class, or with train and val folders of this layout."""
         data = open_data(root, split=split, transform=to_tensor)
         labels = [label for _, label in data.source]
         if len(data.classes) < 2:
@@ -56,19 +56,19 @@ class Pictures:
         return self.read[key]
 
     def part(self, keys: Iterable[str]) -> "Pictures":
-        """Some of the pictures, which share what was read."""
+        """The pictures with these keys. They share the pixels in memory."""
         wanted = set(keys)
         kept = [index for index, key in enumerate(self.keys) if key in wanted]
         chosen = [self.keys[index] for index in kept], [self.labels[index] for index in kept]
         return Pictures(self.root, *chosen, self.classes, self.read)
 
     def with_places(self, places: Mapping[str, Tensor], none: int | None) -> "Pictures":
-        """Those with a place, and those of the class `none`, which have nothing to find."""
+        """The pictures with places, and those of the class `none`, which contain no object."""
         labelled = zip(self.keys, self.labels, strict=True)
         return self.part([key for key, label in labelled if label == none or len(places.get(key, ()))])
 
     def every_fifth(self) -> tuple["Pictures", "Pictures"]:
-        """The others, and every fifth picture of each class: to train on, and to choose by."""
+        """Split into (training, validation): every fifth picture of each class is for validation."""
         chosen, counts = set(), dict.fromkeys(self.labels, 0)
         for key, label in zip(self.keys, self.labels, strict=True):
             counts[label] += 1
@@ -78,7 +78,7 @@ class Pictures:
 
 
 def read_boxes(path: str | Path, pictures: Pictures) -> dict[str, Tensor]:
-    """The boxes (n, 4) of each picture, (left, top, right, bottom) in pixels, of a CSV file with such columns."""
+    """Read the boxes (n, 4) of each picture, (left, top, right, bottom) in pixels, from a CSV file."""
     boxes: dict[str, list[list[float]]] = {key: [] for key in pictures.keys}
     if not Path(path).is_file():
         raise InputError(f"a CSV file with boxes was expected, but {path} is missing")
@@ -92,7 +92,7 @@ def read_boxes(path: str | Path, pictures: Pictures) -> dict[str, Tensor]:
             except ValueError:
                 raise InputError(f"line {number} of {path} has something other than numbers in its box") from None
             if row["file"] not in boxes:
-                continue  # of the other split
+                continue  # a picture of the other split
             height, width = pictures.pixels(pictures.keys.index(row["file"])).shape[1:]
             left, top, right, bottom = box
             if not (0 <= left < right <= width and 0 <= top < bottom <= height):
@@ -109,7 +109,7 @@ def read_boxes(path: str | Path, pictures: Pictures) -> dict[str, Tensor]:
 
 
 def boxes_to_places(boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Boxes (n, 4) as places (n, 4): y, x and size in pixels, the longer side, and a weight of 1."""
+    """Convert boxes (n, 4) to places (n, 4): (y, x, longer side) in pixels, and a weight of 1."""
     places = {}
     for key, each in boxes.items():
         middle = (each[:, :2] + each[:, 2:]).flip(1) / 2

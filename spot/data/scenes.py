@@ -1,22 +1,22 @@
 """Scenes: the built-in data set, drawn on demand and never stored.
 
-A scene is an RGB image with one object in front of a darker 1/f background, among smaller
-distractors. Its class is the object's outline and surface texture, 8 × 4 = 32 classes; where it
-is (off any grid), its size, rotation, colour and brightness say nothing about the class. Every
-factor is a field of `Difficulty`, and each is drawn from random numbers of its own, so changing
-one factor leaves the others as they were: scene 17 without distractors is scene 17.
+A scene is an RGB image of one object in front of a darker 1/f background, among smaller distractors.
+Its class is the object's outline and surface texture, 8 × 4 = 32 classes. Its place (not aligned to a
+grid), size, rotation, colour and brightness are independent of the class. Each factor is a field of
+`Difficulty` with its own random numbers, so changing one factor leaves the others unchanged: without
+distractors, scene 17 shows the same object on the same background.
 
     scenes = Scenes("test")
     image, label, key = scenes[17]               # (3, H, W) float32 in [0, 1]; 17 % 32; "test/00000017"
     for batch in scenes.batches(128):            # much faster than one by one
         batch.images, batch.labels, batch.masks, batch.centers
 
-Images are RGB in [0, 1]; a model's `data_config` (mean, std) normalises them, as with photographs.
+Images are RGB in [0, 1]. Normalise them with a model's `data_config` (mean, std), like photographs.
 
-The same bytes on every machine: random numbers come from integer arithmetic (counter_random.py),
-and pixels from elementwise additions, products, quotients, roots and comparisons, which IEEE 754
-rounds in one way. Nothing is summed by a library (its order varies), and no sine, power or
-exponential of a library is called (their last digits vary).
+Images have the same bytes on every machine. Random numbers use integer arithmetic (counter_random.py).
+Pixels use elementwise additions, products, quotients, roots and comparisons, for which IEEE 754 defines
+the rounding. Library sums (whose order varies) and library sines, powers and exponentials (whose last
+digits vary) are avoided.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,16 +37,16 @@ from spot.errors import InputError, unknown
 Draws = NDArray[np.float64]
 
 CLASSES: tuple[str, ...] = tuple(f"{texture} {outline}" for outline in OUTLINES for texture in TEXTURES)
-SPLITS = {"train": 1_000_000, "validation": 4_096, "test": 8_192}  # number of scenes, if none is asked for
+SPLITS = {"train": 1_000_000, "validation": 4_096, "test": 8_192}  # default number of scenes
 DEFAULT = Difficulty()
 
 
 class SceneBatch(NamedTuple):
-    """B scenes: what a batch of photographs has, and what only a drawn scene knows.
+    """B scenes: images, labels and keys as for photographs, and ground-truth masks and centers.
 
-    images (B, 3, H, W) in [0, 1]; labels (B,); B keys; masks (B, H, W), the part of each pixel
-    that the object covers, in [0, 1]; centers (B, 2), the object's centroid (y, x) as a fraction
-    of height and width.
+    images (B, 3, H, W) in [0, 1]; labels (B,); B keys; masks (B, H, W), the object's coverage of
+    each pixel, in [0, 1]; centers (B, 2), the object's centroid (y, x) as a fraction of height and
+    width.
     """
 
     images: Tensor
@@ -56,11 +56,11 @@ class SceneBatch(NamedTuple):
     centers: Tensor
 
 
-CHUNK = 32  # so many scenes at once stay in the processor's cache
+CHUNK = 32  # number of scenes per step, which fit into the processor's cache
 
 
 def draw(indices: Sequence[int], seed: int = 0, difficulty: Difficulty = DEFAULT) -> SceneBatch:
-    """The scenes with these indices (B,), each whatever else is drawn with it."""
+    """The scenes with these indices (B,). A scene does not depend on the others in the batch."""
     numbers = np.asarray(indices, np.int64)
     parts = [pictures(numbers[at : at + CHUNK], seed, difficulty) for at in range(0, max(1, len(numbers)), CHUNK)]
     images, masks, centers = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
@@ -89,19 +89,19 @@ def pictures(indices: NDArray[np.int64], seed: int, difficulty: Difficulty) -> t
 
 
 class Stream(IntEnum):
-    """Whose random numbers; a factor keeps its own when another changes."""
+    """Streams of random numbers. A factor keeps its numbers when another factor changes."""
 
-    OBJECT, HUES, CLOUDS, NOISE, NUMBER, DISTRACTORS = range(6)  # and one more for each distractor
+    OBJECT, HUES, CLOUDS, NOISE, NUMBER, DISTRACTORS = range(6)  # plus one stream for each further distractor
 
 
 class Things(NamedTuple):
-    """M things to draw, one to an image; lengths in pixels."""
+    """M things to draw, one per image; lengths in pixels."""
 
-    outline: NDArray[np.int64]  # (M,), which of OUTLINES
-    texture: NDArray[np.int64]  # (M,), which of TEXTURES
+    outline: NDArray[np.int64]  # (M,), index in OUTLINES
+    texture: NDArray[np.int64]  # (M,), index in TEXTURES
     center: Draws  # (M, 2), (y, x)
     radius: Draws  # (M,)
-    largest: float  # radius that any of them could have
+    largest: float  # largest possible radius
     turn: Draws  # (M,), degrees
     phase: Draws  # (M, 2), shift of the texture, in periods
     color: Draws  # (M, 3), mean RGB
@@ -137,7 +137,7 @@ def distractor(key: Words, place: int, difficulty: Difficulty) -> Things:
     )
 
 
-BRIGHTNESS = 0.68  # of an object's strongest channel, on average
+BRIGHTNESS = 0.68  # mean brightness of an object's strongest channel
 
 
 def look(draws: Draws, difficulty: Difficulty) -> dict[str, Draws]:
@@ -159,9 +159,9 @@ def background(key: Words, difficulty: Difficulty) -> Array:
 
 
 def clouds(noise: Array, sides: Sequence[int], size: int) -> Array:
-    """Octaves of noise on ever finer grids, (B, size, size).
+    """Octaves of noise on successively finer grids, (B, size, size).
 
-    They have equal variance, so power falls as 1/f² in the plane, and amplitude as 1/f.
+    The octaves have equal variance. In the plane, power therefore falls as 1/f² and amplitude as 1/f.
     """
     field = np.zeros((len(noise), sides[0], sides[0]), np.float32)
     for side in sides:
@@ -175,16 +175,16 @@ def clouds(noise: Array, sides: Sequence[int], size: int) -> Array:
 def paint(canvas: Array, chosen: NDArray[np.int64], things: Things, difficulty: Difficulty) -> Array:
     """Draw M things into the chosen images of the canvas (B, 3, H, W).
 
-    Returns how much of each pixel they cover, (M, H, W).
+    Returns their coverage of each pixel, (M, H, W), in [0, 1].
     """
     size = difficulty.image_size
-    side = min(2 * int(np.ceil(REACH * things.largest + 3)) + 1, size)  # 3: how far an acute tip is blurred
-    # The first pixel of a square that holds all of the thing that is in the frame.
+    side = min(2 * int(np.ceil(REACH * things.largest + 3)) + 1, size)  # 3: the blur of an acute tip
+    # The first pixel of a square that contains the visible part of the thing.
     corner = np.clip(np.floor(things.center).astype(np.int64) - side // 2, 0, size - side)
     offsets = corner[:, :, None] + np.arange(side) + 0.5 - things.center[:, :, None]  # (M, 2, side), from the centre
     down, right = offsets[:, 0, :, None], offsets[:, 1, None, :]
     cos, sin = cosine(things.turn)[:, None, None], sine(things.turn)[:, None, None]
-    y = (cos * down).astype(np.float32) - (sin * right).astype(np.float32)  # (M, side, side), the thing's own axes
+    y = (cos * down).astype(np.float32) - (sin * right).astype(np.float32)  # (M, side, side), along the thing's axes
     x = (sin * down).astype(np.float32) + (cos * right).astype(np.float32)
 
     alpha, shade = np.empty_like(y), np.empty_like(y)
@@ -216,14 +216,14 @@ def between(low: Any, high: Any, part: Any) -> Draws:
 
 
 def tint(hue: Draws) -> Draws:
-    """RGB (M, 3) of a half-saturated hue in [0, 1), red to green to blue to red; the brightest channel is 1."""
+    """RGB (M, 3) of half-saturated hues in [0, 1), from red over green and blue to red. The brightest channel is 1."""
     turns = hue[:, None] + np.array([0.0, 2 / 3, 1 / 3])
-    distance = np.abs(6 * (turns - np.floor(turns)) - 3)  # 3 at the channel's own hue, 0 opposite
+    distance = np.abs(6 * (turns - np.floor(turns)) - 3)  # 3 at the channel's hue, 0 at the opposite hue
     return 0.5 + 0.5 * np.clip(distance - 1, 0, 1)
 
 
 def sine(degrees: Draws) -> Draws:
-    """A Taylor series, the same to the last bit everywhere, which libraries' sines are not."""
+    """A sine by its Taylor series, bitwise equal on every machine, unlike library sines."""
     turns = degrees / 360
     angle = (turns - np.floor(turns + 0.5)) * 6.283185307179586
     square, total = angle * angle, np.ones_like(angle)
@@ -237,7 +237,7 @@ def cosine(degrees: Draws) -> Draws:
 
 
 def doubled(field: Array) -> Array:
-    """Bilinear enlargement (B, S, S) to (B, 2S, 2S), borders repeated."""
+    """Bilinear upsampling from (B, S, S) to (B, 2S, 2S), with repeated borders."""
     for axis in (1, 2):
         field = field.swapaxes(1, axis)
         before = np.concatenate([field[:, :1], field[:, :-1]], 1)
@@ -248,14 +248,14 @@ def doubled(field: Array) -> Array:
 
 
 class Scenes(Dataset[tuple[Tensor, int, str]]):
-    """A split of the data set; items are (image (3, H, W), label, key), as with photographs on disk.
+    """A split of the data set. Items are (image (3, H, W), label, key), like photographs on disk.
 
-    Splits are different seeds, so they never share a scene; labels go round, so any run of 32
-    indices has every class once. A `torch.utils.data.DataLoader` fetches whole batches through
-    `__getitems__`; `batches` gives masks and centers as well.
+    Splits have different seeds, so they never share a scene. Labels are cyclic: any 32 consecutive
+    indices contain each class once. A `torch.utils.data.DataLoader` fetches whole batches through
+    `__getitems__`. `batches` also yields masks and centers.
 
-    transform: applied to a whole batch of images (B, 3, H, W) in [0, 1]; for a model's input,
-        `torchvision.transforms.Normalize(mean, std)` of its `data_config`.
+    transform: applied to a batch of images (B, 3, H, W) in [0, 1]; for a model's input, use
+        `torchvision.transforms.Normalize(mean, std)` with its `data_config`.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class Scenes(Dataset[tuple[Tensor, int, str]]):
 
     @property
     def keys(self) -> list[str]:
-        """The key of every scene, without drawing any."""
+        """The keys of all scenes, without drawing them."""
         return [f"{self.split}/{index:08d}" for index in range(self.length)]
 
     def __getitem__(self, index: int) -> tuple[Tensor, int, str]:

@@ -1,12 +1,12 @@
-"""The outlines and surface textures that scenes are made of, as functions of the plane.
+"""The outlines and surface textures of scenes, as functions of the plane.
 
 An outline maps y (down) and x (right), in units of the object's radius, to the signed distance
-from its edge, negative inside. Each has the area of the unit disc and its centroid at the origin,
-so neither the amount of light nor the place of an object gives its outline away. A texture maps
-y and x, in pixels, and its period to shade: 0.5 at its lightest, 0 on average. To add one, write
-the function and list it in OUTLINES or TEXTURES.
+from its edge, negative inside. Each has the area of the unit disc and its centroid at the origin, so
+the class cannot be predicted from an object's brightness or place. A texture maps y and x, in pixels,
+and its period to a shade with maximum 0.5 and mean 0. To add one, write the function and list it in
+OUTLINES or TEXTURES.
 
-Only additions, products, quotients, roots and comparisons: the same to the last bit everywhere.
+Only additions, products, quotients, roots and comparisons are used: bitwise equal on every machine.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def cross(y: Array, x: Array) -> Array:
 
 
 def star(y: Array, x: Array) -> Array:
-    # Five lines make a pentagram; its points lie on the inner side of at least four of them.
+    # Five lines form a pentagram. A point inside is on the inner side of at least four lines.
     most = second = np.full_like(y, -np.inf)
     for normal_y, normal_x in STAR_NORMALS:
         line = normal_y * y + normal_x * x
@@ -53,7 +53,7 @@ STAR_NORMALS = ((-1.0, 0.0), (-0.30902, 0.95106), (-0.30902, -0.95106), (0.80902
 
 
 def heart(y: Array, x: Array) -> Array:
-    # A square on its corner, with a disc on each of its two upper sides.
+    # A square standing on a corner, with a disc on each of its two upper sides.
     y, x = y - 0.29403, np.abs(x)
     corner = 0.70711 * (np.abs(y) + x)
     lobe_y, lobe_x = y + 0.46903, x - 0.46903
@@ -68,7 +68,7 @@ def crescent(y: Array, x: Array) -> Array:
 OUTLINES: dict[str, Callable[[Array, Array], Array]] = {
     outline.__name__: outline for outline in (disc, ring, square, triangle, cross, star, heart, crescent)
 }
-REACH = 1.8  # no outline goes further from its centre, in units of its radius
+REACH = 1.8  # upper bound of every outline's extent from its centre, in units of its radius
 
 
 def edge(position: Array, period: float) -> Array:
@@ -78,7 +78,7 @@ def edge(position: Array, period: float) -> Array:
 
 
 def sharp(distance: Array) -> Array:
-    """A signed distance in pixels as coverage in [0, 1], anti-aliased over one pixel."""
+    """Convert a signed distance in pixels to coverage in [0, 1], anti-aliased over one pixel."""
     return np.clip(distance + 0.5, 0, 1)
 
 

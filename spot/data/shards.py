@@ -1,7 +1,7 @@
-"""WebDataset shards as images by number: tar files in which the parts of a sample stand one after the other.
+"""WebDataset shards with random access: tar files that store the parts of a sample consecutively.
 
-timm reads them as a stream, which under several processes may give some images twice and others never. Here their
-headers are read once, and after that an image is one seek away, so that shards serve wherever a folder does.
+timm streams shards; with several processes a stream may repeat some images and omit others. Here the headers are read
+once and each image is then read by one seek, so shards can be used wherever a folder can.
 """
 
 import io
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from spot.errors import InputError
 
-NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset's: a sample's key, and which part of it this is
+NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset names: the sample's key, then the part's extension
 
 
 class Entry(NamedTuple):
-    """Where an image's bytes are, and its label or -1."""
+    """The location of an image's bytes, and its label or -1."""
 
     file: int
     start: int
@@ -30,13 +30,13 @@ class Entry(NamedTuple):
 
 
 class Shards:
-    """shards[i] = (bytes of image i as a file, label). Keys are `shard/sample`, in the files' own order."""
+    """shards[i] = (bytes of image i as a file, label). Keys are `shard/sample`, in the order of the files."""
 
     def __init__(self, files: Sequence[str | Path], target: str, extensions: Sequence[str]) -> None:
         """
         Args:
-            target: the label's field in a sample's .json; empty for the number in its .cls.
-            extensions: of images, with their dots.
+            target: the label's field in a sample's .json; if empty, its .cls contains the label.
+            extensions: image extensions, with dots.
         """
         self.files = [str(file) for file in files]
         self.target = target
@@ -57,12 +57,12 @@ class Shards:
 
     def __getitem__(self, index: int) -> tuple[io.BytesIO, int]:
         entry = self.entries[index]
-        with open(self.files[entry.file], "rb") as file:  # opened anew: workers share no place in a file
+        with open(self.files[entry.file], "rb") as file:  # reopened, because workers must not share a file offset
             file.seek(entry.start)
             return io.BytesIO(file.read(entry.length)), entry.label
 
     def state(self) -> list[list[int]]:
-        """What changes when a shard is written anew: its size and time."""
+        """Size and modification time of each shard, to detect rewritten shards."""
         return [[state.st_size, state.st_mtime_ns] for state in map(os.stat, self.files)]
 
     def _samples(self, number: int, file: str, extensions: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:

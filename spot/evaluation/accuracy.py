@@ -1,13 +1,13 @@
 """Accuracy of many placements in one pass over the images.
 
-A setting is what places the tokens, how many, a seed, and the model. Every image is decoded once for all
-settings. Where an image's tokens go depends on the image, its key and the seed, never on the batch or the
-process it lands in, so that one process or many give the same numbers.
+A setting consists of a placement, a number of tokens, a seed and a model. Each image is decoded once for all
+settings. Its token positions depend on the image, its key and the seed, but not on the batch or process.
+Any number of processes therefore gives the same results.
 
     batches = loader(data_for(model, "imagenet"), 64, workers=4)
     result = evaluate(model, batches, [Setting("isotropic", 25), Setting("patch-dropout", 25, seed=1)])
     result.rows()                    # a table: one row per placement and budget, seeds pooled
-    result.ranks[0] == 0             # image by image: was setting 0 right?
+    result.ranks[0] == 0             # per image: whether the prediction of setting 0 is correct
 """
 
 import functools
@@ -39,20 +39,20 @@ from spot.placement.sizes import Scale
 
 Maps = Callable[[Tensor, Sequence[str]], Tensor]  # images, keys → saliency (B, H, W)
 
-CONFIDENCE = 1.959964  # standard deviations: 95 %
+CONFIDENCE = 1.959964  # standard deviations, for 95 %
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Something to measure: where tokens go, how many, a seed, and the model.
+    """A configuration to evaluate: placement, number of tokens, seed and model.
 
     placement: a prior's name or function, placements read from a file, or a name in BASELINES; by
-        default the model's own prior.
-    tokens: the budget; by default the model's own, or what the placements have.
-    seed: of random placements, together with each image's key.
-    name: what tables call it; by default the name of the prior or baseline.
-    scale: of the windows that a prior places; by default the model's own.
-    model: a SpotViT or a baseline; by default the one that `evaluate` is given. A baseline places by itself.
+        default the model's prior.
+    tokens: the budget; by default the number of the placements, or the model's default.
+    seed: seed of random placements, combined with each image's key.
+    name: name in tables; by default that of the prior or baseline.
+    scale: scale of a prior's windows; by default the model's.
+    model: a SpotViT or a baseline; by default the model passed to `evaluate`. A baseline places its own tokens.
     """
 
     placement: AnyPrior | Placements | None = None
@@ -67,12 +67,12 @@ class Setting:
             if self.tokens not in (None, self.placement.tokens):
                 raise InputError(f"the placements have {self.placement.tokens} tokens, not {self.tokens}")
         elif self.model is not None and self.placement is not None:
-            resolve_prior(self.placement)  # refuses what is no prior
+            resolve_prior(self.placement)  # raises InputError for an unknown prior
         elif self.model is not None and self.tokens not in (None, self.model.tokens):
             raise InputError(f"{self.label} has {self.model.tokens} tokens, not {self.tokens}")
 
     def of(self, source: Source) -> "Setting":
-        """The setting with its model: with the weights for its budget, or the baseline of its name on them."""
+        """The setting with its model: the source's weights for its budget, or the named baseline built on them."""
         if self.model is not None:
             return self
         if isinstance(self.placement, str) and self.placement in BASELINES:
@@ -84,7 +84,7 @@ class Setting:
 
     @property
     def bound(self) -> TokenModel:
-        """The model, of a setting that has one; see `of`."""
+        """The model of a setting that has one; see `of`."""
         assert self.model is not None, "a setting is measured with a model: setting.of(model)"
         return self.model
 
@@ -98,35 +98,35 @@ class Setting:
 
     @property
     def budget(self) -> int:
-        """How many tokens."""
+        """The number of tokens."""
         if isinstance(self.placement, Placements):
             return self.placement.tokens
         return self.bound.tokens if self.tokens is None else self.tokens
 
     @property
     def random(self) -> bool:
-        """Whether another seed would place tokens elsewhere."""
+        """Whether the placement depends on the seed."""
         if isinstance(self.placement, Placements):
             return False
         return self.bound.random if self.placement is None else resolve_prior(self.placement).random
 
     @property
     def needs_map(self) -> bool:
-        """Whether the prior reads saliency maps."""
+        """Whether the prior needs saliency maps."""
         if self.placement is None or isinstance(self.placement, Placements):
             return False
         return resolve_prior(self.placement).needs_map
 
     @property
     def module(self) -> TokenModel:
-        """A model that places so by itself, `module(images)`: for timing and for counting its cost."""
+        """A model with this placement built in, called as `module(images)`, to measure its latency and MACs."""
         if isinstance(self.model, SpotViT):
             prior = None if isinstance(self.placement, Placements) else self.placement
             return self.model.at(tokens=self.budget, prior=prior, scale=self.scale)
         return self.bound
 
     def place(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
-        """Positions (B, N, 2), each image's from its key and the seed alone."""
+        """Positions (B, N, 2). Randomness depends only on an image's key and the seed."""
         if isinstance(self.placement, Placements):
             return self.placement.positions_for(keys).to(images.device)
         if self.placement is None:
@@ -139,25 +139,25 @@ class Setting:
 
 @dataclass
 class Evaluation:
-    """Predictions of S settings for M images, in the order of the images' keys."""
+    """Predictions of S settings for M images, sorted by the images' keys."""
 
     settings: list[Setting]
     keys: list[str]  # M
     labels: Tensor  # (M,) int64
-    predictions: Tensor  # (S, M) int64, the class predicted
-    ranks: Tensor  # (S, M) int64, how many classes came before the label: 0 is right, below 5 top-5
+    predictions: Tensor  # (S, M) int64, the predicted class
+    ranks: Tensor  # (S, M) int64, number of classes ranked before the label: 0 is correct, below 5 is top-5
     losses: Tensor  # (S, M) float64, cross-entropy
-    features: list[Tensor]  # S × (M, D) float32, pooled, before the classifier; empty unless asked for
-    seconds: float = 0.0  # the slowest process's pass over the data
-    waited: float = 0.0  # how long of that it stood still for data
+    features: list[Tensor]  # S × (M, D) float32, pooled, before the classifier; empty by default
+    seconds: float = 0.0  # duration of the slowest process's pass over the data
+    waited: float = 0.0  # the longest time that a process waited for data
     skipped: list[str] = field(default_factory=list)  # images that could not be read
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per placement and budget: percentages, with seeds pooled and 95 % intervals."""
+        """One row per placement and budget: percentages averaged over seeds, with 95 % intervals."""
         return [self.row(members) for members in self.groups()]
 
     def groups(self) -> list[list[int]]:
-        """Settings that differ only in their seed."""
+        """Group the indices of settings that differ only in their seed."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for index, each in enumerate(self.settings):
             given = id(each.placement) if isinstance(each.placement, Placements) else None
@@ -165,10 +165,10 @@ class Evaluation:
         return list(groups.values())
 
     def row(self, members: list[int]) -> dict[str, Any]:
-        """The row of settings that differ only in their seed."""
+        """The row of a group of settings that differ only in their seed."""
         first = self.settings[members[0]]
         top1, top5 = ((self.ranks[members] < top).double().mean(1) for top in (1, 5))
-        # Seeds see the same images: they make the mean steadier, not the sample larger.
+        # All seeds use the same images. They reduce the variance of the mean but do not enlarge the sample.
         low, high = wilson(top1.mean().item(), len(self.keys))
         return {
             "placement": first.label,
@@ -185,7 +185,7 @@ class Evaluation:
 
 
 def with_models(source: Source, settings: Sequence[Setting | str]) -> list[Setting]:
-    """Settings, or names of priors and baselines, with their models. Those of one budget share one model."""
+    """Bind settings, or names of priors and baselines, to their models. Settings of one budget share a model."""
     made: dict[int, SpotViT] = {}
     bound = []
     for each in settings:
@@ -197,13 +197,13 @@ def with_models(source: Source, settings: Sequence[Setting | str]) -> list[Setti
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """The interval in which the true share lies (Wilson, 1927), if `count` draws had the share seen."""
+    """The 95 % interval of a proportion (Wilson, 1927), given the `share` observed in `count` samples."""
     if count == 0:
         return 0.0, 1.0
     weight = CONFIDENCE**2 / count
     middle = (share + weight / 2) / (1 + weight)
     half = CONFIDENCE * math.sqrt(share * (1 - share) / count + weight / (4 * count)) / (1 + weight)
-    # Of none or of all, rounding must not leave the share seen outside its own interval.
+    # For a share of 0 or 1, rounding must not exclude the share from its interval.
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
@@ -218,23 +218,22 @@ def evaluate(
     shown: bool = True,
     title: str = "evaluating",
 ) -> Evaluation:
-    """Measure settings on all images of some data, in this process and in all others.
+    """Evaluate settings on all images of a data set, in all processes together.
 
         spot.evaluate(model, "imagenet", ["isotropic", "patch-dropout"]).rows()
         spot.evaluate(model, "scenes", [spot.Setting("center", tokens) for tokens in (9, 16)]).rows()
 
     Args:
-        model: what settings are measured with unless they bring a model, or a family, which has weights for each
-            budget.
-        data: what `spot.data.images.data_for` takes, or batches as `loader` makes them; of several processes each
-            has its share.
-        settings: by default the model's own prior and budget; a name is a prior or a baseline.
-        saliency: maps (B, H, W) for images and keys, for priors that need them; by default `model.saliency_maps`.
+        model: the model of settings without one, or a family, which has weights for each budget.
+        data: an argument for `spot.data.images.data_for`, or batches of `loader`. With several processes, each
+            passes its own share of the batches.
+        settings: by default the model's prior and budget. A name is that of a prior or a baseline.
+        saliency: maps images and keys to saliency (B, H, W), for priors that need it; default `model.saliency_maps`.
         features: also keep pooled features, for kNN.
         accuracy: False if labels are not the model's classes; then ranks are -1 and losses NaN.
-        shown: a progress bar on a terminal, called `title`.
+        shown: show a progress bar with this `title`, if on a terminal.
 
-    Several threads may evaluate and search with one model: it is in evaluation mode until the last has ended.
+    Several threads may evaluate and search with one model. It stays in evaluation mode until the last one ends.
     """
     check_kind("model", model, SpotViT, Family)
     check_kind("data", data, Loader, str, Path)
@@ -262,14 +261,14 @@ def evaluate(
     except InputError as error:
         problem = str(error)
     shares = gather_object([(problem, done, batches.seconds, batches.waited, batches.skipped)])
-    for problem, *_ in shares:  # of one process, raised in all: the others would wait for it for ever
+    for problem, *_ in shares:  # an error in one process is raised in all, which would otherwise wait forever
         if problem:
             raise InputError(problem)
     parts = [part for _, done, *_ in shares for part in done]
     if not parts:
         raise InputError("no image could be read, so there is nothing to measure")
     keys = [key for part in parts for key in part[0]]
-    order = sorted(range(len(keys)), key=keys.__getitem__)  # the same however many processes there were
+    order = sorted(range(len(keys)), key=keys.__getitem__)  # independent of the number of processes
     outcomes = torch.cat([part[2] for part in parts], 1)[:, order]
     return Evaluation(
         settings=bound,
@@ -286,7 +285,7 @@ def evaluate(
 
 
 def judge(logits: Tensor, batch: Batch, *, accuracy: bool = True) -> Tensor:
-    """Prediction, rank of the label and cross-entropy of each image: (B, 3) float64."""
+    """The prediction, the label's rank and the cross-entropy of each image: (B, 3) float64."""
     classes, labels = logits.shape[1], batch.labels
     predictions = logits.argmax(1).double()
     if not accuracy:
@@ -297,21 +296,21 @@ def judge(logits: Tensor, batch: Batch, *, accuracy: bool = True) -> Tensor:
             raise InputError(f"accuracy needs labels; image {key} has {what}")
     logits = logits.double()
     own = logits.gather(1, labels[:, None])
-    # A tie goes to the lower class, as in argmax; written so that NaN logits count as wrong.
+    # The lower class index wins a tie, as in argmax. In this form, NaN logits count as wrong.
     ahead = ~(logits <= own) | ((logits == own) & (torch.arange(classes) < labels[:, None]))
     loss = F.cross_entropy(logits, labels, reduction="none")
     return torch.stack([predictions, ahead.sum(1).double(), loss], 1)
 
 
 def head_of(model: TokenModel, images: Tensor, positions: Tensor) -> Callable[..., Tensor]:
-    """The model's head on the features of images: () gives logits, (pre_logits=True) what enters the classifier."""
-    if isinstance(model, ToMe):  # whose tokens weigh as many as they stand for
+    """The model's head on the features of images: call () for logits, (pre_logits=True) for the classifier's input."""
+    if isinstance(model, ToMe):  # merged tokens are weighted by their sizes
         merged = model.merge(images, positions)
         return partial(model.forward_head, merged.features, sizes=merged.sizes)
     return partial(model.forward_head, model.forward_features(images, positions))
 
 
 def once(saliency: Maps, images: Tensor, keys: Sequence[str]) -> Maps:
-    """Saliency that looks at a batch once, however many settings draw from it."""
+    """Compute the saliency of a batch at most once, for all settings."""
     maps = functools.cache(lambda: saliency(images, keys))
     return lambda *_: maps()

@@ -1,8 +1,8 @@
-"""What determines a measured outcome, and the file that it is kept in.
+"""A cache of results: one file per entry, named by a hash of everything that determines the result.
 
-An entry is a file named by a hash of what determines it (`about`), so that only the same content finds it again: the
-weights, where tokens of one fixed image go (and so every constant of a prior), budget and seed, the image files, and
-the files of the saliency maps. kNN banks and the studies of paper/ are kept so.
+The hash (of `about`) covers the weights, the positions on one fixed image (and thus every constant of a prior), the
+budget, the seed, the image files and the saliency maps. A change of any of these gives another file. kNN banks and
+the studies of paper/ are cached this way.
 """
 
 import re
@@ -23,19 +23,19 @@ from spot.store import encode_names
 
 
 def entry_path(folder: str | Path, about: Mapping[str, Any]) -> Path:
-    """Where what this determines is kept in a folder; a person can tell the files apart too."""
+    """The path of a cache entry in a folder, with a readable name and a hash of `about`."""
     words = [str(about[name]) for name in ("name", "placement", "tokens", "seed") if about.get(name) is not None]
     words = [re.sub(r"[^A-Za-z0-9_.-]+", "-", word) for word in words]
     return Path(folder) / str(about["kind"]) / f"{'-'.join([*words, hash_json(about)[:12]])}.safetensors"
 
 
 def determinants(setting: Setting, weights: str, images: str, maps: str = "") -> dict[str, Any]:
-    """What determines the outcome of a setting, as JSON.
+    """Everything that determines the result of a setting, as JSON.
 
     Args:
-        weights: `hash_model` of the SpotViT whose weights it uses.
-        images: `hash_images` of the images, and how they are prepared.
-        maps: `hash_maps` of the saliency maps; left out where none are read.
+        weights: `hash_model` of the setting's SpotViT.
+        images: `hash_images` of the images, and their transform.
+        maps: `hash_maps` of the saliency maps; ignored for priors that need none.
     """
     return {
         "model": type(setting.model).__name__,
@@ -51,7 +51,7 @@ def determinants(setting: Setting, weights: str, images: str, maps: str = "") ->
 
 @torch.no_grad()
 def hash_places(setting: Setting) -> str:
-    """Where a setting puts tokens: given positions, or those on one fixed image with a fixed saliency map."""
+    """Hash a setting's positions: the given ones, or those on one fixed image with a fixed saliency map."""
     if isinstance(setting.placement, Placements):
         given = setting.placement
         return hash_tensors({"positions": given.positions, "keys": encode_names(given.keys)})
@@ -62,14 +62,14 @@ def hash_places(setting: Setting) -> str:
 
 
 def hash_images(data: Data) -> str:
-    """Sixteen hexadecimal digits that change when an image is added, removed, renamed or rewritten."""
+    """Hash a data set: it changes when an image is added, removed, renamed or rewritten."""
     if isinstance(data, Scenes):
         return hash_json(["scenes", data.split, data.seed, data.length, str(data.difficulty)])
     about: list[Any] = ["canvas"] if isinstance(data, Canvas) else []
     about += data.source.state() if isinstance(data.source, Shards) else []
     for key, index in zip(data.keys, data.order, strict=True):
         about.append(key)
-        if isinstance(data.source, list):  # files; a timm data set has its samples' numbers only
+        if isinstance(data.source, list):  # files; a timm data set has only keys
             path, label = data.source[index]
             state = Path(path).stat()
             about += [label, state.st_size, state.st_mtime_ns]
@@ -77,7 +77,7 @@ def hash_images(data: Data) -> str:
 
 
 def hash_maps(source: str) -> str:
-    """The name of a source of saliency maps and, for files, a hash of what they are."""
+    """The name of a source of saliency maps, with a hash of its files."""
     path, content = Path(source), source
     if path.is_file():
         content = hash_file(path)

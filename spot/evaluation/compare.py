@@ -1,8 +1,8 @@
-"""Placements, budgets and baselines of one model, measured on one data set: what `spot evaluate` does.
+"""`spot evaluate`: the accuracy of a model's placements, budgets and baselines on one data set.
 
 compared = compare(spot.load("scenes-a"), "scenes", prior=("isotropic", "center"), tokens=(9, 16), limit=320)
-compared.rows            # a row for each placement and budget, percentages with their 95 % intervals
-compared.evaluation      # the same image by image
+compared.rows            # a row per placement and budget, percentages with 95 % intervals
+compared.evaluation      # the results of each image
 """
 
 import os
@@ -34,19 +34,19 @@ from spot.placement.priors import AnyPrior
 from spot.placement.saliency import map_macs, maps_for
 from spot.processes import this_process
 
-BANK_IMAGES = 50_000  # scenes that a kNN bank is made of, of the million there are
+BANK_IMAGES = 50_000  # number of scenes in a kNN bank, out of a million
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured: a row for each placement and budget, and every image's outcome."""
+    """Results: a row for each placement and budget, and the results of each image."""
 
     rows: list[dict[str, Any]]
     evaluation: Evaluation
-    classified: bool  # whether the data's classes are the model's: without, only neighbours vote
+    classified: bool  # whether the data's classes are the model's; if not, only kNN accuracy is measured
 
     def table(self) -> list[dict[str, Any]]:
-        """The rows as a person reads them, in percent; columns without a value are left out."""
+        """The rows for display, in percent, without empty columns."""
         lines = []
         for row in self.rows:
             line: dict[str, Any] = {"placement": row["placement"], "tokens": row["tokens"], "GMACs": row["gmacs"]}
@@ -58,7 +58,7 @@ class Comparison:
         return [{name: value for name, value in line.items() if name not in empty} for line in lines]
 
     def summary(self) -> str:
-        """What the table stands on, and whether loading images held the model up."""
+        """A caption: the number of images, the time spent waiting for data, and skipped images."""
         made = self.evaluation
         share = made.waited / max(made.seconds, 1e-9)
         text = (
@@ -73,25 +73,25 @@ class Comparison:
         return text + "."
 
     def predictions(self) -> list[dict[str, Any]]:
-        """A row for each image: its key, its label, and the class that each setting predicted."""
+        """A row for each image: its key, its label, and the prediction of each setting."""
         made = self.evaluation
         names = [f"{each.label} {each.budget} seed {each.seed}" for each in made.settings]
         return [
-            {"key": key, "label": label, **dict(zip(names, said, strict=True))}
-            for key, label, said in zip(made.keys, made.labels.tolist(), made.predictions.T.tolist(), strict=True)
+            {"key": key, "label": label, **dict(zip(names, classes, strict=True))}
+            for key, label, classes in zip(made.keys, made.labels.tolist(), made.predictions.T.tolist(), strict=True)
         ]
 
 
 def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **options: Any) -> Comparison:
-    """Measure every prior, baseline and budget in one pass over the images, on all processes together.
+    """Evaluate every prior, baseline and budget in one pass over the images, in all processes together.
 
     Args:
         source: a model, or a family, which has weights for each budget.
-        cascade: also measured, with early exit.
-        options: of `spot.options.EvaluateOptions`.
+        cascade: early exit to evaluate too.
+        options: fields of `spot.options.EvaluateOptions`.
     """
     asked, state = EvaluateOptions(**options), this_process()
-    model = at_budget(source).to(state.device)  # for what does not depend on the budget
+    model = at_budget(source).to(state.device)  # for anything independent of the budget
     priors = [read_prior(each, source) or each for each in asked.prior]
     maps = maps_for(model, priors or (model.prior,), asked.saliency, data)
     settings = chosen_settings(source, model, priors, asked)
@@ -120,8 +120,8 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
     for members, row, voted in zip(made.groups(), made.rows(), votes, strict=False):
         about = {"placement": row["placement"], "tokens": row["tokens"]}
         first = made.settings[members[0]]
-        looking = (map_macs(asked.saliency or "spectral") or 0) if first.needs_map else 0
-        cost = (macs(first.module, shape) + looking) / 1e9
+        saliency_cost = (map_macs(asked.saliency or "spectral") or 0) if first.needs_map else 0
+        cost = (macs(first.module, shape) + saliency_cost) / 1e9
         row = row if classified else {name: row[name] for name in ("seeds", "images")}
         rows.append({**about, "gmacs": cost, **row, **voted})
     if cascade is not None:
@@ -132,7 +132,7 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
 def chosen_settings(
     source: Source, model: SpotViT, priors: Sequence[AnyPrior], asked: EvaluateOptions
 ) -> list[Setting]:
-    """One setting for every prior, baseline, budget and seed; the model's own where nothing is asked for."""
+    """One setting for each prior, baseline, budget and seed; by default the model's prior and budget."""
     if asked.seeds < 1:
         raise InputError(f"at least one seed is needed, got {asked.seeds}")
     chosen: list[Setting] = []
@@ -153,7 +153,7 @@ def chosen_settings(
 
 
 def open_labelled(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: Any) -> tuple[Data, bool]:
-    """The images, and whether their labels are the model's classes. Neighbours vote for any classes."""
+    """The images, and whether their labels are the model's classes. kNN also works with other classes."""
     if model.num_classes == 0 and need_classes:
         raise InputError(f"{model.name} has no classifier; its features can be measured with knn=FOLDER (--knn FOLDER)")
     try:
@@ -172,7 +172,7 @@ def banks_of(
     asked: EvaluateOptions,
     maps: Maps | None,
 ) -> list[Bank]:
-    """A kNN bank for each setting: one file for all, or one each, made of images with the same labels."""
+    """A kNN bank for each setting: one bank file for all, or one built per setting from images with the same labels."""
     source = Path(str(asked.knn))
     if source.suffix == ".safetensors":
         return [Bank.load(source)] * len(settings)

@@ -1,7 +1,7 @@
-"""What a prediction costs: multiply-adds (MACs) by torch's own counter.
+"""The cost of a forward pass in multiply-adds (MACs), by torch's FLOP counter.
 
-torch counts matrix products, convolutions and attention, two FLOPs to a MAC. Element-wise work, such as sampling
-windows, is not counted, except the pyramid that windows of a scale above 1 are read from.
+torch counts matrix products, convolutions and attention, with two FLOPs per MAC. Element-wise operations, such as
+sampling windows, are not counted, except the image pyramid for windows of a scale above 1.
 """
 
 import math
@@ -16,22 +16,22 @@ from spot.placement.priors import uniform
 
 
 def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
-    """FLOPs of one image's prediction, counted while it runs.
+    """Count the FLOPs of one image's forward pass by running it.
 
     Args:
-        model: a SpotViT or a baseline; it runs in evaluation mode and is left as it was.
-        shape: (C, H, W) of the image, by default what the model was built for.
-        tokens: place this many tokens at random instead of as the model would.
+        model: a SpotViT or a baseline. It runs in evaluation mode, and its mode is restored.
+        shape: (C, H, W) of the image; by default the model's input size.
+        tokens: place this many tokens at random, instead of by the model's prior.
     """
     weight = next(model.parameters())
     size = shape or image_shape(model)
-    # Not a blank image: its saliency map would leave the prior `background` no pixel.
+    # Not a blank image: its saliency map would leave no pixel to the prior `background`.
     images = torch.linspace(-1, 1, math.prod(size), device=weight.device, dtype=weight.dtype).reshape(1, *size)
-    # Where tokens are does not change the cost; drawn from a generator of its own, not from the caller's.
+    # Positions do not change the cost. A separate generator leaves the global random state unchanged.
     given = () if tokens is None else (uniform(images, tokens, torch.Generator().manual_seed(0)),)
     training = model.training
-    # The plain kernel shows its products to every version of the counter, fused ones only to newer.
-    # Gradients stay on: the counter's module tracker fails on views of parameters without them.
+    # Every version of the counter supports the unfused attention kernel, only newer ones the fused kernels.
+    # Gradients stay enabled: without them, the counter's module tracker fails on views of parameters.
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.eval()
         try:
@@ -39,7 +39,7 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
         finally:
             model.train(training)
     largest = 1.0
-    if tokens is None and hasattr(model, "place"):  # a timm model has no placement
+    if tokens is None and hasattr(model, "place"):  # timm models have no `place`
         with torch.no_grad():
             sizes = model.place(images, generator=torch.Generator().manual_seed(0))[..., 2:3]
         largest = float(sizes.max()) if sizes.numel() else 1.0
@@ -47,17 +47,17 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
 
 
 def macs(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
-    """Multiply-adds of one image's prediction: half its FLOPs. See `flops`."""
+    """The multiply-adds of one image's forward pass: half its FLOPs. See `flops`."""
     return flops(model, shape, tokens) // 2
 
 
 def pyramid_flops(shape: Sequence[int], scale: float) -> int:
-    """FLOPs to shrink an image (C, H, W) to the levels that windows of this scale need: one for each pixel shrunk."""
+    """FLOPs to downsample an image (C, H, W) to the pyramid levels for this scale: one per downsampled pixel."""
     channels, height, width = shape
     halvings = max(0, math.ceil(math.log2(max(scale, 1.0)) - 1e-6))
     return sum(channels * (height // 2**level) * (width // 2**level) for level in range(halvings))
 
 
 def image_shape(model: TokenModel) -> tuple[int, ...]:
-    """(C, H, W) of the images a model was built for."""
+    """The model's input size (C, H, W)."""
     return model.spot_vit.pretrained_cfg["input_size"]

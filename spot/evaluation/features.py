@@ -1,10 +1,10 @@
-"""Pooled features of a data set in one file, resumable, by one process or many.
+"""Pooled features of a data set in one file. Runs are resumable and can use several processes.
 
-A feature depends on the image, its key and the settings alone. The file is a placements file, read by
-`spot.Placements.load`. Beside the positions it has
+A feature depends only on the image, its key and the settings. The file is a placements file, read by
+`spot.Placements.load`. Besides the positions it contains
 
-    values["features"]   float32 (M, D), what enters the classifier
-    values["labels"]     int64 (M,), -1 where the data has none
+    values["features"]   float32 (M, D), the classifier's input
+    values["labels"]     int64 (M,), -1 for images without a label
     metadata             model, model_hash, tokens, prior, scale, seed
 """
 
@@ -37,9 +37,9 @@ def embed(
     """Write the pooled features of every readable image of a data set to a safetensors file.
 
     Args:
-        tokens, prior: where tokens go; by default the model's own.
-        seed: of priors that draw, together with each image's key.
-        how: batch_size, workers and shown, as `spot.placement.dataset_search.search_dataset` has them.
+        tokens, prior: the placement; by default the model's.
+        seed: seed of random priors, combined with each image's key.
+        how: batch_size, workers and shown, as for `spot.placement.dataset_search.search_dataset`.
     """
     inner, count = model.spot_vit, model.tokens if tokens is None else tokens
     chosen = resolve_prior(inner.prior if prior is None else prior).name

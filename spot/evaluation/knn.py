@@ -1,11 +1,11 @@
-"""How good features are without a classifier: k nearest neighbours, as DINO votes (Caron et al., 2021).
+"""Evaluation of features without a classifier: weighted k nearest neighbours as in DINO (Caron et al., 2021).
 
-A bank holds the features of labelled images, scaled to length 1. An image's k most similar entries
-vote for their class with weight exp(similarity / temperature). Features are what enters the
-classifier, timm's forward_head(…, pre_logits=True).
+A bank contains the features of labelled images, normalised to length 1. An image's k most similar
+entries vote for their class with weight exp(similarity / temperature). Features are the classifier's
+input, timm's forward_head(…, pre_logits=True).
 
-The bank is compared in chunks, read from its file as they are needed, so that 1.28 million × 768
-numbers need not fit into memory, and on one process. A bank file is safetensors:
+One process compares the bank in chunks, which are read from its file on demand: 1.28 million × 768
+numbers need not fit into memory. A bank file is safetensors:
 
     features   float32 (M, D), each of length 1
     labels     int64 (M,)
@@ -36,7 +36,7 @@ from spot.store import open_tensors, refuse_difference, write_tensors
 
 FORMAT, VERSION = "spot-knn-bank", 2
 K, TEMPERATURE = 20, 0.07
-MOST_CLASSES = 1_000_000  # a label of a damaged file could ask for any number of votes
+MOST_CLASSES = 1_000_000  # bounds the memory of the votes if a file is damaged
 CHUNK = 65_536  # entries of the bank at a time: 200 MB of features at D = 768
 ROWS = 256  # images at a time: 64 MB of similarities to a chunk
 
@@ -51,7 +51,7 @@ class Bank:
 
     @classmethod
     def of(cls, evaluation: Evaluation, index: int, **about: Any) -> "Bank":
-        """The bank of one setting of an evaluation that kept features."""
+        """A bank of one setting of an evaluation with features."""
         if bool((evaluation.labels < 0).any()):
             raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
         setting = evaluation.settings[index]
@@ -65,19 +65,19 @@ class Bank:
         return rows, width
 
     def chunks(self, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features and labels, `size` entries at a time."""
+        """Yield features and labels, `size` entries at a time."""
         for start in range(0, self.shape[0], size):
             yield self.features[start : start + size], self.labels[start : start + size]
 
     def refuse_other(self, what: str, width: int, **about: Any) -> None:
-        """Refuse features that this bank's cannot be compared with, naming what differs."""
+        """Raise InputError for features that are not comparable to this bank, naming the difference."""
         if width != self.shape[1]:
             raise InputError(f"{what} has features of width {self.shape[1]}, the model of width {width}")
         known = [name for name in about if name in self.about]
         refuse_difference(what, self.about, about, "build it again with this model", only=known)
 
     def refuse_vote(self, k: int, temperature: float) -> None:
-        """Refuse a vote that this bank cannot hold."""
+        """Raise InputError for an invalid k or temperature."""
         count = self.shape[0]
         if not 1 <= k <= count:
             raise InputError(f"the bank holds {count} images, so k is from 1 to {count}, got {k}")
@@ -85,13 +85,13 @@ class Bank:
             raise InputError(f"the temperature of the vote must be above 0, got {temperature}")
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         tensors = {"features": self.features, "labels": self.labels}
         write_tensors(path, tensors, FORMAT, {"version": VERSION, "about": dict(self.about)})
 
     @classmethod
     def load(cls, path: str | Path) -> "Bank":
-        """Open a bank's file; features are read from it as they are needed."""
+        """Open a bank's file. Features are read on demand."""
         file, header = open_tensors(path, FORMAT, "a kNN bank")
         if header.get("version") != VERSION:
             raise InputError(f"{path} is a kNN bank of version {header.get('version')}, not {VERSION}; build it again")
@@ -109,14 +109,14 @@ class Bank:
 def classify(
     features: Tensor, bank: Bank, *, k: int = K, temperature: float = TEMPERATURE, chunk: int = CHUNK
 ) -> Tensor:
-    """Classes by votes, best first: features (Q, D) → (Q, up to 5) int64."""
+    """Predict classes by vote, best first: features (Q, D) → (Q, up to 5) int64."""
     bank.refuse_vote(k, temperature)
     if features.shape[1] != bank.shape[1]:
         raise InputError(f"the bank has features of width {bank.shape[1]}, got {tuple(features.shape)}")
     classes = int(bank.labels.max()) + 1
     answers = []
     for similarity, labels in nearest(features, bank, k, chunk):
-        # Only ratios of votes matter; less the largest, no temperature makes them overflow.
+        # Only ratios of votes matter. Subtracting the largest similarity prevents overflow at any temperature.
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
         votes = weight.new_zeros(len(weight), classes).scatter_add(1, labels, weight)
         answers.append(votes.topk(min(5, classes)).indices)
@@ -124,10 +124,10 @@ def classify(
 
 
 def nearest(features: Tensor, bank: Bank, k: int, chunk: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
-    """Similarities and labels (Q, k) of the bank's entries most similar to features (Q, D), ROWS at a time."""
+    """Yield similarities and labels (Q, k) of the bank entries most similar to features (Q, D), ROWS at a time."""
     queries = F.normalize(features, dim=1).split(ROWS)
     best = [(rows[:, :0], rows[:, :0].long()) for rows in queries]
-    for entries, labels in bank.chunks(chunk):  # outside, because it is read from the disk
+    for entries, labels in bank.chunks(chunk):  # outer loop, to read each chunk from the disk once
         entries = entries.to(features).T
         for index, rows in enumerate(queries):
             similarity, places = (rows @ entries).topk(min(k, entries.shape[1]))
@@ -148,7 +148,7 @@ def knn_rows(
 ) -> list[dict[str, Any]]:
     """kNN accuracy in percent for each row of `evaluation.rows()`: mean and standard deviation over seeds.
 
-    banks: one for each setting. device: where similarities are computed.
+    banks: one for each setting. device: the device for similarities.
     """
     right = []
     for features, bank in zip(evaluation.features, banks, strict=True):
@@ -175,10 +175,10 @@ def build_banks(
     memory: float = 8e9,
     shown: bool = True,
 ) -> list[Bank]:
-    """A bank for each setting, read from the folder `cache` or made and kept there.
+    """A bank for each setting, read from the folder `cache` or built and saved there.
 
-    An entry of the cache is found again only by the same weights, placement, image files and maps (`hash_maps`).
-    Images are decoded once for as many settings as fit into `memory` bytes of features.
+    A cached bank is reused only for the same weights, placement, image files and maps (`hash_maps`).
+    Images are decoded once per group of settings whose features fit into `memory` bytes.
     """
     settings = with_models(model, settings)
     for setting in settings:
@@ -191,7 +191,7 @@ def build_banks(
     abouts = [{**about, "kind": "banks", "classes": classes, "spot": spot_version()} for about in abouts]
     paths = [entry_path(cache, about) for about in abouts]
     banks = [_kept(path) for path in paths]
-    state.wait_for_everyone()  # before the first process writes what another looks for
+    state.wait_for_everyone()  # all processes must check the cache before the first one writes to it
     missing = [index for index, bank in enumerate(banks) if bank is None]
     at_once = max(1, int(memory / (4 * len(cast(Sized, data)) * model.embed_dim)))
     for start in range(0, len(missing), at_once):
@@ -209,7 +209,7 @@ def build_banks(
 
 
 def _kept(path: Path) -> Bank | None:
-    """The bank of a file, unless there is none or it is damaged."""
+    """Load the bank of a file; None if it is missing or damaged."""
     try:
         return Bank.load(path) if path.is_file() else None
     except InputError as error:

@@ -1,7 +1,7 @@
-"""Predictions for photographs of any size, with what is needed to draw them.
+"""Predictions for photographs of any size, and their figures.
 
-`fit` says how a photograph becomes what the model sees, see `spot.data.picture.photo_transform`; "whole" leaves it its
-own shape, because positions are fractions and tokens need no grid. Searches on photographs: evaluation/searches.py.
+`fit` selects the transform of a photograph (`spot.data.picture.photo_transform`). "whole" keeps its shape, because
+positions are fractions and tokens need no grid. For searches on photographs see evaluation/searches.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,17 +32,17 @@ from spot.plots.placements import prediction
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one photograph."""
+    """A model's prediction for one photograph."""
 
     path: Path
-    image: Tensor  # (3, H, W) in [0, 1], as the model saw it
+    image: Tensor  # (3, H, W) in [0, 1], the model's input
     positions: Tensor  # (N, 2)
-    map: Tensor | None  # (H, W), what the prior drew from
-    rows: list[dict[str, Any]]  # "index", "class" and "probability" in percent of the most probable classes
+    map: Tensor | None  # (H, W), the prior's saliency map
+    rows: list[dict[str, Any]]  # "index", "class" and "probability" (in percent) of the most probable classes
 
 
 def open_photos(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterator[tuple[Path, Tensor]]:
-    """Photographs (3, H, W) as a model sees them; one that cannot be read stops, or is named and left out."""
+    """Yield photographs (3, H, W) as model inputs. An unreadable one raises InputError or, with `skip`, a warning."""
     count = 0
     for path in paths:
         try:
@@ -77,20 +77,20 @@ def predict(
     fit: Fit | None = None,
     skip: bool = False,
 ) -> Iterator[Prediction]:
-    """The classes that a model predicts for photographs.
+    """Predict the classes of photographs.
 
     Args:
         source: a model, or a family, which has weights for each budget.
-        prior, tokens, scale: where tokens go, how many, how large; by default the model's own.
-        saliency: for priors that need a map, see `spot.placement.saliency.maps_for`.
-        seed: of priors that draw, together with each file's name.
-        cascade: predicts with early exit, instead of with one budget.
+        prior, tokens, scale: the placement, number and size of windows; by default the model's.
+        saliency: source of saliency maps, for priors that need them; see `spot.placement.saliency.maps_for`.
+        seed: seed of random priors, combined with each file's name.
+        cascade: predict with early exit instead of one budget.
         until: the confidence at which the cascade stops, instead of its thresholds.
-        merge: more tokens, merged in later blocks at the cost of as many as were asked for; see spot.models.merging.
+        merge: place more tokens and merge them in later blocks, at the cost of `tokens`; see spot.models.merging.
         glimpses: number of places to classify, for a model with a finder; see spot.models.glimpsed.
-        top: how many classes to name.
-        fit: see `spot.data.picture.photo_transform`; by default the model's own.
-        skip: leave out what cannot be read, with a warning.
+        top: number of classes to return.
+        fit: see `spot.data.picture.photo_transform`; by default the model's.
+        skip: skip unreadable files with a warning.
     """
     if top < 1:
         raise InputError(f"at least one class is to be named, got {top}")
@@ -110,7 +110,7 @@ def predict(
     for path, image in open_photos(paths, transform, skip=skip):
         images, keys = image[None].to(device), [path.name]
         map_ = None if maps is None else maps(images, keys)
-        if fit == "whole" and isinstance(source, Family) and not merge:  # the share of tokens depends on the shape
+        if fit == "whole" and isinstance(source, Family) and not merge:  # the weights depend on the image's shape
             size = (image.shape[1], image.shape[2])
             reader = at_budget(source, model.tokens, prior=prior, scale=scale, image_size=size).to(device)
         if cascade is None:
@@ -127,13 +127,13 @@ def predict(
 
 
 def prediction_figure(made: Prediction, window: int) -> Figure:
-    """The photograph, its windows, the map they were drawn from, and the classes."""
+    """Draw the photograph, its windows, the saliency map and the predicted classes."""
     title = report.printable(made.path.name)
     return prediction(made.image, made.positions, window, made.rows, saliency=made.map, title=title)
 
 
 def picture_files(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Where each image's picture goes; images of one name do not overwrite each other."""
+    """The output path of each image's figure. Images of the same name get different paths."""
     if len(paths) == 1 and out.suffix:
         return [out]
     files: list[Path] = []
@@ -146,7 +146,7 @@ def picture_files(paths: Sequence[Path], out: Path) -> list[Path]:
 
 
 def names_of(model: SpotViT) -> list[str]:
-    """What a classifier calls its classes, or "class 0" and so on."""
+    """The names of a classifier's classes, or "class 0" and so on."""
     if model.num_classes < 1:
         raise InputError(f"{model.name} has no classifier; fine-tune it first")
     return class_names(model) or [f"class {index}" for index in range(model.num_classes)]

@@ -1,4 +1,4 @@
-"""Searches by gradient as `spot search` makes and reports them: on photographs, with pictures, or on a data set."""
+"""`spot search`: gradient searches on photographs, with figures, or on a data set, and their reports."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,22 +31,22 @@ from spot.processes import this_process
 
 @dataclass(frozen=True)
 class PhotoSearch:
-    """The search on one photograph: the class it is about, and the step that counts."""
+    """The search on one photograph, up to the selected step, and its target class."""
 
     path: Path
-    image: Tensor  # (3, H, W) in [0, 1], as the model saw it
-    trajectory: Tensor  # (steps + 1, N, 2), up to the step that counts
-    name: str  # of the class: the label, or what the model says of the whole image
+    image: Tensor  # (3, H, W) in [0, 1], the model's input
+    trajectory: Tensor  # (steps + 1, N, 2), up to the selected step
+    name: str  # of the target class: the label, or the dense prediction
     before: float  # its probability at the start
-    after: float  # and at the end
-    predictions: tuple[str, str]  # what the model says at the start and at the end
-    reached: bool  # whether that class is the most probable one at the end
+    after: float  # its probability at the end
+    predictions: tuple[str, str]  # the predicted classes at the start and at the end
+    reached: bool  # whether the final prediction is the target class
 
     @classmethod
     def of(
         cls, path: Path, image: Tensor, trajectory: Tensor, logits: Tensor, goal: int | None, names: Sequence[str]
     ) -> "PhotoSearch":
-        """logits (2, classes) at the start and the end; without a goal it is about what the model says at the end."""
+        """From logits (2, classes) at the start and the end. Without a goal, the final prediction is the target."""
         start, end = logits.argmax(-1).tolist()
         goal = end if goal is None else goal
         before, after = logits.softmax(-1)[:, goal].tolist()
@@ -63,9 +63,9 @@ def on_photos(
     settings: SearchSettings = PRESETS["agree"],
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Search photographs, draw each into the folder `out`, show and return what changed.
+    """Search photographs, write a figure of each to the folder `out`, and show and return the results.
 
-    options: of `search_photos`.
+    options: arguments of `search_photos`.
     """
     paths = photo_files(sources)
     report.check_outputs(json, *([out] if len(paths) == 1 and out.suffix else []))
@@ -101,9 +101,9 @@ def on_data(
     saliency: str | None = None,
     **options: Any,
 ) -> Searched:
-    """Search a data set into the placements file `out`, and show what changed.
+    """Search a data set, write the placements file `out`, and show the results.
 
-    options: of `spot.placement.dataset_search.search_dataset`.
+    options: arguments of `spot.placement.dataset_search.search_dataset`.
     """
     report.check_outputs(out, json)
     images = data_for(model, data, **loading.opening())
@@ -119,7 +119,7 @@ def on_data(
 
 
 def accuracy_rows(done: Searched) -> list[dict[str, Any]]:
-    """Accuracy and objective before and after the search."""
+    """The accuracy and objective before and after the search."""
     values = done.placements.values
     labelled = values["labels"] >= 0
     rows = []
@@ -135,7 +135,7 @@ def accuracy_rows(done: Searched) -> list[dict[str, Any]]:
 
 
 def summary(done: Searched, count: int, out: Path) -> str:
-    """What was done now, what was there, what is missing."""
+    """A caption: the numbers of images searched now, searched before, and unreadable."""
     kept = len(done.placements)
     text = f"{kept} images in {out}"
     if done.images:
@@ -158,10 +158,10 @@ def search_photos(
     fit: Fit = "crop",
     skip: bool = False,
 ) -> Iterator[PhotoSearch]:
-    """Move tokens on photographs; `settings` are those of `spot.search`, `labels` as for `class_numbers`.
+    """Search photographs; `settings` are those of `spot.search`, `labels` those of `class_numbers`.
 
-    The last step counts, but for "agree" the one that agreed best: where the sparse prediction matches the dense one
-    from the start, more steps only lead away.
+    The result is the last step, or for "agree" the step that best matches the dense prediction: if the sparse
+    prediction already matches it at the start, further steps only make it worse.
     """
     names, objective = names_of(model), settings.objective
     transform = photo_transform(model.data_config, fit)
@@ -177,8 +177,8 @@ def search_photos(
         if objective == "obfuscate" and classes is not None:
             classes = obfuscated(classes, keys, model.num_classes, seed)
         goal = "descent" if objective == "obfuscate" else objective
-        seen = None if maps is None else maps(images, keys)
-        start = model.place(images, prior=prior, keys=keys, seed=seed, maps=seen)
+        known = None if maps is None else maps(images, keys)
+        start = model.place(images, prior=prior, keys=keys, seed=seed, maps=known)
         result = search(model, images, classes, start, settings.changed(objective=goal))
         target = result.target if result.target is None or result.target.ndim == 1 else result.target.argmax(1)
         for index, (path, _) in enumerate(some):
@@ -189,7 +189,7 @@ def search_photos(
 
 
 def search_figure(made: PhotoSearch, window: int, *, adversarial: bool = False) -> Figure:
-    """The windows at the start and at the end, and the way between."""
+    """Draw the windows at the start and at the end, and the paths between."""
     start, end = f"start: {made.name} {made.before:.1%}", f"end: {made.name} {made.after:.1%}"
     title = report.printable(made.path.name)
     return placement_figure(
@@ -198,7 +198,7 @@ def search_figure(made: PhotoSearch, window: int, *, adversarial: bool = False) 
 
 
 def class_numbers(labels: Sequence[str], count: int, model: SpotViT) -> list[int]:
-    """Class indices of labels given by number, name, one of a name's synonyms, or folder name (wnid)."""
+    """Class indices of labels. A label is an index, a name, a synonym in a name, or a folder name (wnid)."""
     if len(labels) not in (1, count):
         raise InputError(f"one label for all images or one each is needed, got {len(labels)} for {count} images")
     known: dict[str, int] = {}

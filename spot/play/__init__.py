@@ -1,8 +1,8 @@
-"""The playground: a local page on which tokens are placed by hand and the model answers at once.
+"""The playground: a local page for placing tokens by hand, with immediate predictions.
 
-pictures.py   the images that can be shown: samples known from the start, and uploads in memory
-session.py    everything the page asks of a model
-worker.py     one thread for all of it, in which the newest request wins
-server.py     HTTP and WebSocket on 127.0.0.1, and who may use them
+pictures.py   the images that can be shown: samples, and uploads in memory
+session.py    the page's requests to models
+worker.py     one thread for all computation; the newest request replaces older ones
+server.py     HTTP and WebSocket on 127.0.0.1, with access control
 page/         the page: one HTML file with its own scripts and style
 """

@@ -1,6 +1,6 @@
-"""The images that the page can show: samples known from the start, and uploads, kept in memory only.
+"""The images that the page can show: samples, and uploads kept only in memory.
 
-The page names an image by an id that the server gave out; an id is looked up, never opened as a path.
+The page identifies an image by an id from the server. An id is looked up, never opened as a path.
 """
 
 import hashlib
@@ -25,22 +25,22 @@ from spot.errors import InputError
 
 UPLOAD_BYTES = 20 * 2**20
 UPLOAD_PIXELS = 40_000_000
-KEPT = 16  # uploads in memory; the oldest goes first
+KEPT = 16  # uploads in memory; the oldest is dropped first
 SAMPLES = 24
-# Formats that Pillow decodes by itself: others, such as EPS, would start another program.
+# Formats that Pillow decodes itself. Others, such as EPS, would start another program.
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "AVIF")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as a person sees it. `whole` ones were drawn at the model's size and are not cropped."""
+    """An image in RGB. With `whole`, it was drawn at the model's size and is not cropped."""
 
     name: str
     image: Image.Image
     whole: bool = False
 
     def tensor(self, model: Any, times: int = 1) -> Tensor:
-        """What the model sees, (1, 3, H, W) normalised, or the same part of the image `times` as large."""
+        """The model's input (1, 3, H, W), normalised. `times` multiplies its height and width."""
         config, (height, width) = model.data_config, model.img_size
         if self.whole and times == 1 and self.image.size == (width, height):
             pixels = pil_to_tensor(self.image).float().div(255)
@@ -50,7 +50,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Sample:
-    """An image of the strip: its id, its name, its class's name where that is known, and how to get it."""
+    """An image of the strip: its id, its name, its class's name if known, and a function that opens it."""
 
     id: str
     name: str
@@ -66,7 +66,7 @@ class Pictures:
         self._uploads: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
 
     def add(self, name: str, data: bytes) -> str:
-        """Keep an uploaded image, after decoding it once, and give it an id."""
+        """Decode an uploaded image once, keep it, and return its id."""
         name = "".join(letter for letter in Path(name).name if letter.isprintable())[:120] or "image"
         decode(name, data)
         key = hashlib.sha256(name.encode() + b"\0" + data).hexdigest()[:16]
@@ -77,7 +77,7 @@ class Pictures:
         return key
 
     def open(self, key: str) -> Picture:
-        """The image of an id."""
+        """The image with this id."""
         if key in self.samples:
             return self.samples[key].open()
         if key not in self._uploads:
@@ -87,7 +87,7 @@ class Pictures:
 
 
 def decode(name: str, data: bytes) -> Image.Image:
-    """An uploaded image as `spot predict` reads files, within limits of bytes, pixels and formats."""
+    """Decode an uploaded image like `spot predict` does, within limits of bytes, pixels and formats."""
     if len(data) > UPLOAD_BYTES:
         raise InputError(f"{name} has {len(data) / 2**20:.0f} MB; the page takes up to {UPLOAD_BYTES // 2**20} MB")
     try:
@@ -103,7 +103,7 @@ def decode(name: str, data: bytes) -> Image.Image:
 
 
 def file_samples(paths: Sequence[Path]) -> list[Sample]:
-    """The image files of the command line, each read once to see that it is one."""
+    """Samples of the command line's image files. Each is opened once, to refuse files that are not images."""
 
     def opened(path: Path) -> Picture:
         return Picture(path.name, open_image(path))
@@ -114,20 +114,20 @@ def file_samples(paths: Sequence[Path]) -> list[Sample]:
 
 
 def scene_samples() -> list[Sample]:
-    """Scenes of the test split, one class after another."""
+    """Samples of the scenes' test split."""
     scenes = Scenes("test")
 
     def opened(index: int) -> Picture:
         image, _, key = scenes[index]
         return Picture(key, to_pil_image(torch.round(image * 255).to(torch.uint8)), whole=True)
 
-    # Outline and texture change from one sample to the next.
+    # Successive samples differ in both outline and texture.
     indices = [5 * number for number in range(SAMPLES)]
     return [Sample(f"scene-{n}", scenes.keys[n], CLASSES[n % len(CLASSES)], partial(opened, n)) for n in indices]
 
 
 def folder_samples(data: str, model: Any, split: str = "val") -> list[Sample]:
-    """Images of a folder or data set, spread evenly over its classes."""
+    """Samples of a folder or data set, evenly spread over its classes."""
     images = open_data(data, split=split, transform=pil_to_tensor, classes=class_folders(model), limit=SAMPLES)
     names = class_names(model) or images.classes
 

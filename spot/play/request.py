@@ -1,4 +1,4 @@
-"""What the page sends, checked: every field has the type and range it should have, or a sentence says so."""
+"""Validation of the page's requests: the type and range of every field."""
 
 import json
 import math
@@ -11,11 +11,11 @@ from spot.errors import InputError
 
 MAX_TOKENS = 1024
 MAX_SCALE = 8
-FAR = 1.0  # how far outside the image a token may stand, as a fraction of it
+FAR = 1.0  # maximum distance of a token outside the image, as a fraction of its size
 
 
 class Request:
-    """A JSON object from the page. Absent fields are None; wrong ones raise InputError."""
+    """A JSON object from the page. Absent fields are None; invalid ones raise InputError."""
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
@@ -24,7 +24,7 @@ class Request:
 
     @classmethod
     def parse(cls, text: str | bytes) -> "Request":
-        """From JSON text, without Python's NaN and Infinity."""
+        """Parse JSON text. Python's extensions NaN and Infinity are refused."""
         try:
             return cls(json.loads(text, parse_constant=_refuse_constant))
         except InputError:
@@ -60,7 +60,7 @@ class Request:
         return float(value)
 
     def tokens(self) -> int:
-        """How many tokens to place."""
+        """The number of tokens to place."""
         return self.number("tokens", 1, MAX_TOKENS)
 
     def positions(self, name: str = "positions") -> Tensor:
@@ -79,7 +79,7 @@ class Request:
 
 
 def checked_positions(value: Any) -> Tensor:
-    """Positions (N, 2 or 3) from lists of (y, x), fractions of height and width, and a window's scale."""
+    """Positions (N, 2 or 3) from lists of (y, x), as fractions of height and width, and optionally a scale."""
     if not isinstance(value, list) or not value:
         raise InputError("positions must be a list of at least one [y, x]")
     if len(value) > MAX_TOKENS:

@@ -1,8 +1,8 @@
-"""The playground's server: a page, its pictures and a WebSocket, on 127.0.0.1 and for its own page only.
+"""The playground's server on 127.0.0.1: a page, its pictures and a WebSocket, only for its own page.
 
-The page's files are read once, when the server starts, and pictures are looked up by id: no path that
-comes from a request is ever opened. Requests of other hosts or origins are refused, so that a web page
-elsewhere cannot drive the server through a browser.
+The page's files are read once at the start, and pictures are looked up by id: no path from a request is
+ever opened. Requests of other hosts or origins are refused, so that another web page cannot control the
+server through the browser.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 
 class Guard:
-    """Lets only the server's own page in: by Host, by Origin, and by what the browser says of the request."""
+    """Allow requests only from the server's own page, by the headers Host, Origin and Sec-Fetch."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self.app = app
@@ -66,7 +66,7 @@ class Guard:
         await self.app(scope, receive, send)
 
     def allowed(self, scope: Scope) -> bool:
-        """Whether host and origin, where the browser names one, are the page's own."""
+        """Whether the host, and the origin if given, are those of the server's page."""
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -75,7 +75,7 @@ class Guard:
             return False
         if origins or scope["type"] == "websocket":
             return len(origins) == 1 and origins[0].lower() in self.origins
-        # Links from elsewhere may open the page; they may not fetch its pictures.
+        # Links on other sites may open the page but not fetch its pictures.
         opened = headers.get("sec-fetch-mode") == ["navigate"] and scope["path"] == "/"
         return opened or headers.get("sec-fetch-site", ["none"])[0] in ("same-origin", "none")
 
@@ -115,7 +115,7 @@ class Server:
         done: Future[Result] = Future()
 
         def work(job: Job) -> None:
-            if done.set_running_or_notify_cancel():  # otherwise the browser has gone
+            if done.set_running_or_notify_cancel():  # otherwise the browser has disconnected
                 done.set_result(function(*arguments))
 
         self.worker.submit(done, "once", Job(work, lambda message: done.set_exception(InputError(message["error"]))))
@@ -154,7 +154,7 @@ class Server:
         return JSONResponse(await self.compute(placements_of, self.session, picture, data))
 
     async def live(self, socket: WebSocket) -> None:
-        """One tab: requests {"slot", "id", "kind", …} in, answers {"slot", "id", …} out, until it is closed."""
+        """Serve one tab until it is closed: requests {"slot", "id", "kind", …} and answers {"slot", "id", …}."""
         await socket.accept()
         loop, answers = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
         answers.put_nowait({"slot": "about", **self.session.about()})
@@ -175,13 +175,13 @@ class Server:
                 except InputError as error:
                     answers.put_nowait({"slot": "error", "error": str(error)})
         except (WebSocketDisconnect, KeyError):
-            pass  # the tab was closed, or sent something that is not text
+            pass  # the tab was closed, or sent a message that is not text
         finally:
             self.worker.stop(socket)
             sending.cancel()
 
     def take(self, owner: WebSocket, text: str, send: Callable[[dict[str, Any]], None]) -> None:
-        """Hand one request of a tab to the worker."""
+        """Submit one request of a tab to the worker."""
         request = Request.parse(text)
         slot, number, kind = request.text("slot"), request.number("id"), request.text("kind")
         if kind == "stop":
@@ -195,7 +195,7 @@ class Server:
 
 
 async def body(request: HttpRequest, limit: int) -> bytes:
-    """The request's body, refused as soon as it is longer than the limit."""
+    """Read the request's body. Raises InputError as soon as it exceeds the limit."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
@@ -215,14 +215,14 @@ def png(image: Image.Image) -> Response:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on 127.0.0.1; port 0 is any that is free."""
+    """Open a socket on 127.0.0.1. Port 0 selects any free port."""
     if not 0 <= port <= 65535:
         raise InputError(f"a port is a number from 0 to 65535, got {port}")
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((HOST, port))
-        sock.listen()  # from now on the port is taken
+        sock.listen()  # reserves the port
     except OSError as error:
         sock.close()
         raise InputError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
@@ -238,7 +238,7 @@ def web_server(server: Server, port: int) -> uvicorn.Server:
 
 
 def serve(session: Session, sock: socket.socket, *, browser: bool = True, say: Callable[[str], None] = print) -> None:
-    """Serve until Ctrl-C, opening the page in a browser."""
+    """Open the page in a browser, and serve until Ctrl-C."""
     port = sock.getsockname()[1]
     address = f"http://{HOST}:{port}/"
     say(f"The playground is at {address} (Ctrl-C ends it)")

@@ -1,7 +1,7 @@
-"""Everything the page asks of a model: the only module of the playground that knows the library.
+"""The page's requests to models: the playground's interface to the library.
 
-`Session` holds the models and pictures. Each entry of ACTIONS answers one kind of request, through
-`job.send`; long ones call `job.rest` between forward passes, where they can be stopped.
+`Session` holds the models and pictures. Each function in ACTIONS answers one kind of request through
+`job.send`. Long ones call `job.rest` between forward passes, where they can be stopped.
 """
 
 import base64
@@ -39,19 +39,19 @@ from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.windows import windows
 
 OBJECTIVES = ("descent", "obfuscate", "agree", "entropy", "ascent")
-LEVELS = (9, 17, 33)  # points along each side of "Why here?"; each level has the one before within it
+LEVELS = (9, 17, 33)  # points along each side of "Why here?"; each level contains the points of the previous one
 FIELD_BATCH = 16
-CONTROLS = 16  # random moves that a search is compared with
-TRIES = 32  # directions drawn for a token until one stays in the image
+CONTROLS = 16  # number of random moves, the control of a search
+TRIES = 32  # maximum number of random directions per token, until one stays in the image
 THUMBNAIL = 96
-PRIOR_MAPS = {name: prior.needs_map for name, prior in PRIORS.items()} | {LEARNED: False}  # whether it reads a map
-SHARP = 3  # a photograph is shown at so many times the model's resolution
+PRIOR_MAPS = {name: prior.needs_map for name, prior in PRIORS.items()} | {LEARNED: False}  # whether it needs a map
+SHARP = 3  # resolution of a displayed photograph, as a multiple of the model's
 
 
 class View(NamedTuple):
-    """A model and a picture as that model sees it."""
+    """A model, and a picture transformed to its input."""
 
-    model: SpotViT  # for what does not depend on the budget
+    model: SpotViT  # for anything independent of the budget
     picture: Picture
     images: Tensor  # (1, 3, H, W), normalised
     weights_for: Callable[[int], SpotViT]  # the model with the weights for a number of tokens
@@ -74,7 +74,7 @@ class Session:
         self.map = lru_cache(maxsize=8)(self._map)
 
     def about(self) -> dict[str, Any]:
-        """What the page has to know before it asks for anything."""
+        """The page's initial data: models, samples, priors and search settings."""
         samples = [
             {"id": sample.id, "name": sample.name, "label": sample.label and short(sample.label)}
             for sample in self.pictures.samples.values()
@@ -82,7 +82,7 @@ class Session:
         return {
             "models": list(self.loaders),
             "samples": samples,
-            "priors": [{"name": name, "map": reads_map} for name, reads_map in PRIOR_MAPS.items()],
+            "priors": [{"name": name, "map": needs_map} for name, needs_map in PRIOR_MAPS.items()],
             "objectives": list(OBJECTIVES),
             "labelled": list(LABELLED),
             "presets": {name: preset.steps for name, preset in PRESETS.items()},
@@ -98,11 +98,11 @@ class Session:
         return source
 
     def model(self, name: str) -> SpotViT:
-        """A model by name, for what does not depend on the budget."""
+        """A model by name, for anything independent of the budget."""
         return self.at_budget(name)
 
     def _at_budget(self, name: str, tokens: int | None = None, image_size: tuple[int, int] | None = None) -> SpotViT:
-        """A model with the weights for a budget; the last few are kept, as the page's slider goes to and fro."""
+        """A model with the weights for a budget. The most recent ones are cached for the page's slider."""
         model = at_budget(self.source(name), tokens, image_size=image_size)
         model.saliency = self.saliency
         return model.eval().requires_grad_(False)
@@ -114,11 +114,11 @@ class Session:
         return View(loaded, opened, images, lambda tokens: self.at_budget(model, tokens, size))
 
     def asked(self, request: Request) -> View:
-        """The model and picture that a request names."""
+        """The model and picture of a request."""
         return self.view(request.text("picture"), request.text("model"))
 
     def top(self, model: str, logits: Tensor, dense: Tensor, count: int = 5) -> list[dict[str, Any]]:
-        """The most probable classes of logits (classes,), with what the dense ViT gives each of them."""
+        """The most probable classes of logits (classes,), with their probabilities of the dense ViT."""
         best, beside = logits.softmax(-1).topk(min(count, len(logits))), dense.softmax(-1)
         names = self.names(model)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -133,7 +133,7 @@ class Session:
         return view.model.saliency_maps(view.images, [view.picture.name])
 
     def shown(self, picture: str, model: str, kind: str) -> Image.Image:
-        """The picture as the model sees it, or the same part of it sharper."""
+        """The model's input as an image, or the same crop at a higher resolution."""
         view = self.view(picture, model)
         config, (height, width) = view.model.data_config, view.model.img_size
         if kind == "pixels" or view.picture.whole or min(view.picture.image.size) < min(height, width):
@@ -142,7 +142,7 @@ class Session:
         return to_pil_image(rgb(view.picture.tensor(view.model, times), config)[0])
 
     def thumbnail(self, picture: str) -> Image.Image:
-        """The middle of a picture, small."""
+        """A thumbnail of the picture's centre crop."""
         return ImageOps.fit(self.pictures.open(picture).image, (THUMBNAIL, THUMBNAIL))
 
 
@@ -153,11 +153,11 @@ def forward(view: View, positions: Tensor) -> Tensor:
         return model(view.images.expand(len(positions), -1, -1, -1), positions).float()
 
 
-# ----------------------------------------------------------------------------- what can be asked
+# ----------------------------------------------------------------------------- requests
 
 
 def model_info(session: Session, request: Request, job: Job) -> None:
-    """What a model is: sizes, classes, its own prior and budget."""
+    """A model's sizes, classes, default prior and default budget."""
     name = request.text("model")
     model = session.model(name)
     rows, columns = model.grid_size
@@ -176,7 +176,7 @@ def model_info(session: Session, request: Request, job: Job) -> None:
 
 
 def predict(session: Session, request: Request, job: Job) -> None:
-    """The top classes at given positions beside the dense ViT's, and what one token reads."""
+    """The top classes at given positions and of the dense ViT, and the pixels of one token."""
     view, positions = session.asked(request), request.positions()
     name, dense = request.text("model"), session.dense_logits(request.text("picture"), request.text("model"))
     logits = forward(view, positions)[0]
@@ -189,9 +189,9 @@ def predict(session: Session, request: Request, job: Job) -> None:
 
 
 def place(session: Session, request: Request, job: Job) -> None:
-    """Positions by a prior, as `spot predict` and `spot search` place them."""
+    """Place tokens by a prior, like `spot predict` and `spot search`."""
     view, prior, tokens = session.asked(request), request.text("prior"), request.tokens()
-    if prior not in PRIOR_MAPS:  # a policy's file is a prior too, but no page names files of this machine
+    if prior not in PRIOR_MAPS:  # a policy's file is a prior too, but the page must not name local files
         raise unknown("prior", prior, PRIOR_MAPS)
     maps = session.map(request.text("picture"), request.text("model")) if PRIOR_MAPS[prior] else None
     how: dict[str, Any] = {"keys": [view.picture.name], "seed": request.number("seed"), "maps": maps}
@@ -200,14 +200,14 @@ def place(session: Session, request: Request, job: Job) -> None:
 
 
 def saliency(session: Session, request: Request, job: Job) -> None:
-    """The map that salient, focus and background place by."""
+    """The saliency map of the priors salient, focus and background."""
     maps = session.map(request.text("picture"), request.text("model"))
     small = F.interpolate(maps[:, None], size=(64, 64), mode="area")[0, 0]
     job.send({"values": small.tolist()})
 
 
 def searched(session: Session, request: Request, job: Job) -> None:
-    """A search, reported step by step: positions, the class's probability and the top classes."""
+    """Run a search and send each step: positions, the class's probability and the top classes."""
     view, positions = session.asked(request), request.positions()
     name, objective, preset = request.text("model"), request.text("objective"), request.text("preset")
     if objective not in OBJECTIVES:
@@ -228,14 +228,14 @@ def searched(session: Session, request: Request, job: Job) -> None:
     step = 0
 
     def watched(images: Tensor, positions: Tensor) -> Tensor:
-        """The model, which tells the page what it was asked and what it answered."""
+        """The model's forward pass, whose positions and prediction are sent to the page."""
         nonlocal step
         logits = model(images, positions)
         first = logits.detach()[0].float()
         index = int(first.argmax() if shown is None else shown[0])
-        told = {"part": step / settings.steps, "steps": settings.steps, "positions": positions.detach()[0].tolist()}
-        told |= {"p": first.softmax(-1)[index].item(), "class": index, "name": short(session.names(name)[index])}
-        job.send({**told, "top": session.top(name, first, dense)})
+        sent = {"part": step / settings.steps, "steps": settings.steps, "positions": positions.detach()[0].tolist()}
+        sent |= {"p": first.softmax(-1)[index].item(), "class": index, "name": short(session.names(name)[index])}
+        job.send({**sent, "top": session.top(name, first, dense)})
         step += 1
         job.rest()
         return logits
@@ -245,12 +245,12 @@ def searched(session: Session, request: Request, job: Job) -> None:
 
 
 def control(session: Session, request: Request, job: Job) -> None:
-    """The same tokens moved as far as a search moved them, in random directions."""
+    """The control of a search: move the same tokens by the same distances in random directions."""
     view, trajectory = session.asked(request), request.trajectory()
     label = request.number("label", 0, view.model.num_classes - 1)
     chance = generator_for(request.number("seed"), view.picture.name)
     start, end = trajectory[0], trajectory[-1]
-    sized = torch.cat([start[:, :2], end[:, 2:]], -1)  # windows keep the sizes of the end
+    sized = torch.cat([start[:, :2], end[:, 2:]], -1)  # windows have their final sizes
     moved = moved_at_random(sized.expand(CONTROLS, -1, -1), end, view.model.img_size, chance, TRIES)
     probabilities = []
     for places in moved:
@@ -260,7 +260,7 @@ def control(session: Session, request: Request, job: Job) -> None:
 
 
 def field(session: Session, request: Request, job: Job) -> None:
-    """Why here? The class's log-probability if one token stood elsewhere: coarse first, then finer."""
+    """Answer "Why here?": the class's log-probability over the positions of one token, from coarse to fine."""
     view, positions = session.asked(request), request.positions()
     token = request.number("token", 0, positions.shape[1] - 1)
     label = request.number("label", 0, view.model.num_classes - 1)
@@ -268,7 +268,7 @@ def field(session: Session, request: Request, job: Job) -> None:
     values, total = torch.full((1, 1), math.nan), LEVELS[-1] ** 2
     here = forward(view, positions).log_softmax(-1)[0, label].item()
 
-    def told(**fields: Any) -> None:
+    def send(**fields: Any) -> None:
         known = [[None if math.isnan(value) else value for value in row] for row in values.tolist()]  # JSON has no NaN
         job.send({"values": known, "here": here, **fields})
 
@@ -276,7 +276,7 @@ def field(session: Session, request: Request, job: Job) -> None:
         lines = torch.linspace(0, 1, side)
         points = torch.stack(torch.meshgrid(lines, lines, indexing="ij"), -1) * (high - low) + low
         known = torch.zeros(side, side, dtype=torch.bool)
-        if len(values) > 1:  # what the level before measured stays, what lies between is guessed until measured
+        if len(values) > 1:  # keep the measured points of the previous level, interpolate the others until measured
             values = F.interpolate(values[None, None], size=(side, side), mode="bilinear", align_corners=True)[0, 0]
             known[::2, ::2] = True
         else:
@@ -287,13 +287,13 @@ def field(session: Session, request: Request, job: Job) -> None:
             places[:, token, :2] = points[rows, columns]
             values[rows, columns] = forward(view, places).log_softmax(-1)[:, label]
             known[rows, columns] = True
-            told(side=side, part=int(known.sum()) / total)
+            send(side=side, part=int(known.sum()) / total)
             job.rest()
-    told(side=LEVELS[-1], part=1, done=True)
+    send(side=LEVELS[-1], part=1, done=True)
 
 
 def cost(session: Session, request: Request, job: Job) -> None:
-    """Tokens, multiply-adds and measured time of a forward pass on this placement."""
+    """The number of tokens, the MACs and the latency of a forward pass on this placement."""
     view, positions = session.asked(request), request.positions()
     name, seconds = request.text("model"), []
     for _ in range(7):
@@ -301,13 +301,13 @@ def cost(session: Session, request: Request, job: Job) -> None:
         forward(view, positions)
         seconds.append(time.perf_counter() - start)
         job.rest()
-    own = math.prod(view.model.grid_size)
+    patches = math.prod(view.model.grid_size)
     job.send(
         {
             "tokens": positions.shape[1],
             "macs": session.macs(name, positions.shape[1]),
-            "dense_macs": session.macs(name, own),
-            "dense_tokens": own,
+            "dense_macs": session.macs(name, patches),
+            "dense_tokens": patches,
             "ms": 1000 * statistics.median(seconds),
         }
     )
@@ -317,14 +317,14 @@ ACTIONS: dict[str, Callable[[Session, Request, Job], None]] = {
     "model": model_info, "predict": predict, "place": place, "saliency": saliency,
     "search": searched, "control": control, "field": field, "cost": cost,
 }  # fmt: skip
-LONG = ("search", "control", "field", "cost")  # these give way to quick ones
+LONG = ("search", "control", "field", "cost")  # quick requests run between their steps
 
 
-# ----------------------------------------------------------------------------- files for the page to keep
+# ----------------------------------------------------------------------------- files
 
 
 def picture_png(session: Session, request: Request) -> bytes:
-    """The PNG that `spot search` would draw of this trajectory."""
+    """A PNG of this trajectory, as drawn by `spot search`."""
     view, trajectory, names = session.asked(request), request.trajectory(), session.names(request.text("model"))
     logits = torch.cat([forward(view, places[None]) for places in (trajectory[0], trajectory[-1])])
     label, image = request.optional("label", 0, view.model.num_classes - 1), rgb(view.images, view.model.data_config)[0]
@@ -336,7 +336,7 @@ def picture_png(session: Session, request: Request) -> bytes:
 
 
 def placements_file(session: Session, request: Request) -> bytes:
-    """A placements file of this one picture, for `spot evaluate --placements` or this page."""
+    """A placements file of this picture, for `spot evaluate --placements` or this page."""
     view, trajectory = session.asked(request), request.trajectory()
     made = {"model": view.model.name, "by": "spot play"}
     with tempfile.TemporaryDirectory() as folder:
@@ -346,7 +346,7 @@ def placements_file(session: Session, request: Request) -> bytes:
 
 
 def placements_of(session: Session, picture: str, data: bytes) -> dict[str, Any]:
-    """The picture's own placement in a placements file, or the only one that the file has."""
+    """The picture's placement in a placements file, or the file's only one."""
     key = session.picture(picture).name
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "the file"
@@ -363,13 +363,13 @@ def placements_of(session: Session, picture: str, data: bytes) -> dict[str, Any]
     return {"trajectory": trajectory.tolist()}
 
 
-# ----------------------------------------------------------------------------- small things
+# ----------------------------------------------------------------------------- helpers
 
 
 def samples(view: View, positions: Tensor) -> Tensor:
-    """The K × K samples that the token at positions (1, 1, 2 or 3) reads, as RGB bytes (K, K, 3)."""
+    """The K × K window of the token at positions (1, 1, 2 or 3), as RGB bytes (K, K, 3)."""
     tokenizer = view.model.tokenizer
-    if isinstance(tokenizer, AuthorsTokenizer):  # its windows are not spot's
+    if isinstance(tokenizer, AuthorsTokenizer):  # it samples its windows differently
         taken = tokenizer.windows(view.images, positions)
     else:
         taken = windows(view.images, positions, view.model.patch_size)

@@ -1,4 +1,4 @@
-"""From the command line's words to a session: which models, which pictures."""
+"""Create a session from command-line arguments: its models and pictures."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +25,7 @@ def open_session(
     split: str = "val",
     saliency: str = "spectral",
 ) -> Session:
-    """A session with the named models first; they and the pictures are opened now, so that errors come now."""
+    """A session with the given models first. Models and pictures are opened here, to report errors at the start."""
     if Path(saliency).is_dir():
         raise InputError("the page needs a saliency that can look at any picture: spectral, clipseg or an .onnx file")
     open_saliency(saliency)

@@ -1,8 +1,8 @@
-"""One thread for everything that computes, in which the newest request wins.
+"""One thread for all computation. The newest request in a slot replaces older ones.
 
-A tab of the page (an owner) has slots, such as "predict" and "search". A request replaces what waits
-in its slot and stops what runs there, so that nothing queues up behind a mouse that moves faster than
-the model. Quick work goes first; long work reports between its steps and lets quick work through.
+A tab of the page (an owner) has slots, such as "predict" and "search". A request replaces the waiting
+job of its slot and stops the running one, so that fast mouse moves do not build up a queue. Quick jobs
+run first. Long jobs send results between their steps and let quick jobs run.
 """
 
 import logging
@@ -16,11 +16,11 @@ Key = tuple[Hashable, str]
 
 
 class Stopped(Exception):
-    """Nobody waits for this work any more."""
+    """The job was replaced or cancelled."""
 
 
 class Job:
-    """One request: `work(job)` calls `job.send` for every answer and `job.rest` between its steps."""
+    """One request. `work(job)` calls `job.send` for each answer and `job.rest` between its steps."""
 
     def __init__(
         self, work: Callable[["Job"], None], send: Callable[[dict[str, Any]], None], *, long: bool = False
@@ -30,20 +30,20 @@ class Job:
         self._worker: Worker | None = None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Answer, unless the request was replaced or cancelled meanwhile: then raise Stopped."""
+        """Send an answer. Raises Stopped if the job was replaced or cancelled."""
         if self.stopped:
             raise Stopped
         self._send(message)
 
     def rest(self) -> None:
-        """Let quick work of all tabs through; raises Stopped when this work is no longer wanted."""
+        """Run the waiting quick jobs of all tabs. Raises Stopped if this job was replaced or cancelled."""
         if self._worker is not None:
             self._worker.run_quick()
         if self.stopped:
             raise Stopped
 
     def run(self, worker: "Worker") -> None:
-        """Do the work; what goes wrong is told in a sentence."""
+        """Do the work. An error is sent as one sentence."""
         self._worker = worker
         try:
             self.work(self)
@@ -57,7 +57,7 @@ class Job:
 
 
 class Worker:
-    """The thread. `submit`, `stop` and `close` may be called from any other."""
+    """The thread. `submit`, `stop` and `close` may be called from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -68,14 +68,14 @@ class Worker:
         self._thread.start()
 
     def submit(self, owner: Hashable, slot: str, job: Job) -> None:
-        """Run a job when its turn comes, instead of whatever waits or runs in this slot."""
+        """Queue a job, replacing the waiting or running job of this slot."""
         with self._changed:
             self._stop((owner, slot))
-            self._waiting[owner, slot] = job  # a replaced job leaves its place in the line
+            self._waiting[owner, slot] = job  # takes the queue position of the job it replaces
             self._changed.notify()
 
     def stop(self, owner: Hashable, slot: str | None = None) -> None:
-        """Forget what an owner waits for, in one slot or in all."""
+        """Stop an owner's jobs, in one slot or in all."""
         with self._changed:
             for key in [*self._waiting, *self._running]:
                 if key[0] == owner and slot in (None, key[1]):
@@ -83,7 +83,7 @@ class Worker:
                     self._waiting.pop(key, None)
 
     def close(self) -> None:
-        """Stop everything and end the thread."""
+        """Stop all jobs and end the thread."""
         with self._changed:
             self._closed = True
             for key in [*self._waiting, *self._running]:
@@ -94,12 +94,12 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs or waits."""
+        """Whether any job runs or waits."""
         with self._changed:
             return bool(self._waiting or self._running)
 
     def run_quick(self) -> None:
-        """Run the quick jobs that wait; called by a long one between its steps."""
+        """Run the waiting quick jobs. Long jobs call it between their steps."""
         while (taken := self._take(quick=True)) is not None:
             self._perform(*taken)
 

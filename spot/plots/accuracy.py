@@ -1,4 +1,4 @@
-"""Accuracy against what it costs, a line per placement, and speed-ups against what multiply-adds promise."""
+"""Plots of accuracy against cost, one line per placement, and of measured speed-up against the ratio of MACs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,17 +34,17 @@ def accuracy(
     log: bool = True,
     numbers: tuple[str, str] | None = None,
 ) -> Figure:
-    """A line per placement over budgets, in the legend from the best with few tokens to the worst.
+    """Plot accuracy over budgets, one line per placement. The legend is sorted by accuracy with the fewest tokens.
 
     Args:
-        rows: a table with the columns named by the other arguments; the interval may be missing.
-        line: which line a row belongs to.
-        across: what the horizontal axis shows; by default tokens, with what they cost where rows say it, and a
-            panel for each cost where methods of the same budget differ in it.
-        value: by default top1, or knn where there is no top1; low and high are the ends of its interval.
-        panel: a column whose values get a panel each.
+        rows: a table with the columns named by the other arguments; the interval is optional.
+        line: the column that assigns rows to lines.
+        across: column of the horizontal axis. By default tokens, with the costs that all rows contain. If methods of
+            one budget differ in cost, each cost gets its own panel.
+        value: column of the vertical axis; by default top1, or knn without top1. low and high bound its interval.
+        panel: a column with one panel for each of its values.
         log: whether the horizontal axis is logarithmic.
-        numbers: a line and a column, whose values stand beside that line's points.
+        numbers: a line and a column, whose values annotate that line's points.
     """
     value = value or next((name for name in SCORES if all(name in row for row in rows)), None)
     if not rows or value is None:
@@ -73,7 +73,7 @@ def accuracy(
                     axes.annotate(
                         f"{row[numbers[1]]}", place, (-5, -4), textcoords="offset points", ha="right", va="top"
                     )
-            if len(points) == 1 and across is None:  # one budget only: its level as far as the others go
+            if len(points) == 1 and across is None:  # one budget only: a level line across the panel
                 axes.axhline(points[0][value], color=colours[each], linestyle=":", linewidth=1)
         if log:
             axes.set_xscale("log")
@@ -90,18 +90,18 @@ def accuracy(
 
 
 def throughput(rows: Sequence[Row], title: str = "") -> Figure:
-    """One panel per batch size.
+    """Plot measured speed-up against the ratio of MACs, one panel per batch size.
 
-    rows have `method`, `batch`, `budget`, `MAC ratio` and `speed-up`, as `spot bench` writes them.
-    Points of one method are joined; those of the second, the first after the reference, tell budgets.
+    rows have `method`, `batch`, `budget`, `MAC ratio` and `speed-up`, as `spot bench` writes them. Each
+    method is one line. Budgets annotate the points of the second method, which follows the reference.
     """
     if not rows:
         raise InputError("a figure of throughput needs at least one row")
     named = [{**row, "panel": f"batch {row['batch']}"} for row in sorted(rows, key=lambda row: row["batch"])]
-    told = distinct(rows, "method")[:2][-1]
+    annotated = distinct(rows, "method")[:2][-1]
     figure = accuracy(
         named, line="method", across="MAC ratio", value="speed-up", panel="panel", across_label="MAC ratio",
-        label="measured speed-up", title=title, numbers=(told, "budget"),
+        label="measured speed-up", title=title, numbers=(annotated, "budget"),
     )  # fmt: skip
     both = [row[name] for row in rows for name in ("MAC ratio", "speed-up")]
     least, most = min(both), max(both)
@@ -116,7 +116,7 @@ def throughput(rows: Sequence[Row], title: str = "") -> Figure:
 
 
 def _ticks(axes: Axes, rows: Sequence[Row], costs: Sequence[str], values: set[float]) -> None:
-    """A tick at every budget that has room for its number, with what the budget costs below it."""
+    """Set a tick at each budget, with its cost below, unless labels would overlap."""
     known = {row[costs[0]]: [f"{row[cost]:.2g}" for cost in costs[1:]] for row in rows}
 
     def text(tick: float, _: int) -> str:
@@ -129,7 +129,7 @@ def _ticks(axes: Axes, rows: Sequence[Row], costs: Sequence[str], values: set[fl
 
 
 def apart(values: Sequence[float], ratio: float = 1.25) -> list[float]:
-    """Ticks at these values, without those that would be printed over the one before."""
+    """Select ticks from sorted values, at least `ratio` apart so that their labels do not overlap."""
     kept: list[float] = []
     for value in values:
         if not kept or value >= kept[-1] * ratio:

@@ -1,4 +1,4 @@
-"""What figures share: text taken literally, panels in rows, one legend, colours and markers that differ."""
+"""Shared parts of figures: literal text, a grid of panels, one legend, and distinct colours and markers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ Row = Mapping[str, Any]
 Colour = tuple[float, ...]
 
 MARKERS = "osD^vPX<>h*p"
-# ColorBrewer's Dark2, as in the paper, and four that are far from them and from each other.
+# ColorBrewer's Dark2, as in the paper, and four more distinct colours.
 COLOURS = [*matplotlib.colormaps["Dark2"](range(8)), "#08519c", "#000000", "#e31a1c", "#6baed6"]
 
 
 class PlainFigure(Figure):
-    """A figure whose texts are what they say: a file name with two $ signs is not a formula."""
+    """A figure that prints text literally: a file name with two $ signs is not a formula."""
 
     def __init__(self, width: float, height: float, dpi: int = 150) -> None:
         super().__init__(figsize=(width, height), dpi=dpi, layout="constrained")
@@ -32,7 +32,7 @@ class PlainFigure(Figure):
 
 
 def panels(count: int, title: str = "", *, sharex: bool = True) -> tuple[PlainFigure, list[Axes], Axes | None]:
-    """A figure with so many panels on a common axis; where a row is not full, the free place is for the legend."""
+    """A figure with `count` panels on common axes, and an empty panel for the legend if a row is not full."""
     columns = columns_of(count)
     rows = -(-count // columns)
     full = rows * columns == count
@@ -41,19 +41,19 @@ def panels(count: int, title: str = "", *, sharex: bool = True) -> tuple[PlainFi
     for spare in grid[count:]:
         spare.axis("off")
     for axes in grid[:count]:
-        axes.tick_params(labelbottom=True)  # a panel below may be missing
+        axes.tick_params(labelbottom=True)  # the panel below may be empty
         quiet(axes)
     figure.suptitle(title, fontsize=11)
     return figure, grid[:count], None if full else grid[count]
 
 
 def columns_of(count: int) -> int:
-    """Up to three panels stand in one row, four in a square; no row lacks more than one."""
+    """Number of columns: up to three panels per row, four in a square. At most one place stays empty."""
     return {4: 2, 7: 4, 8: 4, 10: 5}.get(count, min(3, count))
 
 
 def legend(figure: Figure, handles: Sequence[Any], spare: Axes | None = None) -> None:
-    """One legend: in the place that no panel takes, or at the right."""
+    """Draw one legend, in the empty panel or at the right."""
     if spare is not None:
         spare.legend(handles=handles, loc="center", frameon=False, fontsize=10)
     elif len(handles) > 1:
@@ -61,37 +61,37 @@ def legend(figure: Figure, handles: Sequence[Any], spare: Axes | None = None) ->
 
 
 def quiet(axes: Axes, lines: Literal["both", "y"] = "both") -> None:
-    """A pale grid behind the data, and no frame above and at the right."""
+    """Draw a pale grid behind the data, and remove the frame at the top and right."""
     axes.grid(axis=lines, alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def interval(axes: Axes, x: float, row: Row, value: str, low: str | None, high: str | None, colour: Any) -> None:
-    """A whisker from low to high, where the row has both."""
+    """Draw an error bar from low to high if the row has both."""
     if low and high and row.get(low) is not None and row.get(high) is not None:
         span = [[max(0.0, row[value] - row[low])], [max(0.0, row[high] - row[value])]]
         axes.errorbar(x, row[value], yerr=span, fmt="none", ecolor=colour, elinewidth=1, capsize=2, alpha=0.7)
 
 
 def colours_of(names: Sequence[str]) -> dict[str, Colour]:
-    """A colour for each name; up to twelve differ."""
+    """A colour for each name; the first twelve are distinct."""
     return {name: to_rgba(COLOURS[index % len(COLOURS)]) for index, name in enumerate(names)}
 
 
 def distinct(rows: Sequence[Row], column: str) -> list[str]:
-    """The values of a column, as text, in the order in which they first come."""
+    """The distinct values of a column as text, in order of first appearance."""
     return list(dict.fromkeys(str(row[column]) for row in rows))
 
 
 def parts_of(rows: Sequence[Row], column: str | None) -> dict[str, list[Row]]:
-    """The rows of each value of a column, or all under an empty name."""
+    """Group rows by the value of a column. Without a column, one group has an empty name."""
     names = [""] if column is None else distinct(rows, column)
     return {name: [row for row in rows if column is None or str(row[column]) == name] for name in names}
 
 
 def wrapped(name: str, letters: int) -> str:
-    """A name in lines of about so many letters, broken between words, after a `_` or before a `+`, never in a word."""
+    """Wrap a name into lines of about `letters` characters: between words, after `_` or before `+`."""
     lines = [""]
     for piece in re.findall(r"\+?[^\s_+]*[\s_]*", name):
         if piece and lines[-1] and len((lines[-1] + piece).rstrip()) > letters:

@@ -1,10 +1,9 @@
-"""Pictures of placements: an image, its windows, what the model predicts, and where the oracle moved them
-(paper, figures 4, 9 and 10).
+"""Figures of placements: an image, its windows, the prediction, and the oracle's paths (paper, figures 4, 9 and 10).
 
-Images are RGB (3, H, W) in [0, 1]; a trajectory is (steps + 1, N, 2), (y, x) as a fraction of height
-and width, or (steps + 1, N, 3) with each window's scale, at which it is drawn. Paths run from dark purple
-at the start to bright yellow at the end, or to red where the search was adversarial. `draw_paths` and
-`draw_windows` draw on any matplotlib axes.
+Images are RGB (3, H, W) in [0, 1]. A trajectory is (steps + 1, N, 2), (y, x) as a fraction of height
+and width, or (steps + 1, N, 3) with the scale of each window. Paths run from dark purple at the start to
+bright yellow at the end, or to red for an adversarial search. `draw_paths` and `draw_windows` draw on any
+matplotlib axes.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from spot.tokens.windows import windows
 TOWARDS: Colormap = matplotlib.colormaps["viridis"]
 AWAY: Colormap = LinearSegmentedColormap.from_list("ascent", [TOWARDS(0.0), (0.863, 0.196, 0.125)])
 MAGNIFICATIONS = (1, 2, 3, 5, 10, 20)
-DIM = 0.3  # brightness of what no window shows
+DIM = 0.3  # brightness of pixels outside all windows
 
 
 def placement_figure(
@@ -41,7 +40,7 @@ def placement_figure(
     title: str = "",
     adversarial: bool = False,
 ) -> Figure:
-    """One image in three panels: what the model saw at the start, the search, what it saw at the end.
+    """Draw one image in three panels: the windows at the start, the search, and the windows at the end.
 
     Args:
         window: K, a window's side in pixels.
@@ -60,8 +59,8 @@ def placement_figure(
     draw_sizes(middle, image, trajectory, window, colors, times)
     draw_paths(middle, image, trajectory, colors, times)
     steps = len(trajectory) - 1
-    told = f"{trajectory.shape[1]} tokens, {steps} step{'s' if steps != 1 else ''}"
-    middle.set_title(told + magnified(times), fontsize=10)
+    caption = f"{trajectory.shape[1]} tokens, {steps} step{'s' if steps != 1 else ''}"
+    middle.set_title(caption + magnified(times), fontsize=10)
     figure.suptitle(title, fontsize=11, fontweight="bold")
     return figure
 
@@ -75,19 +74,19 @@ def prediction(
     saliency: Tensor | None = None,
     title: str = "",
 ) -> Figure:
-    """An image with its windows, the same with all else darkened, and the classes.
+    """Draw an image with its windows, the image darkened outside the windows, and the predicted classes.
 
     Args:
         image: (3, H, W) in [0, 1].
-        positions: (N, 2), (y, x), fraction of height and width: the windows' centres; or (N, 3) with their scales, or
-            (N, 7) with regions too, whose samples are then shown beside the picture.
+        positions: the windows' centres (N, 2), (y, x), as a fraction of height and width; (N, 3) with scales; or
+            (N, 7) with regions, whose samples are shown beside the picture.
         window: K, a window's side in pixels.
         rows: "class" and "probability" (in percent), best first.
-        saliency: (H, W), the map that the tokens were placed by, in a panel of its own.
+        saliency: (H, W), the saliency map of the prior, drawn in a separate panel.
     """
     height, width = image.shape[-2:]
     pictures = 2 if saliency is None else 3
-    tall = max(3 * height / width, 0.45 * len(rows) + 0.5)  # a wide image leaves the classes room to stand apart
+    tall = max(3 * height / width, 0.45 * len(rows) + 0.5)  # at least the height of the class labels
     figure = PlainFigure(3.4 * pictures + 4.2, tall + 0.7, dpi=130)
     *panels, bars = figure.subplots(1, pictures + 1, width_ratios=[*[1] * pictures, 1.2])
     glimpses = positions.shape[-1] == 7
@@ -124,7 +123,7 @@ def prediction(
 def placement_gallery(
     images: Tensor | Sequence[Tensor], trajectories: Tensor | Sequence[Tensor], **options: Any
 ) -> Figure:
-    """Many images, one panel each, with the paths of their tokens: a `Gallery` of its own."""
+    """Draw one panel per image with the paths of its tokens. Options are those of `Gallery`."""
     return galleries([Gallery(images, trajectories, **options)])
 
 
@@ -133,9 +132,9 @@ class Gallery:
     """One part of a figure of galleries.
 
     Args:
-        images, trajectories: M of each; a trajectory of no steps, (1, N, 2), is a placement.
-        window: with K, the windows at the end are outlined too.
-        masks: saliency (M, H, W) in [0, 1]; what is not salient is darkened.
+        images, trajectories: M of each; a trajectory without steps, (1, N, 2), is a placement.
+        window: K, to outline the windows at the end too.
+        masks: saliency (M, H, W) in [0, 1]; pixels that are not salient are darkened.
     """
 
     images: Tensor | Sequence[Tensor]
@@ -154,7 +153,7 @@ class Gallery:
 
 
 def galleries(parts: Sequence[Gallery], width: float | None = None) -> Figure:
-    """Galleries below each other. Short moves are drawn longer, all of a gallery alike, and its title says so."""
+    """Stack galleries vertically. Each gallery magnifies short moves by one factor, stated in its title."""
     width = width or 2.2 * max(part.columns for part in parts)
     heights = []
     for part in parts:
@@ -180,20 +179,20 @@ def galleries(parts: Sequence[Gallery], width: float | None = None) -> Figure:
 
 
 def magnification(trajectories: Tensor | Sequence[Tensor]) -> int:
-    """How many times as long to draw moves, so that half of the tokens go a tenth of the image or less."""
-    # Of every token the farthest from its start.
+    """The largest factor for drawing moves at which the median move spans at most a tenth of the image."""
+    # The largest distance of each token from its start.
     far = [(each - each[:1])[..., :2].norm(dim=-1).amax(0).flatten() for each in trajectories]
     usual = float(torch.cat(far).median()) if far else 0.0
     return max(times for times in MAGNIFICATIONS if times == 1 or 0 < times * usual <= 1 / 10)
 
 
 def magnified(times: int) -> str:
-    """What a caption says of it."""
+    """The caption's note on magnified moves."""
     return f", moves drawn {times} × as long" if times > 1 else ""
 
 
 def draw_image(axes: Axes, image: Tensor, visible: Tensor | None = None) -> None:
-    """The image on axes in pixels, pixel i from i to i + 1; darker where visible (H, W) is low."""
+    """Draw an image on axes in pixels, pixel i from i to i + 1. It is darker where visible (H, W) is low."""
     height, width = image.shape[-2:]
     image = image.detach().cpu().clamp(0, 1)
     if visible is not None:
@@ -206,19 +205,19 @@ def draw_image(axes: Axes, image: Tensor, visible: Tensor | None = None) -> None
 def draw_windows(
     axes: Axes, image: Tensor, positions: Tensor, window: int, color: tuple, linewidth: float = 1.0
 ) -> None:
-    """Outlines of the windows at positions (N, 2 or 3)."""
+    """Outline the windows at positions (N, 2 or 3)."""
     sides = window_sides(positions, window)
     corners = pixels(image, positions) - sides / 2
     outlines = [Rectangle((x, y), side, side) for (y, x), (side,) in zip(corners.tolist(), sides.tolist(), strict=True)]
-    for edge, extra in (("white", 0.8), (color, 0.0)):  # on a pale edge, as paths are
+    for edge, extra in (("white", 0.8), (color, 0.0)):  # with a pale edge, like paths
         axes.add_collection(PatchCollection(outlines, facecolor="none", edgecolor=edge, linewidth=linewidth + extra))
 
 
 def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap = TOWARDS, times: float = 1) -> None:
-    """The path of every token through its steps, with a dot at its start and a larger one at its end.
+    """Draw each token's path, with a dot at its start and a larger one at its end.
 
-    Moves are drawn so many times as long, from where they start. Tokens that take no step are white dots, as
-    the paper draws its priors.
+    Moves are magnified `times` from their start. A trajectory without steps is drawn as white dots, like the
+    priors in the paper.
     """
     trajectory = trajectory[:1] + times * (trajectory - trajectory[:1])
     points = pixels(image, trajectory).flip(-1).transpose(0, 1)  # (N, steps + 1, 2) as matplotlib's (x, y)
@@ -230,7 +229,7 @@ def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap =
     steps = segments.shape[1]
     shades = [colors(step / max(steps - 1, 1)) for step in range(steps)]
     lines = list(segments.flatten(0, 1).numpy())
-    # On a pale edge, because the start is as dark as many images.
+    # A pale edge makes the dark start visible on dark images.
     axes.add_collection(LineCollection(lines, colors="white", linewidths=3.2, alpha=0.55, capstyle="round"))
     axes.add_collection(LineCollection(lines, colors=shades * len(segments), linewidths=2.0, capstyle="round"))
     for step, size in ((0, 4), (-1, 8)):
@@ -239,7 +238,7 @@ def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap =
 
 
 def draw_regions(axes: Axes, image: Tensor, positions: Tensor, color: tuple) -> None:
-    """Outlines of the regions of positions (N, 7): its windows would hide a small one."""
+    """Outline the regions of positions (N, 7). Their windows would hide a small region."""
     height, width = image.shape[-2:]
     for y, x, tall, wide in torch.unique(positions[:, 3:].detach().cpu(), dim=0).tolist():
         corner = ((x - wide / 2) * width, (y - tall / 2) * height)
@@ -249,10 +248,10 @@ def draw_regions(axes: Axes, image: Tensor, positions: Tensor, color: tuple) -> 
 
 
 def draw_glimpses(axes: Axes, image: Tensor, positions: Tensor) -> None:
-    """What the tokens at positions (N, 7) saw: each of their regions as they sample it, side by side."""
+    """Draw the regions of the tokens at positions (N, 7) side by side, as the model samples them."""
     height, width = image.shape[-2:]
-    groups = torch.unique(positions[:, 2:].detach().cpu(), dim=0)  # a scale and a region each
-    groups = groups[groups[:, 3] < 1] if bool((groups[:, 3] < 1).any()) else groups  # without the whole picture
+    groups = torch.unique(positions[:, 2:].detach().cpu(), dim=0)  # one row (scale, y, x, height, width) per region
+    groups = groups[groups[:, 3] < 1] if bool((groups[:, 3] < 1).any()) else groups  # no whole picture
     views = []
     for scale, y, x, tall, wide in groups.tolist():
         side = max(1, round(max(tall * height, wide * width) / scale))
@@ -271,9 +270,9 @@ def draw_glimpses(axes: Axes, image: Tensor, positions: Tensor) -> None:
 def draw_sizes(
     axes: Axes, image: Tensor, trajectory: Tensor, window: int, colors: Colormap = TOWARDS, times: float = 1
 ) -> None:
-    """Where windows have scales, their outlines at the start, half way and at the end, in the colours of the path.
+    """Outline windows with scales at the start, half way and at the end, in the colours of the path.
 
-    Sizes are as they are; the centres lie on the paths that `draw_paths` draws, so many times as long.
+    Sizes are not magnified. The centres lie on the paths of `draw_paths`, magnified `times`.
     """
     if trajectory.shape[-1] < 3:
         return
@@ -285,7 +284,7 @@ def draw_sizes(
 
 
 def covered(image: Tensor, positions: Tensor, window: int) -> Tensor:
-    """1 for the pixels (H, W) of an image whose centre lies in a window, else 0."""
+    """A mask (H, W): 1 for pixels whose centre lies in a window, else 0."""
     height, width = image.shape[-2:]
     places = pixels(image, positions)
     half = window_sides(positions, window) / 2
@@ -295,7 +294,7 @@ def covered(image: Tensor, positions: Tensor, window: int) -> Tensor:
 
 
 def pixels(image: Tensor, positions: Tensor) -> Tensor:
-    """Positions (..., 2 or 3) in pixels of the image, from its upper left corner: (..., 2)."""
+    """Convert positions (..., 2 or 3) to pixels (..., 2), (y, x) from the image's upper left corner."""
     return positions[..., :2].detach().cpu().float() * torch.tensor(image.shape[-2:], dtype=torch.float32)
 
 

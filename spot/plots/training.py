@@ -11,10 +11,10 @@ from spot.plots.layout import PlainFigure, Row, quiet
 
 
 def training_logs(logs: Mapping[str, Sequence[Row]], title: str = "") -> Figure:
-    """Training logs, a panel each under its name: accuracy by epoch where there is any, otherwise the loss.
+    """Plot training logs, one named panel each: accuracy by epoch, or the loss if there is no accuracy.
 
-    Rows have `epoch`, `loss`, perhaps `train_top1`, and percentages named `val_` and a token count;
-    where a row also has `val_N_low` and `val_N_high`, the interval is drawn as a band.
+    Rows have `epoch`, `loss`, optionally `train_top1`, and accuracies in percent `val_N` for N tokens.
+    If a row also has `val_N_low` and `val_N_high`, the interval is drawn as a band.
     """
     if not logs or not all(logs.values()):
         raise InputError("a figure of training needs a log with at least one row")

@@ -1,4 +1,4 @@
-// The view in the address's fragment, so that it can be bookmarked: positions as float32, exact.
+// The view as the URL's fragment, for bookmarks. Positions are exact, as float32.
 
 function packed(positions) {
   const bytes = new Uint8Array(new Float32Array(positions.flat()).buffer);
@@ -24,7 +24,7 @@ export function fragment({ picture, panels, ...settings }) {
   return `#${fields}`;
 }
 
-/** The view of a fragment, or null if it is none. */
+/** The view of a fragment, or null if the fragment is invalid. */
 export function view(text) {
   try {
     const fields = new URLSearchParams(text.replace(/^#/, ""));

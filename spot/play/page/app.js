@@ -1,4 +1,4 @@
-// What all parts of the page share: the state, the connection, and how to tell the person something.
+// Shared by all parts of the page: the state, the connection and messages to the user.
 
 import { Link } from "./link.js";
 import { percent } from "./panel.js";
@@ -25,10 +25,10 @@ export function speak(panel) {
   }, 700);
 }
 
-/** What is known of the picture. */
+/** The sample of the current picture. */
 export const sample = () => app.about.samples.find(({ id }) => id === app.picture) ?? { name: "", label: null };
 
-/** The class that search, field and curve are about, or null. */
+/** The class of search, field and curve, or null. */
 export function labelOf(panel) {
   const kind = $("target").value;
   const named = (name) => panel.info.classes.findIndex((each) => each.toLowerCase() === name.trim().toLowerCase());

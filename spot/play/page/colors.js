@@ -1,4 +1,4 @@
-// Colour scales: a few stops, linear between them.
+// Colour scales, interpolated linearly between a few stops.
 
 const VIRIDIS = [[68, 1, 84], [65, 68, 135], [42, 120, 142], [34, 168, 132], [122, 209, 81], [253, 231, 37]];
 const INFERNO = [[0, 0, 4], [66, 10, 104], [147, 38, 103], [221, 81, 58], [252, 165, 10], [252, 255, 164]];
@@ -11,15 +11,15 @@ function between(stops, part) {
 
 const css = (rgb) => `rgb(${rgb.join(" ")})`;
 
-/** The colour of a path at a part of its length: dark purple to bright yellow, or to red where it breaks the model. */
+/** The colour at a fraction of a path: dark purple to bright yellow, or to red for an adversarial search. */
 export const pathColor = (part, away) => css(between(away ? [VIRIDIS[0], [220, 50, 32]] : VIRIDIS, part));
 
-/** A small canvas of values in [0, 1], rows of numbers: a saliency map. */
+/** A small canvas of a saliency map, given as rows of values in [0, 1]. */
 export const heat = (values) => painted(values, (value) => [...between(INFERNO, value), 255]);
 
 const [WORSE, BETTER] = [[38, 70, 255], [255, 150, 20]];
 
-/** A small canvas of differences: worse is blue, better is orange, what makes no difference is clear. */
+/** A small canvas of differences: worse is blue, better is orange, zero is transparent. */
 export const difference = (values, most) =>
   painted(values, (value) => [...(value < 0 ? WORSE : BETTER), 195 * Math.min(Math.abs(value) / most, 1)]);
 

@@ -10,7 +10,7 @@ function draw(name, attributes, text = "") {
   return element;
 }
 
-/** Draw probabilities of steps 0 … steps into an element; others are the control's, at the last step. */
+/** Draw the probabilities of steps 0 … steps into an element, and those of the control (`others`) at the last step. */
 export function curve(element, { values, steps, away = false, others = [], now = values.length - 1 }) {
   const x = (step) => LEFT + ((WIDTH - LEFT - RIGHT) * step) / Math.max(steps, 1);
   const y = (p) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - p);

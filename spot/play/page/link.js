@@ -1,4 +1,4 @@
-// The WebSocket. Requests go into slots; in a slot the newest request wins, here and on the server.
+// The WebSocket. Each request has a slot; the newest request replaces older ones, here and on the server.
 
 const RETRY = 1000;
 
@@ -8,8 +8,8 @@ export class Link {
     this.number = 0;
   }
 
-  /** opened(about) is called at every connection, closed() when it is lost, failed(sentence) for errors, busy(true or
-   * false) when work begins and when nothing is left to wait for. */
+  /** Hooks: opened(about) after each connection, closed() when it is lost, failed(sentence) for errors, and busy(true
+   * or false) when work begins and when no request is pending. */
   connect(hooks) {
     this.hooks = hooks;
     const socket = new WebSocket(`ws://${location.host}/live`);
@@ -28,7 +28,7 @@ export class Link {
     return this.socket?.readyState === WebSocket.OPEN;
   }
 
-  /** Ask at once, instead of whatever runs in the slot. The answer may come in several parts. */
+  /** Send a request at once, replacing the slot's running one. The answer may have several parts. */
   start(slot, request, answer) {
     if (!this.ready) return;
     const id = (this.number += 1);
@@ -37,14 +37,14 @@ export class Link {
     this.socket.send(JSON.stringify({ slot, id, ...request }));
   }
 
-  /** Ask as soon as the slot's last request is answered; of several that wait, only the newest is asked. */
+  /** Send a request when the slot's last one is answered. Only the newest waiting request is sent. */
   latest(slot, request, answer) {
     const busy = this.slots.get(slot);
     if (busy) busy.next = [request, answer];
     else this.start(slot, request, answer);
   }
 
-  /** Ask once; a promise of the answer. */
+  /** Send a request and return a promise of the answer. */
   ask(slot, request) {
     return new Promise((resolve) => this.start(slot, request, resolve));
   }
@@ -72,7 +72,7 @@ export class Link {
   }
 }
 
-/** Send a body by POST; what comes back, or null after telling why not. */
+/** POST a body. Returns the response, or null after reporting the error. */
 export async function post(path, body, failed, headers = {}) {
   try {
     const response = await fetch(path, { method: "POST", body, headers });

@@ -1,4 +1,4 @@
-// The playground: the page's buttons, keys, files and drops, each with what it does.
+// The playground's event handlers: buttons, keys, files and drops.
 
 import * as address from "./address.js";
 import { $, app, link, note } from "./app.js";

@@ -1,4 +1,4 @@
-// One model on the picture: stage, prediction, cost and loupe. Knows how to show, not what to do next.
+// One model on the picture: stage, prediction, cost and loupe. Display only, without control logic.
 
 import { Stage } from "./stage.js";
 
@@ -26,7 +26,7 @@ export class Panel {
     this.find(".model").addEventListener("change", (event) => hooks.modelChosen(this, event.target.value));
     for (const name of ["dim", "saliency", "pixels"])
       this.find(`.${name}`).addEventListener("change", () => hooks.toggled(this, name));
-    // What this panel shows; positions live in the stage.
+    // The displayed state. The stage holds the positions.
     Object.assign(this, { model: null, info: null, prediction: null, searched: null, field: null, saliency: null, price: null });
   }
 
@@ -42,7 +42,7 @@ export class Panel {
     return this.find(`.${name}`).checked;
   }
 
-  /** Show a prediction; label is the index of the class that the search is about. */
+  /** Show a prediction. `label` is the class index of the search. */
   predict(prediction, label) {
     this.prediction = prediction;
     this.find(".count").textContent = count(this.positions.length, "token");
@@ -75,7 +75,7 @@ export class Panel {
     this.find(".cost-ms").textContent = `${price.ms.toFixed(price.ms < 10 ? 1 : 0)} ms`;
   }
 
-  /** Show what the selected token reads, sample for sample. */
+  /** Show the samples of the selected token. */
   loupe(samples) {
     const canvas = this.find(".loupe canvas");
     const pen = canvas.getContext("2d");
@@ -101,7 +101,7 @@ export class Panel {
     note.replaceChildren(...lines.flatMap((text) => [text, document.createElement("br")]));
   }
 
-  /** Whether a token at pixels (row, column) is a patch of the grid, whole pixels, or lies between pixels. */
+  /** Whether a token at pixels (row, column) is aligned to the grid, to whole pixels, or to neither. */
   alignment(row, column) {
     const side = this.info.window;
     const start = [row - side / 2, column - side / 2];

@@ -1,4 +1,4 @@
-// Placements and pictures from elsewhere: priors, files, the clipboard.
+// Placements and pictures from priors, files and the clipboard.
 
 import { $, app, labelOf, link, note } from "./app.js";
 import { post } from "./link.js";
@@ -70,7 +70,7 @@ export function snap() {
   ]));
 }
 
-/** Use positions from JSON text; returns what is wrong with them, or null. */
+/** Use positions from JSON text. Returns an error message, or null. */
 export async function usePasted(text) {
   let value;
   try {

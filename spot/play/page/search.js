@@ -7,7 +7,7 @@ import { refresh, setPositions } from "./show.js";
 import { remember, writeAddress } from "./views.js";
 import { overlay, whyShown } from "./why.js";
 
-const STEP_TIME = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 90; // ms that a step of a search is shown
+const STEP_TIME = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 90; // display time of a search step, in ms
 export const OBJECTIVES = {
   descent: "more probable",
   obfuscate: "a wrong label",
@@ -56,7 +56,7 @@ export function search(objective) {
   });
 }
 
-/** Show the steps that have arrived, one after another, slowly enough to be seen. */
+/** Animate the received steps, one after another. */
 function showStep() {
   const [panel, answer] = app.steps.shift() ?? [];
   app.showing = Boolean(answer);

@@ -1,4 +1,4 @@
-// What a panel shows: its model, its picture, and the prediction for its positions.
+// The content of a panel: its model, its picture, and the prediction for its positions.
 
 import { $, app, labelOf, link, note, sample, speak } from "./app.js";
 import { searchShown, stopWork } from "./search.js";
@@ -37,7 +37,7 @@ export async function showPicture(panel) {
   return true;
 }
 
-/** Ask again for what depends on the panel's positions. */
+/** Request everything that depends on the panel's positions. */
 export function refresh(panel) {
   if (!panel.info || !panel.positions.length) return;
   const request = { picture: app.picture, model: panel.model, positions: panel.positions };
@@ -60,7 +60,7 @@ function price(panel) {
   });
 }
 
-/** Positions are new: forget what was said of the old ones. */
+/** Clear the results of the old positions after a change. */
 export function changed(panel) {
   if (panel.field) {
     panel.field = null;
@@ -124,7 +124,7 @@ export function activate(panel) {
   if (panel.info) modelShown(panel);
 }
 
-/** The number of tokens in its field, unless someone is writing there. */
+/** Show the number of tokens in its input field, unless the field has the focus. */
 function countShown(panel) {
   if (document.activeElement !== $("tokens")) $("tokens").value = panel.positions.length;
 }

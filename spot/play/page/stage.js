@@ -2,7 +2,7 @@
 
 import { pathColor } from "./colors.js";
 
-const FINE = 0.1; // pixels that an arrow key moves
+const FINE = 0.1; // pixels moved by an arrow key
 const SLOP = 4; // screen pixels before a click becomes a drag
 const SIZES = [0.5, 8];
 
@@ -30,15 +30,15 @@ export class Stage {
     this.draw();
   }
 
-  // ---- where things are
+  // ---- geometry
 
-  /** An event's place as a fraction [y, x]. */
+  /** The place of an event, as a fraction [y, x]. */
   place(event) {
     const box = this.canvas.getBoundingClientRect();
     return [(event.clientY - box.top) / box.height, (event.clientX - box.left) / box.width];
   }
 
-  /** The nearest of the tokens whose window holds a place, or null; the selected one first. */
+  /** The nearest token whose window contains a place, or null. The selected token takes precedence. */
   at([y, x]) {
     let best = null;
     let nearest = Infinity;
@@ -51,7 +51,7 @@ export class Stage {
     return best;
   }
 
-  /** Keep a place between the centres of the outermost pixels. */
+  /** Clamp a place to the centres of the outermost pixels. */
   inside([y, x]) {
     const [h, w] = this.size.map((length) => 0.5 / length);
     return [Math.fround(Math.min(Math.max(y, h), 1 - h)), Math.fround(Math.min(Math.max(x, w), 1 - w))];
@@ -65,7 +65,7 @@ export class Stage {
     return [y + half / this.size[0], x + half / this.size[1]];
   }
 
-  // ---- hand
+  // ---- input
 
   down(event) {
     if (event.button) return;
@@ -166,14 +166,14 @@ export class Stage {
   }
 
   change(positions, selected, how) {
-    // A third number for one token is a third number for all.
+    // If one token has a scale, all tokens need one.
     const columns = Math.max(...positions.map((place) => place.length));
     this.hooks.changed(positions.map((place) => (place.length < columns ? [...place, 1] : place)), selected, how);
   }
 
-  // ---- picture
+  // ---- drawing
 
-  /** Draw with the next frame, once for all that changes until then. */
+  /** Draw in the next frame, once for all changes until then. */
   draw() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
@@ -181,7 +181,7 @@ export class Stage {
     });
   }
 
-  /** The image at the canvas's size: as it is, dimmed, and without colours; made anew only when one of them changes. */
+  /** The image at the canvas's size: original, dimmed and greyscale. Redrawn only after a change. */
   prepare(width, height) {
     const made = this.pictures;
     if (made.image === this.image && made.bright.width === width && made.bright.height === height) return;
@@ -215,7 +215,7 @@ export class Stage {
       pen.imageSmoothingEnabled = true;
       pen.imageSmoothingQuality = "high";
       pen.globalAlpha = this.overlay.alpha;
-      // A field's outermost values are those of the outermost pixels; a map's are of cells.
+      // The outermost values of a field belong to the outermost pixels, those of a map to cells.
       const { canvas, inset } = this.overlay;
       pen.drawImage(canvas, inset, inset, canvas.width - 2 * inset, canvas.height - 2 * inset, 0, 0, width, height);
       pen.globalAlpha = 1;

@@ -1,4 +1,4 @@
-// Views of the page: what can be undone, bookmarked and restored, and one panel or two.
+// Views of the page, for undo, bookmarks and restoring, with one or two panels.
 
 import * as address from "./address.js";
 import { $, app, link, note } from "./app.js";
@@ -22,7 +22,7 @@ export async function begin() {
   if (!(known && (await restore(wanted)))) await start(about.samples[0].id);
 }
 
-/** A fresh view: the first model on a picture, with a few of its own tokens. */
+/** A new view: the first model on a picture, with its default prior and at most 25 tokens. */
 async function start(picture) {
   app.picture = picture;
   const panel = addPanel();
@@ -58,7 +58,7 @@ const settings = () => ({
   steps: $("steps").value,
 });
 
-/** Show a view; false if its picture or a model cannot be had. */
+/** Show a view. Returns false if its picture or a model is not available. */
 export async function restore({ picture, panels, selected, ...fields }) {
   stopWork();
   app.picture = picture;
@@ -92,7 +92,7 @@ function dropPanel() {
   arrange();
 }
 
-/** One panel beside the controls, or two. "Why here?" and the samples stand where there is room. */
+/** Show one or two panels beside the controls. "Why here?" and the samples move to where there is room. */
 function arrange() {
   const two = app.panels.length > 1;
   const [alone] = two ? [] : app.panels;
@@ -102,7 +102,7 @@ function arrange() {
   (alone?.element ?? document.querySelector(".pictures")).append($("strip"));
 }
 
-/** Keep the view as it is before a change. Small changes of one gesture are one entry. */
+/** Save the view for undo before a change. Changes of one gesture are one entry. */
 export function remember(gesture = null) {
   const same = gesture !== null && app.gesture?.name === gesture && performance.now() - app.gesture.time < 1200;
   app.gesture = { name: gesture, time: performance.now() };

@@ -1,4 +1,4 @@
-// Fields over the picture: saliency, and "Why here?".
+// Overlays on the picture: saliency, and the field of "Why here?".
 
 import { $, app, labelOf, link, note } from "./app.js";
 import { difference, differenceGradient, heat } from "./colors.js";
@@ -13,12 +13,12 @@ export function overlay(panel) {
   if (field?.values) {
     const numbers = field.values.flat().filter((value) => value !== null);
     const gains = field.values.map((row) => row.map((value) => (value === null ? null : value - field.here)));
-    // The strongest hundredth of the differences would leave no colour for the others.
+    // Clip the largest 2 % of the differences; otherwise they would use the whole colour scale.
     const sizes = gains.flat().filter((gain) => gain !== null).map(Math.abs).sort((a, b) => a - b);
     field.most = Math.max(sizes[Math.floor(0.98 * (sizes.length - 1))], 1e-3);
     [field.low, field.high] = [Math.min(...numbers), Math.max(...numbers)];
     const best = field.values.flat().indexOf(field.high);
-    // The field reaches from the centre of the first pixel to that of the last.
+    // The field spans from the centre of the first pixel to that of the last.
     field.best = [Math.floor(best / field.side), best % field.side].map((at, i) =>
       Math.fround((0.5 + (at / (field.side - 1)) * (panel.info.size[i] - 1)) / panel.info.size[i]));
     shown = { canvas: difference(gains, field.most), alpha: 1, inset: 0.5, best: field.done ? field.best : null };
