@@ -1,4 +1,4 @@
-"""spot bench: how fast models, baselines and runtimes are, and what accuracy they keep."""
+"""spot bench: latency and accuracy of models, baselines and runtimes."""
 
 from pathlib import Path
 from typing import Literal
@@ -25,24 +25,24 @@ def bench(
     json: options.Json = None,
     plot: Path | None = None,
 ) -> None:
-    """Time models, budgets and runtimes in turns in one process: accuracy kept, multiply-adds, time, speed-up.
+    """Compare accuracy, multiply-adds, time and speed-up of models, budgets and runtimes, timed in turns.
 
-    The first rows are the plain ViT's; every speed-up is relative to it in the same runtime. Times have their
-    quartiles: a wide spread says that the machine was busy. Ratios survive that better than milliseconds do.
+    The first rows are the plain ViT's; every speed-up is relative to it in the same runtime. Times have
+    quartiles: a wide spread means that the machine was busy. Ratios are then more reliable than milliseconds.
 
     Args:
         tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
-        batch_size: images at a time, each size measured.
+        batch_size: images per batch; each size is timed.
         runtime: eager PyTorch, torch.compile, ONNX Runtime; onnx files are exported first.
-        baseline: merged places more windows and merges them at the budget's cost, patch-dropout keeps as many
-            patches, tome merges until as many tokens are left, tome-cost until its blocks cost as much.
-        against: other timm models as further rows and points, NAME or NAME=TOP1 in percent.
-        early_exit: time the model's cascade too, on the photographs of this folder. Each round takes other ones: an
-            easy photograph takes less time than a hard one. Budgets are then only those of --tokens.
-        cascade: of spot calibrate, for --early-exit; by default the shipped one.
-        weights: a file with the timm model's weights. Without it weights are random, which are as fast as any.
-        rounds: how often each model is timed.
-        threads: of the CPU. With one, times are the processor's own, which other programs disturb least.
+        baseline: merged places more windows and merges them at the budget's cost, patch-dropout keeps N random
+            patches, tome merges until N tokens are left, tome-cost until its blocks cost as much as N tokens.
+        against: other timm models to compare with, NAME or NAME=TOP1 in percent.
+        early_exit: also time the model's cascade on the photographs in this folder. Each round takes different
+            ones, because easy photographs take less time than hard ones. Only budgets in --tokens are then timed.
+        cascade: a file that spot calibrate wrote, for --early-exit; by default the shipped one.
+        weights: a file with the timm model's weights. Without it weights are random, which takes the same time.
+        rounds: number of times that each model is timed.
+        threads: CPU threads. With one, processor time is measured, which other programs affect least.
         device: cpu, cuda, cuda:1, mps; by default the GPU if there is one and only eager is timed.
         plot: draw accuracy against time, or without known accuracies the speed-up against the ratio of multiply-adds.
 

@@ -1,4 +1,4 @@
-"""spot calibrate: choose stages and thresholds of a cascade on images without labels."""
+"""spot calibrate: choose stages and thresholds of a cascade on unlabelled images."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,7 +29,7 @@ def calibrate(
     merge: bool = True,
     keep: Path | None = None,
 ) -> None:
-    """Calibrate early exit: choose stages and the confidence at which each stops, on images without labels.
+    """Calibrate early exit: choose stages and their confidence thresholds on unlabelled images.
 
     Use the file with predict --cascade FILE, evaluate --cascade FILE, or spot.Cascade.load(FILE, model).
 
@@ -37,11 +37,11 @@ def calibrate(
         out: the .json file.
         tokens: budgets of the early stages to choose from. Default: an eighth, a quarter and a half of the grid.
         lose: the largest expected loss of accuracy; 0.01 is one point.
-        agree: instead of --lose: the share of images on which it must agree with the dense ViT.
+        agree: instead of --lose: the required agreement with the dense ViT, a share of images.
         cost: instead of --lose: the largest share of the dense ViT's multiply-adds. The cascade then loses as little
             as possible.
-        time: the same with time instead of multiply-adds, measured here on one image.
-        runtime: in which --time is measured: eager PyTorch, or the files that spot export --cascade would write.
+        time: the same with latency instead of multiply-adds, measured on this machine for one image.
+        runtime: the runtime for --time: eager PyTorch, or the files that spot export --cascade would write.
         merge: allow stages to merge similar tokens (ToMe).
         keep: a file with the images to calibrate on, one path per line. Default: all.
 

@@ -29,23 +29,23 @@ def export(
 ) -> None:
     """Write a model as one ONNX file (or torch.export program), and verify it against the model.
 
-    Normalisation, class names and preprocessing are inside the file. It takes images of any size and
-    positions (B, N, 2), with --sizes (B, N, 3), with --regions (B, N, 7); or, with --prior or --tokens, images alone.
+    The file contains normalisation, class names and preprocessing. Its inputs are images of any size and positions
+    (B, N, 2), with --sizes (B, N, 3), with --regions (B, N, 7). With --prior or --tokens it takes only images.
 
     Args:
         out: the file to write: .onnx, or .pt2 for torch.
         to: onnx, or torch for torch.export.
-        image: uint8 takes RGB pixels (B, H, W, 3), float the model's own normalised input (B, C, H, W).
-        prior: build this placement in, so that the file takes images alone.
-        tokens: how many tokens to build in; by default the model's own.
+        image: uint8 for RGB pixels (B, H, W, 3), float for the model's normalised input (B, C, H, W).
+        prior: build this placement in, so that the file takes only images.
+        tokens: number of tokens to build in; by default the model's own.
         sizes: take a scale for each window, as the third number of its position.
         regions: take a scale and a region for each window.
-        features: also give pooled features (B, D), or features of all tokens (B, P + N, D).
-        opset: of the ONNX file; below 23 attention is written as its parts, for older runtimes.
-        compiled: with torch, compile through AOTInductor for machines like this one.
+        features: also output pooled features (B, D), or features of all tokens (B, P + N, D).
+        opset: of the ONNX file; below 23 attention is decomposed, for older runtimes.
+        compiled: with torch, compile with AOTInductor for machines like this one.
         merge: place more windows than --tokens and merge similar ones, at the cost of --tokens.
-        cascade: write the model's cascade instead, into the folder --out: a file per stage, for early exit.
-        images: a folder of pictures to verify with; by default built-in scenes. Noise is always tried.
+        cascade: write the model's early-exit cascade to the folder --out instead: a file per stage.
+        images: a folder of pictures for verification; by default built-in scenes. Noise is always used too.
 
     example: spot export scenes-a --prior isotropic --tokens 16 --merge --out scenes.onnx
     """

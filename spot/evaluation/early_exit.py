@@ -1,18 +1,18 @@
-"""Calibrating a cascade on unlabelled images, and measuring one on labelled ones.
+"""Calibrate a cascade on unlabelled images, and measure one on labelled images.
 
     cascade = calibrate(spot.Family("vit-ti"), batches, budgets=(25, 49, 100), lose=0.01)
     cascade.save("vit-ti.cascade.json")
-    row = measure(cascade, batches)             # accuracy, mean multiply-adds, where images stopped
+    row = measure(cascade, batches)             # accuracy, mean multiply-adds, share of images per stage
 
-Every budget and the grid run once on every image, each with more or less merging. Then, for each choice of at most two
-stages before the grid, the weights that add up log-probabilities are fitted (least KL from the dense ViT). Of all
-thresholds, those with the fewest multiply-adds are taken that meet one of three goals:
+Every budget and the grid run once on every image, with several amounts of merging. For each choice of at most two
+stages before the grid, the weights of the summed log-probabilities are fitted to the dense ViT (least KL). Among all
+thresholds, calibration chooses those with the lowest cost that reach one of these goals:
 
-    lose     the expected loss of accuracy is at most this. Where the cascade predicts another class, the expected loss
+    lose     the expected loss of accuracy is at most this. If the cascade predicts another class, the expected loss
              is the dense ViT's probability of its own class minus that of the cascade's class
     agree    the cascade agrees with the dense ViT on this share of the images on which the grid alone does
     cost     the reverse: the least expected loss at no more than this share of the dense ViT's multiply-adds
-    time     the same with measured time: each stage is timed on one image, in turns with the others
+    time     like `cost` with measured time: each stage is timed on one image, interleaved with the others
 """
 
 import math
@@ -38,14 +38,14 @@ from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import in_few_blocks, late
 from spot.models.wrappers import TokenModel
 
-SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: budgets of the stages before it, unless told otherwise
-# How stages may merge: this share of their tokens, from this share of the blocks on.
+SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: default budgets of the stages before it
+# Merging options of a stage: this share of its tokens, from this share of the blocks on.
 GRID_MERGES = ((0.72, 5 / 12), (0.65, 1 / 3), (0.82, 1 / 3), (0.74, 1 / 4), (0.83, 1 / 4), (0.8, 1 / 6))
 EARLY_MERGES = ((0.7, 1 / 4), (0.8, 1 / 4))
-FEW_MERGES = (0.5, 0.6, 0.7)  # where time counts, so much is merged in few blocks instead
+FEW_MERGES = (0.5, 0.6, 0.7)  # for goals in time, these shares are merged in few blocks instead
 ROUNDS = 15  # of timing
-EARLY = 2  # at most so many stages before the grid
-LEVELS = 100  # thresholds that are tried for a stage: quantiles of its confidence
+EARLY = 2  # the largest number of stages before the grid
+LEVELS = 100  # number of thresholds tried for a stage: quantiles of its confidence
 
 
 class Predicted(NamedTuple):
@@ -53,31 +53,31 @@ class Predicted(NamedTuple):
 
     stages: Tensor  # (S, M, classes) log-probabilities
     dense: Tensor  # (M, classes) log-probabilities
-    labels: Tensor  # (M,) int64, -1 where unknown
+    labels: Tensor  # (M,) int64, -1 if unknown
     keys: Sequence[str] = ()  # M
 
 
 class Candidates(NamedTuple):
-    """The stages that a cascade can have, with the model of each. The grid's come last, first of them unmerged."""
+    """All possible stages of a cascade, with their models. Those of the grid come last, the unmerged one first."""
 
     stages: list[Stage]
     models: list[TokenModel]
 
 
 class Chosen(NamedTuple):
-    """The cheapest cascade that is good enough, and what it does on the images it was chosen on."""
+    """The chosen cascade, with its results on the calibration images."""
 
     stages: tuple[Stage, ...]
     agreed: float  # the share of images on which it agrees with the dense ViT
-    lost: float  # accuracy, as the dense ViT's probabilities expect it
+    lost: float  # expected loss of accuracy under the dense ViT's probabilities
     macs: float  # mean multiply-adds
-    took: float = 1.0  # the share of the dense ViT's multiply-adds or, where that was asked for, of its time
+    took: float = 1.0  # cost as a share of the dense ViT's multiply-adds or, for goals in time, of its time
 
 
 def possible_stages(
     source: Source, budgets: Sequence[int], *, merge: bool = True, prior: str | None = None, few: bool = False
 ) -> Candidates:
-    """The stages that a cascade can have: every budget, then the grid, without merging and with.
+    """All possible stages of a cascade: every budget, then the grid, each without and with merging.
 
     few: merge in few blocks, which takes less time.
     """
@@ -113,8 +113,8 @@ def predict_all(
 ) -> Predicted:
     """Run every possible stage on every image.
 
-    dense: the ViT to agree with; by default the model of the whole grid.
-    mirror: also run on the mirror images, as images of their own.
+    dense: the reference ViT; by default the model on the whole grid.
+    mirror: also run on horizontally flipped images, as additional images.
     """
     stages, answers, labels = [], [], []
     keys: list[str] = []
@@ -153,18 +153,18 @@ def calibrate(
     prior: str | None = None,
     timer: Callable[[Candidates], Mapping[tuple[Any, ...], float]] | None = None,
 ) -> Cascade:
-    """The cheapest cascade that is nearly as accurate as the dense ViT.
+    """Choose the cheapest cascade that is nearly as accurate as the dense ViT.
 
     Args:
-        source: a family, whose dense ViT is the one that was retrofitted, or a model.
+        source: a family, whose dense ViT is the original one, or a model.
         batches: images; their labels are not used.
         budgets: of the stages before the grid, from which at most two are chosen; by default SHARES of the grid.
-        lose: how much accuracy it may be expected to lose: 0.01 is one point.
-        agree: instead, the share of images on which it must agree with the dense ViT, of those where the grid does.
-        cost: instead, the share of the dense ViT's multiply-adds that it may have.
-        time: instead, the share of the dense ViT's time on one image that it may take, as measured on this machine.
-        merge: stages may merge similar tokens on the way (ToMe).
-        prior: where tokens go; by default the model's own.
+        lose: the largest expected loss of accuracy; 0.01 is one point.
+        agree: instead, the required agreement with the dense ViT, as a share of the images on which the grid agrees.
+        cost: instead, the largest share of the dense ViT's multiply-adds.
+        time: instead, the largest share of the dense ViT's latency for one image, measured on this machine.
+        merge: allow stages to merge similar tokens (ToMe).
+        prior: the placement; by default the model's own.
         timer: measures the seconds of each stage, by tokens and merges; by default `stage_seconds`, in eager PyTorch.
     """
     if cost is not None and not 0 < cost <= 1:
@@ -183,7 +183,7 @@ def calibrate(
         raise InputError(f"budgets are from 1 to below the grid's {cells} tokens, got {tuple(budgets)}")
     candidates = possible_stages(source, budgets, merge=merge, prior=prior, few=time is not None)
     stages = candidates.stages
-    # Of many cascades the best looks better than it is; twice as many pictures make that less.
+    # The best of many cascades is overestimated on its own images; twice as many images reduce this bias.
     predicted = predict_all(candidates, batches, mirror=True)
     seconds = None if time is None else (timer or stage_seconds)(candidates)
     chosen = cheapest(predicted, stages, lose=lose, agree=agree, cost=cost if time is None else time, seconds=seconds)
@@ -200,7 +200,7 @@ def calibrate(
 
 
 class Way(NamedTuple):
-    """A cascade without thresholds: its stages, and of each what it says (M,) and how sure it is (M,)."""
+    """A cascade without thresholds: its stages, with predictions (M,) and confidences (M,) for each stage."""
 
     stages: list[Stage]
     guesses: list[Tensor]
@@ -208,12 +208,12 @@ class Way(NamedTuple):
 
 
 def ways(predicted: Predicted, possible: Sequence[Stage]) -> list[Way]:
-    """All cascades of at most EARLY budgets and the grid, with the weights that add up what their stages say."""
+    """All cascades of at most EARLY budgets and the grid, with fitted weights of log-probabilities."""
     cells = max(stage.tokens for stage in possible)
     ends = [index for index, stage in enumerate(possible) if stage.tokens == cells]
     early = [index for index in range(len(possible)) if index not in ends]
     nothing = Way([], [], []), torch.zeros_like(predicted.dense)
-    begun: dict[tuple[int, ...], tuple[Way, Tensor]] = {(): nothing}  # by the stages before the grid; what they know
+    begun: dict[tuple[int, ...], tuple[Way, Tensor]] = {(): nothing}  # by stages before the grid
 
     def longer(before: tuple[int, ...], index: int) -> tuple[Way, Tensor]:
         way, known = begun[before]
@@ -240,11 +240,11 @@ def cheapest(
     tried: Sequence[Way] | None = None,
     seconds: Mapping[tuple[Any, ...], float] | None = None,
 ) -> Chosen:
-    """Of all cascades the cheapest that is good enough, or the best that is cheap enough; see the module.
+    """The cheapest cascade that reaches the goal or, for a cost or time, the best one within it; see the module.
 
     Args:
-        tried: `ways`, where they are known already.
-        seconds: of each stage, by tokens and merges, to count instead of multiply-adds.
+        tried: precomputed `ways`.
+        seconds: time of each stage, by tokens and merges; used as the cost instead of multiply-adds.
     """
 
     def price(stage: Stage) -> float:
@@ -253,11 +253,11 @@ def cheapest(
     answer, likely = predicted.dense.argmax(1), predicted.dense.exp()
 
     def score(guess: Tensor) -> Tensor:
-        """What answers (M,) are worth, one by one."""
+        """The expected accuracy, or agreement, of predictions (M,), per image."""
         return likely.gather(1, guess[:, None])[:, 0] if agree is None else (guess == answer).float()
 
     cells = [stage.tokens for stage in possible]
-    grid = cells.index(max(cells))  # without merging, which comes first
+    grid = cells.index(max(cells))  # the first one is without merging
     wanted, most = -math.inf, math.inf
     if cost is not None:
         most = cost * price(possible[grid])
@@ -271,7 +271,7 @@ def cheapest(
         found = thresholds(way.confidences, scores, [price(stage) for stage in way.stages], wanted, most)
         if found is None:
             continue
-        spent = found.macs if cost is None else -found.score  # what is to be small
+        spent = found.macs if cost is None else -found.score  # minimised
         if best is None or spent < best[0]:
             limits = (*found.limits, 0.0)
             stages = tuple(replace(stage, threshold=limit) for stage, limit in zip(way.stages, limits, strict=True))
@@ -279,7 +279,7 @@ def cheapest(
             mean = sum(share * stage.macs for share, stage in zip(runs, stages, strict=True))
             best = spent, stages, stopped(way.confidences, way.guesses, limits), mean
             took = found.macs / price(possible[grid])
-    if best is None:  # only for want of multiply-adds: the grid alone is as good as itself
+    if best is None:  # only if `cost` is too small: otherwise the grid alone qualifies
         raise InputError(f"no cascade of these stages costs at most {cost} of the dense ViT; begin with fewer tokens")
     _, chosen, guess, mean = best
     lost = (likely.amax(1) - likely.gather(1, guess[:, None])[:, 0]).mean().item()
@@ -287,14 +287,14 @@ def cheapest(
 
 
 def _reach(confidences: Sequence[Tensor], limits: Sequence[float], number: int) -> float:
-    """The share of images that no stage before this one stops."""
+    """The share of images that reach this stage."""
     pairs = zip(confidences[:number], limits, strict=False)
     return torch.stack([confidence < limit for confidence, limit in pairs]).all(0).double().mean().item()
 
 
 @torch.no_grad()
 def stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
-    """The time of each stage on one image, with its placement: medians of rounds in turns, by tokens and merges."""
+    """The time of each stage on one image, including placement, by tokens and merges: medians of interleaved rounds."""
     keys = [(stage.tokens, stage.merged) for stage in candidates.stages]
     model = candidates.models[0].spot_vit
     image = torch.randn(1, *image_shape(model), device=next(model.parameters()).device)
@@ -303,7 +303,7 @@ def stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
         key: partial(predict_stage, each, last=key[0] == cells)
         for key, each in zip(keys, candidates.models, strict=True)
     }
-    interleaved(calls, image, 2)  # to warm up
+    interleaved(calls, image, 2)  # warm-up
     clock: Clock = "processor" if image.device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
     return {key: median(seconds) for key, seconds in interleaved(calls, image, ROUNDS, clock).items()}
 
@@ -317,7 +317,7 @@ def stopped(confidences: Sequence[Tensor], guesses: Sequence[Tensor], limits: Se
 
 
 class Limits(NamedTuple):
-    """Thresholds of all stages but the last, with the mean score and the mean cost that they give."""
+    """Thresholds of all stages but the last, with the resulting mean score and mean cost."""
 
     limits: tuple[float, ...]
     score: float
@@ -331,19 +331,19 @@ def thresholds(
     wanted: float,
     most: float = math.inf,
 ) -> Limits | None:
-    """The cheapest thresholds whose mean score is as wanted; with a limit `most` of the mean cost the best below it.
+    """The cheapest thresholds with at least the wanted mean score; with a limit `most`, the best mean score within it.
 
-    confidences and scores: (M,) for every stage. None where no thresholds are good enough.
+    confidences and scores: (M,) for every stage. Returns None if no thresholds qualify.
     """
     levels = torch.linspace(0, 1, LEVELS + 1, dtype=torch.float64)
     tried = [torch.cat([each.double().quantile(levels), levels.new_tensor([2.0])]) for each in confidences[:-1]]
-    # Outcomes of all combinations at once, from the last stage to the first: (K, ..., M), one K for every stage but it.
+    # Outcomes of all combinations at once, from the last stage to the first: (K, ..., M), one K for each earlier stage.
     worth, cost = scores[-1].double(), torch.full_like(scores[-1], costs[-1], dtype=torch.float64)
     share, mean = worth.mean(), cost.mean()
     for stage in reversed(range(len(tried))):
         stops = (confidences[stage].double() >= tried[stage][:, None]).double()  # (K, M)
         score = scores[stage].double()
-        if stage == 0:  # only means over images are wanted, which are products
+        if stage == 0:  # only means over images are needed, which are products
             later = (1 - stops) / len(score)
             share = later @ worth.reshape(-1, len(score)).T + (stops * score).mean(1, keepdim=True)
             mean = costs[0] + later @ cost.reshape(-1, len(score)).T
@@ -361,7 +361,7 @@ def thresholds(
 
 
 def fit_weights(own: Tensor, earlier: Tensor | None, dense: Tensor) -> tuple[float, float]:
-    """Weights of log-probabilities (M, classes) whose sum is nearest to the dense ViT's, by KL: convex, by Newton."""
+    """Weights with which summed log-probabilities (M, classes) have the least KL from the dense ViT's, by Newton."""
     parts = torch.stack([own] if earlier is None else [own, earlier], -1).double()  # (M, classes, 1 or 2)
     weights = torch.zeros(parts.shape[-1], dtype=torch.float64)
     weights[0] = 1.0
@@ -380,7 +380,7 @@ def fit_weights(own: Tensor, earlier: Tensor | None, dense: Tensor) -> tuple[flo
 
 @torch.no_grad()
 def measure(cascade: Cascade, batches: Iterable[Batch], until: float | None = None) -> dict[str, Any]:
-    """Accuracy of a cascade, its mean cost, and the share of images that stopped at each stage.
+    """Accuracy of a cascade, its mean cost, and the share of images that stop at each stage.
 
     until: see Cascade.forward.
     """

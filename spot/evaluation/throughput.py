@@ -1,7 +1,7 @@
-"""Timing: models run in turns in one process, because absolute times say little on a shared machine.
+"""Timing: models take turns in one process, because absolute times are unreliable on a shared machine.
 
-Where other programs compete for the processor, one thread timed by the processor time it used is
-steadier by far than by the clock on the wall.
+If other programs compete for the processor, the processor time of one thread is far more stable
+than wall time.
 """
 
 import time
@@ -29,7 +29,7 @@ def interleaved(
 ) -> dict[K, list[float]]:
     """Seconds of every model in every round. Each round begins with another model, so that none is always first.
 
-    images: the same in every round, or a function that gives the batches of a round, of which the mean counts.
+    images: the same in every round, or a function that returns a round's batches, whose times are averaged.
     """
     names, now = list(models), CLOCKS[clock]
     seconds: dict[K, list[float]] = {name: [] for name in names}
@@ -50,12 +50,12 @@ def interleaved(
 
 
 def many_graphs() -> Any:
-    """Let torch.compile keep a graph for every model: past eight of a kind it would go back to eager unasked."""
+    """Let torch.compile keep a graph for every model: by default it falls back to eager after eight."""
     return torch._dynamo.config.patch(recompile_limit=1000)
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was told."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -64,7 +64,7 @@ def wait_for(device: torch.device) -> None:
 
 @contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """So many CPU threads, and afterwards as many as before."""
+    """Set the number of CPU threads, and restore it afterwards."""
     before = torch.get_num_threads()
     if count is not None:
         if count < 1:

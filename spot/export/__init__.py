@@ -1,6 +1,6 @@
 """A model as one file that runs elsewhere: ONNX and torch.export, and a runtime that needs no torch.
 
-`graph` is the model as it is written, with windows as `flat` reads them, `files` writes it, `verify` runs what was
-written against the model, and `runtime` (numpy, Pillow and ONNX Runtime alone) runs it. What a
-file says of itself is in `about`.
+`graph` is the module that is exported, with windows from `flat`. `files` writes it, `verify` compares the file's
+outputs with the model's, and `runtime` (which needs only numpy, Pillow and ONNX Runtime) runs it. A file's own
+description is called `about`.
 """

@@ -1,11 +1,11 @@
-"""Models, budgets, cascades and runtimes timed in turns: how much less time they take, and what accuracy they keep.
+"""Latency and accuracy of models, budgets, cascades and runtimes, with timings interleaved.
 
-In every runtime the plain ViT and each method at each budget run in turns on the same images. With one thread of a
-CPU times are the processor's, because other programs disturb them least; otherwise the wall clock's. A ratio is the
-median over rounds of the dense time by the other; its quartiles say how steady it was.
+In every runtime the plain ViT and each method at each budget take turns on the same images. On one CPU thread,
+processor time is measured, because it is least affected by other programs; otherwise wall time. A speed-up is the
+median over rounds of the dense time divided by the method's time; its quartiles show how stable it was.
 
-A cascade's time depends on the images: an easy one stops at the first stage, a hard one runs all of them. With one,
-each round takes other photographs, the same for all methods. Decoding and resizing are not timed.
+A cascade's time depends on the images: easy ones stop at the first stage, hard ones run all of them. If there is a
+cascade, each round takes other photographs, the same for all methods. Decoding and resizing are not timed.
 """
 
 import warnings
@@ -45,25 +45,25 @@ from spot.placement.sizes import Scale
 
 Runtime = Literal["eager", "compile", "onnx"]
 PLAIN, CASCADE = "plain", "cascade"
-LEAST = 16  # photographs of a round
+LEAST = 16  # photographs per round
 WARM_UP = 3  # rounds
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One line of the table: what is run, and what is known of it."""
+    """One row of the table: the model to time, and its known accuracy and cost."""
 
     model: str
     method: str
     tokens: int | None
     module: Any  # a TokenModel, a Cascade, or a timm model
-    accuracy: float | None  # top-1 in percent, where it was measured
+    accuracy: float | None  # top-1 in percent, if measured
     macs: int
-    stages: Sequence[float] = ()  # of a cascade: the share of photographs that ran each stage
+    stages: Sequence[float] = ()  # for a cascade: the share of photographs that ran each stage
 
 
 class Pictures(NamedTuple):
-    """A batch for eager models and for files."""
+    """A batch of images, in the formats of eager models and of exported files."""
 
     images: Tensor  # (B, C, H, W), normalised
     pixels: NDArray[np.uint8]  # (B, H, W, 3)
@@ -97,17 +97,17 @@ def bench(
 
     Args:
         tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
-        baselines: names in BASELINES; the plain ViT is always there.
+        baselines: names in BASELINES; the plain ViT is always included.
         against: other timm models, as NAME or NAME=TOP1.
-        photographs: a folder; then the model's cascade is a row too, and budgets are only those that are asked for. A
+        photographs: a folder; adds a row for the model's cascade, and then only the budgets in `tokens` are timed. A
             round takes the next 16 photographs, or a batch if that is more, in a random order. Without it images are
-            noise, which is as fast as any.
+            noise, which takes the same time.
         cascade: a file that `spot calibrate` wrote, instead of the shipped one.
-        weights: a file with the timm model's weights. Without it weights are random, which are as fast as any.
+        weights: a file with the timm model's weights. Without it weights are random, which takes the same time.
 
-    Columns: model, runtime, method, batch, tokens, accuracy, GMACs, MAC ratio, ms per image with its quartiles ms low
-    and ms high, speed-up over the plain ViT in the same runtime with its quartiles low and high, over fastest dense,
-    the plain ViT in the runtime in which it is fastest, and stages, the shares of photographs that ran each.
+    Columns: model, runtime, method, batch, tokens, accuracy, GMACs and MAC ratio; ms per image with its quartiles ms
+    low and ms high; speed-up over the plain ViT in the same runtime with its quartiles low and high; over fastest
+    dense, the speed-up over the plain ViT in its fastest runtime; stages, the share of photographs that ran each.
     """
     if not models:
         raise InputError("name at least one model, for example spot bench vit-ti")
@@ -143,7 +143,7 @@ def bench(
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
     with TemporaryDirectory() as folder, many_graphs(), cpu_threads(threads), torch.no_grad():
         calls: dict[tuple[Runtime, int], Call] = {}
-        taken: list[int] = []  # stages of every photograph that went through the cascade
+        taken: list[int] = []  # number of stages for every photograph that the cascade processed
         for number, entry in enumerate(entries):
             for runtime in runtimes:
                 path = Path(folder) / (f"{number}.onnx" if entry.method != CASCADE else CASCADE)
@@ -163,14 +163,14 @@ def bench(
 
 
 def noise_in_turn(batch: int, shape: tuple[int, ...], device: str) -> Callable[[int], list[Pictures]]:
-    """A function that gives the same batch in every round."""
+    """A function that returns the same batch in every round."""
     images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).to(device)
     pixels = np.random.default_rng(0).integers(0, 256, (batch, *shape[1:], 3), np.uint8)
     return lambda turn: [Pictures(images, pixels)]
 
 
 def photographs_in_turn(files: Sequence[Path], batch: int, model: SpotViT) -> Callable[[int], list[Pictures]]:
-    """A function that gives the next photographs for every round."""
+    """A function that returns the next photographs in every round."""
     count = -(-LEAST // batch) * batch
 
     def given(turn: int) -> list[Pictures]:
@@ -183,7 +183,7 @@ def photographs_in_turn(files: Sequence[Path], batch: int, model: SpotViT) -> Ca
 
 
 def with_stages(entry: Timed, taken: Sequence[int]) -> Timed:
-    """A cascade with what was seen of it: the share of photographs that ran each stage, and the mean cost."""
+    """A cascade with its measured share of photographs per stage, and its mean cost."""
     if entry.method != CASCADE:
         return entry
     stages = entry.module.stages
@@ -193,7 +193,7 @@ def with_stages(entry: Timed, taken: Sequence[int]) -> Timed:
 
 
 def opened(name: str, device: str, weights: str | Path | None, scale: Scale | None, real: bool = False) -> Source:
-    """A model or family on a device. Without weights those that would need a download are random, unless real."""
+    """A model or family on a device. Weights that need a download are random unless given or `real`."""
     try:
         torch.empty(0, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:
@@ -209,7 +209,7 @@ def opened(name: str, device: str, weights: str | Path | None, scale: Scale | No
 def candidates(
     name: str, source: Source, tokens: Sequence[int], baselines: Sequence[str], prior: str | None, every: bool
 ) -> list[Timed]:
-    """The plain ViT, then SPoT and each baseline at each budget. every: without budgets take parts of the grid."""
+    """The plain ViT, then SPoT and each baseline at each budget. every: without budgets use fractions of the grid."""
     dense = dense_model(source)
     cells, known = len(dense.grid()), accuracies(name)
     budgets = list(dict.fromkeys(tokens)) or (sorted({-(-cells // part) for part in (8, 4, 2, 1)}) if every else [])
@@ -225,7 +225,7 @@ def candidates(
 
 
 def accuracies(name: str) -> dict[tuple[str, int | None], float]:
-    """Top-1 of a shipped model, by method and tokens, as its card has it."""
+    """Top-1 of a shipped model, by method and tokens, from the list of models."""
     for row in list_models():
         if name in (row["name"], row["alias"]):
             found = row["accuracy"]
@@ -237,7 +237,7 @@ def accuracies(name: str) -> dict[tuple[str, int | None], float]:
 
 
 def rival(text: str, device: str) -> Timed:
-    """Another timm model with random weights and images of its own size, from NAME or NAME=TOP1."""
+    """Another timm model with random weights and its own image size, from NAME or NAME=TOP1."""
     name, _, top1 = text.partition("=")
     if not timm.is_model(name.split(".")[0]):
         raise unknown("timm model", name, timm.list_models())
@@ -257,7 +257,7 @@ def own_shape(module: Any) -> tuple[int, ...]:
 def call_of(
     entry: Timed, runtime: Runtime, path: Path, shape: tuple[int, ...], threads: int, taken: list[int]
 ) -> Call | None:
-    """A function of pictures; a cascade adds to `taken` how many stages each took. None where it cannot be exported."""
+    """A function of pictures, or None if the model cannot be exported. A cascade appends stage counts to `taken`."""
     run: Any = entry.module
     if entry.method == "timm":
         own = own_shape(entry.module)
@@ -287,7 +287,7 @@ def call_of(
 
 
 def stages_of(cascade: Cascade, images: Tensor) -> list[int]:
-    """How many stages each image takes."""
+    """The number of stages that each image runs."""
     taken = torch.zeros(len(images), dtype=torch.int64)
     for step in cascade(images):
         taken[step.rows] += 1
@@ -295,7 +295,7 @@ def stages_of(cascade: Cascade, images: Tensor) -> list[int]:
 
 
 def onnx_stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
-    """As spot.evaluation.early_exit.stage_seconds, in ONNX Runtime on one thread: each stage is exported first."""
+    """Like spot.evaluation.early_exit.stage_seconds, in ONNX Runtime on one thread; exports each stage first."""
     require_onnx()
     shape = image_shape(candidates.models[0])
     cells, calls = candidates.stages[-1].tokens, {}
@@ -311,7 +311,7 @@ def onnx_stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
 
 
 def timm_session(module: nn.Module, path: Path, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Any]:
-    """A timm model as torch's exporter writes it, called with normalised images."""
+    """A timm model exported by torch, called with normalised images."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -332,7 +332,7 @@ def timm_session(module: nn.Module, path: Path, shape: tuple[int, ...], threads:
 def table_rows(
     entries: Sequence[Timed], seconds: Mapping[tuple[Runtime, int], Sequence[float]], batch: int
 ) -> list[dict[str, Any]]:
-    """Rows with the time per image, and the speed-up over the first model's plain ViT. seconds: of a batch."""
+    """Rows with the time per image, and the speed-up over the first model's plain ViT. seconds: per batch."""
     dense = {runtime: times for (runtime, number), times in seconds.items() if number == 0}
     fastest = min(dense.values(), key=median)
     rows = []
@@ -374,7 +374,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows as a person reads them."""
+    """The rows, formatted for display."""
     cascades = any(row["stages"] for row in rows)
     return [
         {

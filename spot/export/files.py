@@ -1,8 +1,8 @@
-"""Write a model as one file: ONNX, or a torch.export program (.pt2), verified before it gets its name.
+"""Write a model as one file, ONNX or a torch.export program (.pt2), and verify it before it gets its name.
 
-The file holds normalisation, class names and preprocessing, so that whoever runs it cannot get them
-wrong. `export` runs what it wrote against the model, on noise and on pictures, in several batch sizes,
-image sizes and numbers of tokens, and says the largest difference. A file that differs is not kept.
+The file contains normalisation, class names and preprocessing, so that its users cannot get them wrong.
+`export` compares the file with the model on noise and pictures, in several batch sizes, image sizes and
+numbers of tokens, and reports the largest difference. A file that differs is deleted.
 """
 
 import copy
@@ -37,7 +37,7 @@ from spot.store import whole, write_json
 
 Target = Literal["onnx", "torch"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
-FEWEST, MOST = 2, 256  # tokens; a model whose grid has more takes as many as its grid
+FEWEST, MOST = 2, 256  # tokens; the maximum is larger for a model with a larger grid
 LARGEST = 4096  # pixels along a side of an image
 BATCHES = 1024
 ATTENTION_OPSET = 23
@@ -46,7 +46,7 @@ PROTOBUF = 2 * 2**30  # bytes: no single ONNX file is larger
 
 @dataclass(frozen=True)
 class Written:
-    """What was written and how far it is from the model, by output: the largest difference, and the largest value."""
+    """An exported file with its largest difference from the model, and the largest value, by output."""
 
     path: Path
     about: dict[str, Any]
@@ -55,7 +55,7 @@ class Written:
 
     @property
     def summary(self) -> str:
-        """A line or two for people."""
+        """A short summary for display."""
         size = self.path.stat().st_size / 1e6
         differences = ", ".join(
             f"{name} by at most {value:.1e} (of values up to {self.largest[name]:.1f})"
@@ -83,18 +83,18 @@ def export(
     """Write a model to a file that runs without SPoT, and verify it.
 
     Args:
-        model: a SpotViT; a ToMe, such as Merging, whose placement and merges are built in; or a PlainViT.
+        model: a SpotViT, a PlainViT, or a ToMe such as Merging, whose placement and merges are built in.
         to: onnx, or torch for a torch.export program.
-        image: "uint8" takes RGB (B, H, W, 3), "float" the model's own normalised (B, C, H, W); H and W are
-            free unless a placement is built in.
+        image: "uint8" for RGB (B, H, W, 3), "float" for normalised images (B, C, H, W); H and W are free
+            unless a placement is built in.
         prior, tokens: build this placement in, with the model's scale. With neither, the file takes positions
-            (B, N, 2) beside images.
-        sizes: it takes (B, N, 3) instead, with each window's scale; always so where the model's scale is not 1.
-        regions: it takes (B, N, 7), with each window's scale and region.
-        outputs: of logits, pooled and tokens.
-        opset: of the ONNX file; below 23 attention is written as its parts, for older runtimes.
-        compiled: for torch, compile through AOTInductor (needs a C++ compiler, and runs on this kind of machine).
-        pictures: (H, W, 3) to verify with beside noise, already resized and cropped.
+            (B, N, 2) as a second input.
+        sizes: positions are (B, N, 3), with each window's scale; implied if the model's scale is not 1.
+        regions: positions are (B, N, 7), with each window's scale and region.
+        outputs: a selection of logits, pooled and tokens.
+        opset: of the ONNX file; below 23 attention is decomposed, for older runtimes.
+        compiled: for torch, compile with AOTInductor (needs a C++ compiler; runs only on similar machines).
+        pictures: (H, W, 3) for verification in addition to noise, already resized and cropped.
     """
     path = Path(path)
     merging = copy.deepcopy(model).cpu().float().eval() if isinstance(model, ToMe) else None
@@ -141,9 +141,9 @@ def export(
 
 
 def export_cascade(cascade: Cascade, folder: str | Path, **options: Any) -> list[Written]:
-    """Write a cascade as a folder: an ONNX file per stage, and thresholds and weights as JSON, for ExportedCascade.
+    """Write a cascade as a folder for ExportedCascade: an ONNX file per stage, and thresholds and weights as JSON.
 
-    options: image, opset and pictures, as `export` takes them.
+    options: image, opset and pictures, as in `export`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def export_stage(model: Any, path: Path, *, last: bool, **options: Any) -> Writt
 
 
 def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
-    """Refuse what cannot be written, before any work is done."""
+    """Refuse models and options that cannot be exported, before any work is done."""
     if path.suffix != SUFFIXES[to]:
         raise InputError(f"a file for {to} ends in {SUFFIXES[to]}, got {path}")
     if not outputs:
@@ -184,7 +184,7 @@ def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) ->
 
 
 def require_compiler() -> None:
-    """Refuse with a sentence where AOTInductor would find no compiler."""
+    """Raise a clear error if AOTInductor would find no compiler."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -195,7 +195,7 @@ def require_compiler() -> None:
 
 
 def require_onnx() -> None:
-    """Refuse with a sentence where the extra is missing or torch too old."""
+    """Raise a clear error if the extra is not installed or torch is too old."""
     for name in ("onnx", "onnxscript", "onnxruntime", "torch.onnx.ops"):
         try:
             import_module(name)
@@ -205,7 +205,7 @@ def require_onnx() -> None:
 
 
 def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int | None = None) -> Tensor:
-    """Positions (N, 2 or 3) of a prior that gives the same for every image of the model's size."""
+    """Positions (N, 2 or 3) of a prior that are the same for every image of the model's size."""
     chosen = resolve_prior(model.prior if prior is None else prior)
     if chosen.random or chosen.looks:
         reason = "draws at random" if chosen.random else "looks at the image"
@@ -215,7 +215,7 @@ def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int |
 
 
 def learned_placement(model: SpotViT, prior: AnyPrior | None = None) -> Policy | None:
-    """The policy that a prior is or names, or None where it is another."""
+    """The policy that a prior is or names, or None for any other prior."""
     chosen = resolve_prior(model.prior if prior is None else prior)
     if isinstance(chosen.draw, Policy):
         return chosen.draw
@@ -228,7 +228,7 @@ def learned_placement(model: SpotViT, prior: AnyPrior | None = None) -> Policy |
 
 
 def own_placement(model: SpotViT) -> list[list[float]] | None:
-    """The model's own positions, where they are the same for every image."""
+    """The model's own positions if they are the same for every image, else None."""
     chosen = resolve_prior(model.prior)
     return None if chosen.random or chosen.looks else fixed_placement(model).tolist()
 
@@ -236,7 +236,7 @@ def own_placement(model: SpotViT) -> list[list[float]] | None:
 def describe_export(
     model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens: int | None = None
 ) -> dict[str, Any]:
-    """What the file says of itself, as JSON values."""
+    """The file's description of itself, as JSON values."""
     config = model.data_config
     names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
     built_in = graph.positions
@@ -252,9 +252,9 @@ def describe_export(
         "outputs": list(graph.outputs),
         "prior": resolve_prior(model.prior if prior is None else prior).name,
         "built_in": built_in is not None or learned or dense,
-        "learned": learned,  # its positions are the image's own
-        "fixed_size": built_in is not None or learned or dense,  # images are of the model's own size
-        "merged": graph.schedule if graph.merging else None,  # tokens that each block merges away
+        "learned": learned,  # positions depend on the image
+        "fixed_size": built_in is not None or learned or dense,  # images must have the model's own size
+        "merged": graph.schedule if graph.merging else None,  # number of tokens that each block merges away
         "positions": None
         if learned
         else model.grid().tolist()
@@ -285,7 +285,7 @@ def describe_export(
 
 
 def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Inputs to trace with; no dimension that is to stay free has the size of another, or is 0 or 1."""
+    """Inputs for tracing. Sizes of free dimensions differ from each other and from 0 and 1."""
     batch, tokens = 2, 5
     sides = [side + 2 * number + 2 for number, side in enumerate(about["img_size"])]
     images = noise(about, batch, about["img_size"] if about["fixed_size"] else sides)
@@ -295,7 +295,7 @@ def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
-    """Which dimensions of the inputs are free, and between what bounds."""
+    """The free dimensions of the inputs, with their bounds."""
     dim = torch.export.Dim
     batch = dim("batch", min=1, max=BATCHES)
     rows = 1 if about["image"] == "uint8" else 2
@@ -309,7 +309,7 @@ def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
 
 
 def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATTENTION_OPSET) -> None:
-    """Trace a graph and write it as ONNX, with `about` among its metadata."""
+    """Trace a graph and write it as ONNX, with `about` in its metadata."""
     import onnx
 
     inputs = example(about)
@@ -327,12 +327,12 @@ def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATT
         )
     file = program.model_proto
     written = next(each.version for each in file.opset_import if not each.domain)
-    if written != opset:  # torch says so in its log only
+    if written != opset:  # torch only logs this
         raise InputError(f"this model cannot be written in opset {opset}; use opset {written} or a later one")
     file.producer_name, file.producer_version = "spot-vit", __version__
     del file.metadata_props[:]
     onnx.helper.set_model_props(file, {KEY: json.dumps(about)})
-    for node in file.graph.node:  # where in the source a node comes from: a third of the file's text
+    for node in file.graph.node:  # source locations of nodes: a third of the file's text
         del node.metadata_props[:]
         node.doc_string = ""
     onnx.save_model(file, str(path))
@@ -345,6 +345,6 @@ def write_torch(graph: Graph, about: dict[str, Any], path: Path, compiled: bool 
     if not compiled:
         torch.export.save(program, path, extra_files={f"{KEY}.json": json.dumps(about)})
         return
-    # Written straight to `path`: the package's name decides nothing.
+    # Written directly to `path`: the package's name has no effect.
     settings = {"aot_inductor.metadata": {KEY: json.dumps(about)}}
     torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)

@@ -1,9 +1,9 @@
-"""Windows as exported graphs read them: from one flat list of the batch's numbers, images (B, H, W, C).
+"""Windows in exported graphs: gathered from the flattened batch of images (B, H, W, C).
 
-`images.expand(tokens)`, which costs nothing in PyTorch, is a copy of the image for every token in ONNX Runtime, and
-its grid sampler is slow. Windows of scale 1 are (K + 1)² pixels and two interpolations, as in spot.tokens.windows.
-Those of other scales are one square of 2K + 4 pixels and two products with interpolation weights. Where the placement
-is known when the file is written, pixels' places and weights are constants in it (FixedWindows).
+`images.expand(tokens)` is free in PyTorch, but in ONNX Runtime it copies the image for every token, and the grid
+sampler there is slow. Windows of scale 1 are (K + 1)² pixels and two interpolations, as in spot.tokens.windows.
+Windows of other scales are one square of 2K + 4 pixels a side and two products with interpolation weights. If the
+placement is known at export, pixel indices and weights are constants in the file (FixedWindows).
 """
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 
 def flat_windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
-    """What spot.windows gives for images (B, H, W, C) of any dtype, as float32 (B, N, C, K, K)."""
+    """The same as spot.windows for images (B, H, W, C) of any dtype, as float32 (B, N, C, K, K)."""
     batch, height, width, channels = images.shape
     lengths = torch.tensor([height, width], device=images.device)
     start = positions * lengths - size / 2
-    # What is within rounding error of a pixel is that pixel, as in spot.tokens.windows, so that the grid gives patches.
+    # Starts within rounding error of a pixel are rounded to it, as in spot.tokens.windows, so the grid gives patches.
     pixel = start.round()
     start = torch.where((start - pixel).abs() < 8 * torch.finfo(start.dtype).eps * lengths, pixel, start)
     start = start.clamp(min=-size - 1).minimum(lengths)
@@ -23,7 +23,7 @@ def flat_windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
     y, x = (start - whole)[..., None, None, None].unbind(2)  # (B, N, 1, 1, 1) each
     steps = torch.arange(size + 1, device=images.device)
     places = (whole[..., None].long() + steps).clamp(min=0).minimum(lengths[:, None] - 1)  # (B, N, 2, K + 1)
-    first = torch.arange(batch, device=images.device)[:, None] * (height * width)  # of each image's pixels
+    first = torch.arange(batch, device=images.device)[:, None] * (height * width)  # index of each image's first pixel
     crops = gathered(images.flatten(), places, first, width, channels)
     crops = crops[..., :-1, :] + (crops[..., 1:, :] - crops[..., :-1, :]) * y
     return crops[..., :-1] + (crops[..., 1:] - crops[..., :-1]) * x
@@ -34,15 +34,15 @@ def gathered(memory: Tensor, places: Tensor, first: Tensor, width: int | Tensor,
     rows = (places[:, :, 0] * width + first[..., None]) * channels
     columns = torch.arange(channels, device=memory.device)[:, None] + places[:, :, 1, None] * channels
     index = rows[:, :, None, :, None] + columns[..., None, :]
-    # Number by number: ONNX Runtime does this in a third of the time that it takes to gather whole pixels.
+    # Gathers single values: ONNX Runtime needs a third of the time that it takes to gather whole pixels.
     return memory.gather(0, index.flatten()).view(index.shape).float()
 
 
 def scaled_flat_windows(images: Tensor, positions: Tensor, size: int, levels: int) -> Tensor:
-    """What spot.windows gives for positions (B, N, 3) with scales up to 2 ** (levels - 1), as float32 (B, N, C, K, K).
+    """The same as spot.windows for positions (B, N, 3), scales up to 2 ** (levels - 1), as float32 (B, N, C, K, K).
 
-    The graph looks at the scales when it runs. Where all are 1 these are flat_windows; up to 2 the image itself is all
-    of the pyramid that is needed.
+    The graph branches on the scales at run time. If all are 1 it uses flat_windows; up to 2 it needs only the image
+    itself and no other level of the pyramid.
     """
 
     def plain(images: Tensor, positions: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ def scaled_flat_windows(images: Tensor, positions: Tensor, size: int, levels: in
 def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int) -> Tensor:
     """Windows of any scale: interpolated in the two nearest levels of the pyramid (spot.tokens.pyramid) and mixed.
 
-    A pixel of the coarser level is the mean of 2 × 2 pixels of the finer. So one square of the finer level holds all
-    that is needed, interpolation in both levels is a product with weights over its rows and one over its columns,
-    and a level is never read but as the finer one.
+    A pixel of the coarser level is the mean of 2 × 2 pixels of the finer. One square of the finer level thus contains
+    all values needed. Interpolation in both levels is one product with weights over the square's rows and one over its
+    columns, and a level is only ever read as the finer one.
     """
     batch, height, width, channels = images.shape
     lengths = torch.tensor([height, width], device=images.device)
@@ -75,19 +75,19 @@ def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int) -
     detail = scale.log2().clamp(0, levels - 1)
     below = detail.floor().clamp(max=max(0, levels - 2))
     share = (detail - below).square()
-    step = torch.exp2(below)[..., None, None]  # pixels of the image from one pixel of the finer level to the next
+    step = torch.exp2(below)[..., None, None]  # distance between pixels of the finer level, in pixels of the image
     offsets = (torch.arange(size, device=images.device) - (size - 1) / 2) * scale[..., None]
     points = (positions[..., :2] * lengths)[..., None] + offsets[:, :, None]  # (B, N, 2, K), pixels of the image
-    last = torch.ceil(lengths[:, None] / step) - 1  # (B, N, 2, 1): what halving leaves
-    fine = (points / step - 0.5).clamp(min=0).minimum(last)  # beyond is the border
+    last = torch.ceil(lengths[:, None] / step) - 1  # (B, N, 2, 1): the last pixel after halving
+    fine = (points / step - 0.5).clamp(min=0).minimum(last)  # border beyond
     coarse = (points / (2 * step) - 0.5).clamp(min=0).minimum(torch.ceil((last + 1) / 2) - 1)
-    # The square begins at an even pixel, so that pairs of its pixels are pixels of the coarser level.
+    # The square begins at an even pixel, so that pairs of its pixels form pixels of the coarser level.
     begin = 2 * coarse[..., :1].floor()
     steps = torch.arange(2 * size + 4, device=images.device)
-    y, x = torch.stack([fine, coarse], -1).unbind(2)  # (B, N, K, 2): in both levels, as the next
+    y, x = torch.stack([fine, coarse], -1).unbind(2)  # (B, N, K, 2): in both levels, like the next
     of_y, of_x = torch.stack([begin + steps, begin / 2 + steps // 2], -1).unbind(2)  # (B, N, S, 2)
     shares = torch.stack([1 - share, share / 4], -1)[:, :, None]  # a coarser pixel is the mean of 2 × 2
-    # Runtimes are slow where the last dimension is short, so both levels are repeated along 2 · S by a product.
+    # Runtimes are slow if the last dimension is short, so a product repeats both levels along 2 · S.
     levels_of = torch.arange(4 * size + 8, device=images.device) % 2
     along = (levels_of == torch.arange(2, device=images.device)[:, None]).float()
     rows = hat(y @ along - of_y.flatten(2)[:, :, None]) * (shares @ along)  # (B, N, K, S · 2)
@@ -95,26 +95,26 @@ def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int) -
     planes = [images]
     for _ in range(levels - 2):
         planes.append(halved(halved(planes[-1].float(), 1), 2) * 0.25)
-    inside: int | Tensor = 0  # where its level begins among an image's pixels
-    across: int | Tensor = width  # pixels of a row of its level
+    inside: int | Tensor = 0  # offset of its level within an image's pixels
+    across: int | Tensor = width  # row length of its level in pixels
     flat = images.flatten(1, 2)
     if len(planes) > 1:
         flat = torch.cat([plane.flatten(1, 2).float() for plane in planes], 1)
         numbers = torch.arange(levels - 2, device=images.device)
-        areas = ((lengths[:, None] + 2**numbers - 1) // 2**numbers).prod(0)  # pixels of every level but the last
+        areas = ((lengths[:, None] + 2**numbers - 1) // 2**numbers).prod(0)  # pixels per level but the last
         inside = ((below[..., None] > numbers).long() * areas).sum(-1)
         across = last[:, :, 1].long() + 1
     first = torch.arange(batch, device=images.device)[:, None] * flat.shape[1] + inside
     squares = gathered(flat.flatten(), (begin + steps).minimum(last).long(), first, across, channels)
-    # Over columns, then over rows and both levels: nothing is transposed on the way.
+    # Over columns, then over rows and both levels, without a transposition.
     narrow = squares.flatten(2, 3) @ columns  # (B, N, C · S, 2 · K)
     return rows[:, :, None] @ narrow.view(*squares.shape[:3], -1, size)
 
 
 class FixedWindows(nn.Module):
-    """Windows of known positions (N, 2 or 3), with scales up to 2, in images of a known size, as constants."""
+    """Windows at constant positions (N, 2 or 3), with scales up to 2, in images of a fixed size."""
 
-    index: Tensor  # (N · C · S · S,), where the squares' numbers are in an image's own
+    index: Tensor  # (N · C · S · S,), indices of the squares' values in an image
     rows: Tensor  # (N, 1, K, S · levels)
     columns: Tensor  # (N, S, levels · K)
 
@@ -124,12 +124,12 @@ class FixedWindows(nn.Module):
         scale = places[:, 2] if places.shape[1] > 2 else torch.ones_like(places[:, 0])
         last = torch.tensor(image_size, dtype=torch.float64)[:, None] - 1
         points = (places[:, :2] * (last[:, 0] + 1))[..., None] - 0.5
-        points = points + (torch.arange(size) - (size - 1) / 2) * scale[:, None, None]  # (N, 2, K), of pixels' centres
-        # What is within rounding error of a pixel is that pixel, as in spot.tokens.windows: the grid gives patches.
+        points = points + (torch.arange(size) - (size - 1) / 2) * scale[:, None, None]  # (N, 2, K), in pixel centres
+        # Points within rounding error of a pixel are rounded to it, as in spot.tokens.windows: the grid gives patches.
         near = points.round()
         points = torch.where((points - near).abs() < 1e-6 * (last + 1), near, points)
-        fine = points.clamp(min=0).minimum(last)  # beyond is the border
-        if two := bool((scale > 1).any()):  # then pairs of a square's pixels are pixels of the coarser level
+        fine = points.clamp(min=0).minimum(last)  # border beyond
+        if two := bool((scale > 1).any()):  # then pairs of a square's pixels form pixels of the coarser level
             coarse = ((points + 0.5) / 2 - 0.5).clamp(min=0).minimum(torch.ceil((last + 1) / 2) - 1)
             half = coarse[..., :1].floor()
             begin = 2 * half
@@ -139,7 +139,7 @@ class FixedWindows(nn.Module):
             side = int((fine.ceil() - begin).max()) + 1
         pixels = torch.arange(side)
         weights = [hat((fine - begin)[..., None] - pixels)]  # (N, 2, K, S)
-        share = scale.log2().clamp(min=0).square()[:, None, None]  # of the coarser level
+        share = scale.log2().clamp(min=0).square()[:, None, None]  # weight of the coarser level
         if two:
             weights.append(hat((coarse - half)[..., None] - pixels // 2) * 0.5)
         mixed = [weights[0][:, 0] * (1 - share), *(each[:, 0] * share for each in weights[1:])]
@@ -161,12 +161,12 @@ class FixedWindows(nn.Module):
 
 
 def hat(distance: Tensor) -> Tensor:
-    """How much a pixel counts in linear interpolation at a distance."""
+    """The weight of a pixel at a distance in linear interpolation."""
     return (1 - distance.abs()).clamp(min=0)
 
 
 def halved(pixels: Tensor, axis: int) -> Tensor:
-    """Sums of neighbours along an axis; an odd last one counts twice."""
+    """Sums of neighbouring pairs along an axis; an odd last element counts twice."""
     length = pixels.shape[axis]
     first = torch.arange((length + 1) // 2, device=pixels.device) * 2
     return pixels.index_select(axis, first) + pixels.index_select(axis, (first + 1).clamp(max=length - 1))

@@ -1,12 +1,12 @@
 """The module that is exported: images, and positions unless a placement is built in → logits and features.
 
-It computes what the SpotViT computes, written so that a runtime without PyTorch's fast paths is quick:
+It computes the same as the SpotViT, in a form that is fast in runtimes without PyTorch's fast paths:
 
-- Pixels are gathered from one flat list of the batch's numbers (spot.export.flat).
+- Pixels are gathered from the flattened batch (spot.export.flat).
 - Tokens are (B · N, D) between attentions, so that a linear layer with its bias is one Gemm node.
-- Attention is ONNX's own Attention node, from opset 23 on, without the transpositions around it.
-- Mean and std are in the weights of the patch projection. Interpolation is linear and its weights add
-  up to one, so normalising pixels before it or folding it into what follows it is the same.
+- Attention is ONNX's Attention node, from opset 23 on, without the transpositions around it.
+- The weights of the patch projection include mean and std. Interpolation is linear and its weights sum
+  to one, so normalisation can follow it instead of preceding it.
 """
 
 import copy
@@ -35,11 +35,11 @@ OUTPUTS: tuple[Output, ...] = ("logits", "pooled", "tokens")
 
 
 class Graph(nn.Module):
-    """A SpotViT as a file holds it. forward(images, positions) → a tuple of `outputs`.
+    """A SpotViT in its exported form. forward(images, positions) → a tuple of `outputs`.
 
     Args:
         model: is not changed.
-        image: "uint8" takes RGB (B, H, W, 3) as decoders give it, "float" the model's own (B, C, H, W).
+        image: "uint8" for RGB (B, H, W, 3) as decoders return it, "float" for normalised images (B, C, H, W).
         positions: (N, 2, 3 or 7) to build into the graph, which then takes images alone.
         sizes: positions are (B, N, 3), with a scale each.
         regions: positions are (B, N, 7), with a scale and a region each.
@@ -48,7 +48,7 @@ class Graph(nn.Module):
         policy: a learned prior to build in, with the model's tokens.
         merging: the model as a ToMe whose merges are built in.
 
-    With a placement built in images are of the model's own size.
+    With a built-in placement images must have the model's own size.
     """
 
     positions: Tensor | None
@@ -72,10 +72,10 @@ class Graph(nn.Module):
         channels = model.vit.patch_embed.proj.in_channels
         if image == "uint8" and channels != 3:
             raise InputError(f"this model's images have {channels} channels; export it with a float input")
-        self.model = copy.copy(model)  # shares all weights; only the tokenizer is another
+        self.model = copy.copy(model)  # shares all weights; only the tokenizer differs
         self.model._modules = dict(model._modules)
-        # The model's policy is not traced a second time beside `placement`. torch.export wraps every module of a graph
-        # that holds one module twice, and `type(block) is Block` is False for a wrapped block: hence `standard` now.
+        # The policy must not be traced twice, here and in `placement`. If a graph holds a module twice, torch.export
+        # wraps all its modules, and `type(block) is Block` is False for wrapped blocks: so `standard` is set here.
         self.model._modules["policy"] = None
         self.standard = all(map(is_standard, model.vit.blocks))
         config = model.data_config
@@ -91,7 +91,7 @@ class Graph(nn.Module):
         largest = max(model.img_size) / model.patch_size
         if positions is not None:
             largest = float(positions[:, 2].max()) if self.sizes else 1.0
-        # As many as spot.tokens.pyramid builds for windows up to this scale; larger images have no more.
+        # The number that spot.tokens.pyramid builds for windows up to this scale; larger images have no more.
         self.levels = 1 + max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6)) if self.sizes else None
         given = positions is None and self.placement is None
         fixed = positions if positions is not None and largest <= 2 else None
@@ -116,7 +116,7 @@ class Graph(nn.Module):
         return self.predict(*self.encode(*self.model.embed(images, chosen)))
 
     def predict(self, x: Tensor, counts: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The outputs, of features (B, P + N, D) and how many tokens each stands for (B, N)."""
+        """The outputs from features (B, P + N, D) and the number of input tokens each represents (B, N)."""
         head: Any = self.model.forward_head
         if self.merging is not None:
             head = partial(self.merging[0].forward_head, sizes=counts)
@@ -128,7 +128,7 @@ class Graph(nn.Module):
         return tuple(results[name] for name in self.outputs)
 
     def encode(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What SpotViT.encode does, on a flat list of tokens where the blocks are timm's standard ones; and counts."""
+        """SpotViT.encode, on a flat list of tokens if the blocks are timm's standard ones; also returns counts."""
         if rope is not None or not self.standard:
             return self.model.encode(x, rope), None
         batch, tokens, width = x.shape
@@ -149,7 +149,7 @@ class Graph(nn.Module):
     def attend(
         self, attention: Any, x: Tensor, batch: int, tokens: int, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """A timm Attention on (B · N, D), with a mask (B, 1, 1, N) to add to its logits; and its keys (B, N, D)."""
+        """A timm Attention on (B · N, D), with a mask (B, 1, 1, N) added to its logits; also returns keys (B, N, D)."""
         qkv = attention.qkv(x).view(batch, tokens, 3 * attention.attn_dim)
         heads = attention.num_heads
         if self.attention_node and isinstance(attention.q_norm, nn.Identity):
@@ -165,7 +165,7 @@ class Graph(nn.Module):
 
 
 def merge(x: Tensor, keys: Tensor, counts: Tensor, merged: int, prefix: int) -> tuple[Tensor, Tensor]:
-    """What a block of ToMe merges (spot.models.tome.match), as comparisons and products without sorting.
+    """The merge of a ToMe block (spot.models.tome.match), with comparisons and products instead of sorting.
 
     x (B, P + N, D), keys (B, P + N, head_dim), counts (B, N) → x (B, P + N - merged, D), counts (B, N - merged).
     """
@@ -174,10 +174,10 @@ def merge(x: Tensor, keys: Tensor, counts: Tensor, merged: int, prefix: int) -> 
     similarity, partner = (first @ second.mT).max(-1)
     mine, other = similarity[..., None], similarity[:, None]
     earlier = torch.ones(first.shape[1], first.shape[1], device=x.device).tril(-1)
-    ahead = (other > mine).float() + (other == mine).float() * earlier  # (B, A, A): those that would merge before each
+    ahead = (other > mine).float() + (other == mine).float() * earlier  # (B, A, A): tokens that merge before each
     leaves = ahead.sum(-1) < merged
     stay = first.shape[1] - merged
-    # How many before each stay, counted by a product.
+    # The number of kept tokens before each, counted by a product.
     place = (~leaves).float() @ earlier.mT
     goes = torch.where(leaves, (partner + stay).float(), place)  # (B, A)
     left = torch.arange(keys.shape[1] - merged, device=x.device)[:, None]
@@ -197,14 +197,14 @@ class LearnedPlacement(nn.Module):
     def __init__(self, model: SpotViT, policy: Policy, image: Input) -> None:
         super().__init__()
         blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
-        self.columns = model.place(blank, prior=policy).shape[-1]  # and refuses what cannot be
+        self.columns = model.place(blank, prior=policy).shape[-1]  # refuses invalid combinations
         self.scale = resolve_scale(model.scale, model.tokens, blank, model.patch_size)
         self.policy, self.tokens, self.image = policy, model.tokens, image
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(model.data_config[name])[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """As SpotViT.place, of bytes or of normalised pixels."""
+        """Like SpotViT.place, for bytes or normalised pixels."""
         if self.image == "uint8":
             images = (images.float() / 255 - self.mean) / self.std
         positions = self.policy.place(self.policy.maps(images), images, self.tokens)
@@ -212,13 +212,13 @@ class LearnedPlacement(nn.Module):
 
 
 class DenseGraph(Graph):
-    """The plain ViT inside a SpotViT, written the same way: what an exported SpotViT is compared with."""
+    """The plain ViT inside a SpotViT, exported in the same way, to compare an exported SpotViT with."""
 
     kernel: Tensor
     bias: Tensor
 
     def __init__(self, model: SpotViT, **options: Any) -> None:
-        """options: image, outputs, attention_node and merging, as Graph takes them."""
+        """options: image, outputs, attention_node and merging, as in Graph."""
         super().__init__(model, **options)
         tokenizer: Any = self.model.tokenizer
         self.register_buffer("kernel", tokenizer.weight.view_as(model.vit.patch_embed.proj.weight))  # normalises too
@@ -233,17 +233,17 @@ class DenseGraph(Graph):
 
 
 def is_standard(block: nn.Module) -> bool:
-    """Whether a block is timm's Block with its Attention, and nothing more."""
+    """Whether a block is exactly timm's Block with timm's Attention."""
     attention = getattr(block, "attn", None)
     return type(block) is Block and type(attention) is Attention and getattr(attention, "gate", None) is None
 
 
 class FlatTokenizer(nn.Module):
-    """A Tokenizer in few nodes: it gathers pixels from one flat list, and normalises them by its weights.
+    """A Tokenizer with few nodes: gathers pixels from the flattened batch, and normalises them in its weights.
 
     Pixels are divided by `unit`, then mean and std apply. weight is (D, C · K · K). The position embedding is the
-    kernels at a position times `table`, which has the kernels' inverse in it, plus `offset`, to which kernels fade
-    outside the grid.
+    product of the kernels at a position and `table`, which includes the kernels' inverse, plus `offset`, the value
+    far outside the grid.
     """
 
     weight: Tensor
@@ -266,9 +266,9 @@ class FlatTokenizer(nn.Module):
     ) -> None:
         """
         Args:
-            levels: of the pyramid that windows are read from, or None where all are of scale 1.
-            given: positions are an input, so that all scales may be 1 after all.
-            fixed: positions (N, 2, 3 or 7) that are known now, whose windows and embedding are constants then.
+            levels: number of pyramid levels to read windows from, or None if all scales are 1.
+            given: positions are an input, so that all scales may be 1 at run time.
+            fixed: constant positions (N, 2, 3 or 7), whose windows and embedding become constants.
         """
         super().__init__()
         size, channels = model.patch_size, model.vit.patch_embed.proj.in_channels
@@ -285,7 +285,7 @@ class FlatTokenizer(nn.Module):
         self.register_buffer("bias", bias.float())
         kernels: Any = model.tokenizer.kernels
         self.rows, self.columns = kernels.grid_size
-        # One product gives y at all rows' kernels and x at all columns', in units in which a kernel is exp(-d²).
+        # One product computes y for all rows' kernels and x for all columns', in units in which a kernel is exp(-d²).
         units = [cells / kernels.sigma * 0.5**0.5 for cells in kernels.grid_size]
         pick = torch.zeros(2, self.rows + self.columns)
         pick[0, : self.rows], pick[1, self.rows :] = units
@@ -322,7 +322,7 @@ class FlatTokenizer(nn.Module):
         else:
             read = scaled_flat_windows if self.given else pyramid_windows
             pixels = read(images.permute(0, 2, 3, 1), positions, size, self.levels)
-        after = None if isinstance(patch_embed.norm, nn.Identity) else self.offset  # the norm would change it
+        after = None if isinstance(patch_embed.norm, nn.Identity) else self.offset  # a norm would change it
         bias = self.bias if self.offset is None or after is not None else self.bias + self.offset
         tokens = F.linear(pixels.flatten(2).flatten(0, 1), self.weight, bias)
         tokens = patch_embed.norm(tokens).view(*pixels.shape[:2], -1)

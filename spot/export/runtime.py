@@ -1,14 +1,14 @@
 """Run a file that `spot export --to onnx` wrote, without torch: numpy, Pillow and ONNX Runtime.
 
     exported = Exported("vit.onnx")
-    pixels = exported.prepare(open_image("photo.jpg"))  # resized and cropped as the model was evaluated
+    pixels = exported.prepare(open_image("photo.jpg"))  # resized and cropped as in the model's evaluation
     logits = exported(pixels[None])["logits"]           # (1, classes); exported.classes names them
     logits = exported(pixels[None], positions)["logits"]  # (1, N, 2), (y, x) fractions, unless built in
 
-A file that was exported with sizes takes (1, N, 3) too: the third number is each window's scale. One with regions takes
-(1, N, 7): the last four are the region in which a token has its position (spot/tokens/positions.py).
+A file that was exported with sizes also takes (1, N, 3): the third number is each window's scale. A file with regions
+takes (1, N, 7): the last four numbers are the region for the position embedding (spot/tokens/positions.py).
 
-Nothing here may import torch: that would cost more time than a prediction takes.
+Nothing here may import torch, because the import takes longer than a prediction.
 """
 
 import json
@@ -25,7 +25,7 @@ from spot.data.picture import CROP_RATIO, narrow, open_image
 from spot.errors import InputError
 from spot.store import refuse_no_file
 
-KEY = "spot_vit"  # of our entry among the file's metadata
+KEY = "spot_vit"  # key of our entry in the file's metadata
 STAGES = "cascade.json"  # in the folder of an exported cascade
 EXTRA = "pip install 'spot-vit[export]'"
 
@@ -34,7 +34,7 @@ class Exported:
     """An exported model. Call it with images (B, H, W, 3) and, unless built in, positions (B, N, 2)."""
 
     def __init__(self, path: str | Path, threads: int | None = None) -> None:
-        """threads: as many as ONNX Runtime chooses, unless given. They do not spin while they wait."""
+        """threads: by default ONNX Runtime's choice. They do not spin while they wait."""
         refuse_no_file(path, "a file written by spot export")
         try:
             import onnxruntime
@@ -47,7 +47,7 @@ class Exported:
             options.intra_op_num_threads = threads
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's own kinds of error have no common parent but this
+        except Exception as error:  # onnxruntime's errors have no other common base class
             raise InputError(f"ONNX Runtime cannot open {path}: {' '.join(str(error).split())[:200]}") from error
         entries = self.session.get_modelmeta().custom_metadata_map
         if KEY not in entries:
@@ -58,11 +58,11 @@ class Exported:
 
     @property
     def classes(self) -> list[str]:
-        """What a person calls the classes, in order."""
+        """Readable names of the classes, in order."""
         return list(self.about["classes"])
 
     def prepare(self, image: Image.Image) -> NDArray[Any]:
-        """An RGB image → what the file takes of it, without the batch dimension: resized and cropped, see `fitted`."""
+        """An RGB image → the file's input without the batch dimension: resized and cropped, see `fitted`."""
         preprocessing = self.about["preprocessing"]
         pixels = np.asarray(fit_picture(image, preprocessing["size"]))
         if self.about["image"] == "uint8":
@@ -71,7 +71,7 @@ class Exported:
         return ((pixels.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1)
 
     def __call__(self, images: ArrayLike, positions: ArrayLike | None = None) -> dict[str, NDArray[Any]]:
-        """Each output by its name; where none are given, positions are those that the model was exported with."""
+        """Run the model and return each output by name. Positions default to the exported placement."""
         images = np.ascontiguousarray(images)
         self._check(images)
         inputs = {"images": images}
@@ -95,7 +95,7 @@ class Exported:
             raise InputError(f"{self.path} has a placement for images of {needed} pixels built in, got {got}")
 
     def checked_positions(self, positions: ArrayLike | None, images: NDArray[Any]) -> NDArray[np.float32]:
-        """Positions as the file takes them, (B, N, 2) or with scales (B, N, 3), or a sentence."""
+        """Positions in the file's format, (B, N, 2, 3 or 7); raises a clear error for others."""
         batch = len(images)
         if positions is None:
             own = self.about["positions"]
@@ -104,7 +104,7 @@ class Exported:
             positions = np.broadcast_to(np.array(own, np.float32), (batch, *np.shape(own)))
         array = np.ascontiguousarray(positions, np.float32)
         low, high = self.about["token_range"]
-        sizes = self.about.get("sizes", False)  # files of 0.2.0 do not say
+        sizes = self.about.get("sizes", False)  # not stored in files of 0.2.0
         columns = 7 if self.about.get("regions") else 2 + sizes
         if array.ndim == 3 and array.shape[2] in (2, 3) and array.shape[2] < columns:  # scale 1, the whole picture
             rest = np.array([1, 0.5, 0.5, 1, 1], np.float32)[array.shape[2] - 2 : columns - 2]
@@ -128,10 +128,10 @@ class Exported:
 
 
 class ExportedCascade:
-    """A folder that `spot export --cascade` wrote: a file per stage, run until each image's prediction is sure enough.
+    """A folder that `spot export --cascade` wrote: a file per stage. An image stops when its confidence is high enough.
 
     cascade = ExportedCascade("vit-ti-cascade")
-    result = cascade(pixels[None])  # logits (B, classes), confidence (B,) and stages (B,), how many each image took
+    result = cascade(pixels[None])  # logits (B, classes), confidence (B,) and stages (B,), the number of stages run
     """
 
     def __init__(self, folder: str | Path, threads: int | None = None) -> None:
@@ -142,7 +142,7 @@ class ExportedCascade:
         self.about, self.classes, self.prepare = self.files[0].about, self.files[0].classes, self.files[0].prepare
 
     def __call__(self, images: ArrayLike, until: float | None = None) -> dict[str, NDArray[Any]]:
-        """until: the confidence at which an image is done at any stage, instead of the calibrated thresholds."""
+        """until: the confidence at which an image stops at any stage, instead of the calibrated thresholds."""
         images = np.ascontiguousarray(images)
         logits = np.zeros((len(images), len(self.classes)), np.float32)
         confidence, taken = np.zeros(len(images), np.float32), np.zeros(len(images), np.int64)
@@ -160,7 +160,7 @@ class ExportedCascade:
 
 
 def open_exported(path: str | Path, threads: int | None = None) -> Exported | ExportedCascade:
-    """A file of spot export, or the folder of a cascade."""
+    """Open a file that spot export wrote, or the folder of a cascade."""
     return ExportedCascade(path, threads) if Path(path).is_dir() else Exported(path, threads)
 
 
@@ -175,7 +175,7 @@ def predict_exported(
     fit: str = "crop",
     **others: Any,
 ) -> None:
-    """What `spot predict --runtime onnx` does: show the likeliest classes of image files, and write them."""
+    """The command `spot predict --runtime onnx`: show the likeliest classes of image files, and write them."""
     from spot import report
 
     for name, value in others.items():
@@ -232,7 +232,7 @@ def fit_picture(image: Image.Image, size: Sequence[int]) -> Image.Image:
             scaled = (short, int(short * image.height / image.width))
         else:
             scaled = (int(short * image.width / image.height), short)
-    else:  # as small as it can be and still cover the crop's surroundings
+    else:  # the smallest size that still covers the crop's surroundings
         ratio = min(image.height / int(height / CROP_RATIO), image.width / int(width / CROP_RATIO))
         scaled = (round(image.width / ratio), round(image.height / ratio))
     if scaled != image.size:

@@ -1,4 +1,4 @@
-"""Run a file that was written against the model it was written from: on noise and on pictures, in several sizes."""
+"""Compare an exported file's outputs with its model's, on noise and pictures of several sizes."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from spot.export.runtime import Exported, fit_picture
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 
-TOLERANCE = 1e-4  # of the largest value of an output
+TOLERANCE = 1e-4  # relative to the largest value of an output
 
 Run = Callable[[Tensor, Tensor | None], Sequence[Tensor]]  # images, positions → outputs
 
@@ -52,7 +52,7 @@ def run_torch(path: Path, compiled: bool = False) -> Run:
 def verify(
     run: Run, model: SpotViT | ToMe, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Largest difference and largest value by output; refuses a file that differs from the model."""
+    """The largest difference and the largest value by output; refuses a file that differs from the model."""
     found: dict[str, list[float]] = {name: [] for name in about["outputs"]}
     largest = dict.fromkeys(about["outputs"], 0.0)
     for images, positions in sample_inputs(about, pictures):
@@ -70,7 +70,7 @@ def verify(
 
 
 def sample_inputs(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> list[tuple[Tensor, Tensor | None]]:
-    """Images and positions to verify with: fewest and most tokens, one and several images, another image size."""
+    """Test inputs: fewest and most tokens, one and several images, another image size."""
     height, width = about["img_size"]
     low, high = about["token_range"]
     generator = torch.Generator().manual_seed(1)
@@ -87,7 +87,7 @@ def sample_inputs(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) 
 
 
 def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) -> list[NDArray[np.uint8]]:
-    """Pictures (H, W, 3) as the model sees them before normalisation: of a folder, or built-in scenes."""
+    """Pictures (H, W, 3) preprocessed up to normalisation, from a folder or the built-in scenes."""
     if model.data_config["input_size"][0] != 3:
         return []
     if folder is None:
@@ -109,13 +109,13 @@ def noise(about: dict[str, Any], batch: int, size: Sequence[int]) -> Tensor:
 
 
 def from_picture(about: dict[str, Any], picture: NDArray[np.uint8]) -> Tensor:
-    """A picture (H, W, 3) as the file takes it."""
+    """A picture (H, W, 3) in the file's input format."""
     pixels = torch.from_numpy(picture.copy())
     return pixels if about["image"] == "uint8" else normalised(about, pixels[None])[0]
 
 
 def normalised(about: dict[str, Any], pixels: Tensor) -> Tensor:
-    """RGB (B, H, W, 3) as bytes → the model's own (B, 3, H, W)."""
+    """RGB bytes (B, H, W, 3) → the model's normalised input (B, 3, H, W)."""
     mean, std = (torch.tensor(about["preprocessing"][name]) for name in ("mean", "std"))
     return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
 
@@ -124,7 +124,7 @@ def normalised(about: dict[str, Any], pixels: Tensor) -> Tensor:
 def reference(
     model: SpotViT | ToMe, about: dict[str, Any], images: Tensor, positions: Tensor | None
 ) -> dict[str, Tensor]:
-    """What the model itself gives, by output."""
+    """The model's own outputs, by name."""
     if about["image"] == "uint8":
         images = normalised(about, images)
     if positions is None:
@@ -144,7 +144,7 @@ def reference(
 def random_positions(
     about: dict[str, Any], batch: int, tokens: int, size: Sequence[int], generator: torch.Generator
 ) -> Tensor:
-    """Positions to try a file with, some of them beyond the edges, where the border is repeated; and their scales."""
+    """Random positions, with scales if the file takes them; some are beyond the edges, where the border is repeated."""
     columns = 7 if about["regions"] else 3 if about["sizes"] else 2
     positions = 1.2 * torch.rand(batch, tokens, columns, generator=generator) - 0.1
     if about["sizes"]:

@@ -1,1 +1,1 @@
-"""Tokens → prediction: SpotViT, what a user would pick instead, and checkpoints."""
+"""Tokens → prediction: SpotViT, baselines and checkpoints."""

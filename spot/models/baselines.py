@@ -1,6 +1,6 @@
-"""What one would use instead of placing tokens, by name: the one table that commands and studies read.
+"""Baselines, the alternatives to token placement, by name. Commands and studies use this table.
 
-    BASELINES["tome"].build(model, 25)     # a model that answers as a SpotViT does, with its weights
+    BASELINES["tome"].build(model, 25)     # has the call of a SpotViT, and its weights
 
 To add a baseline, write a Wrapper (spot.models.wrappers) and list it here.
 """
@@ -22,18 +22,18 @@ from spot.placement.priors import LEARNED
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model to compare with, made of a SpotViT's weights and a budget."""
+    """A model to compare with, built from a SpotViT's weights and a budget."""
 
     name: str
-    make: Callable[[Any, int], TokenModel]  # of a SpotViT, or with `by_budget` of a family too, and a budget
+    make: Callable[[Any, int], TokenModel]  # from a SpotViT (or a family, with `by_budget`) and a budget
     about: str  # what it does
-    budget: str  # what N tokens mean for it
-    random: bool = False  # another seed gives another result
+    budget: str  # the meaning of N tokens for it
+    random: bool = False  # results depend on the seed
     dense: bool = False  # always has all tokens of the grid
-    by_budget: bool = False  # chooses itself which of a family's weights it takes
+    by_budget: bool = False  # selects its weights from a family itself
 
     def build(self, source: Source, tokens: int | None = None) -> TokenModel:
-        """The model for a budget, by default all of the grid; it refuses a budget that it cannot have."""
+        """The model for a budget, by default the whole grid; refuses budgets that it does not support."""
         cells = source.cells if isinstance(source, Family) else len(source.grid())
         if self.dense and tokens not in (None, cells):
             raise InputError(f"{self.name} has all {cells} tokens of its grid, not {tokens}")
@@ -42,13 +42,13 @@ class Baseline:
         return self.make(weights, tokens)
 
 
-# Chosen among seven shapes with the retrofitted ViT-Ti on 250 images set aside (tools/choose.py): at the cost of 49
-# tokens a geometric schedule with this floor has 30.4 % and an even one 9.6; at that of 100 the even one is best.
+# Chosen from seven schedules for the retrofitted ViT-Ti on 250 images set aside (tools/choose.py). At the cost of 49
+# tokens a geometric schedule with this floor reaches 30.4 %, an even one 9.6. At the cost of 100 the even one is best.
 TOME_FLOOR = 0.25  # of the budget, below a third of the grid
 
 
 def best_tome(model: SpotViT, tokens: int) -> ToMe:
-    """ToMe at the cost of so many tokens, with the schedule that was best there."""
+    """ToMe at the cost of this many tokens, with the schedule that was most accurate at that cost."""
     return ToMe.matching(model, tokens, floor=TOME_FLOOR if 3 * tokens < len(model.grid()) else None)
 
 

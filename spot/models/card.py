@@ -1,4 +1,4 @@
-"""The model card that `save_pretrained` and `push_to_hub` write: what a model is, and how to load it."""
+"""The model card that `save_pretrained` and `push_to_hub` write: a description of the model, and how to load it."""
 
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,11 @@ PAPER = "https://openreview.net/forum?id=XrBzSmzAVo"
 
 
 def card(model: "SpotViT", name: str = "", licence: str = "") -> str:
-    """A card in Markdown, with the hub's YAML in front.
+    """A card in Markdown, with the hub's YAML header.
 
     Args:
-        name: what spot.load takes, by default the model's own name.
-        licence: of the weights; by default what timm says of them, and else that it is not known.
+        name: the name to pass to spot.load, by default the model's own.
+        licence: of the weights; by default timm's entry, or unknown if there is none.
     """
     name = name or model.name
     config = getattr(model.vit, "pretrained_cfg", None) or {}

@@ -1,16 +1,16 @@
 """Early exit: few tokens first, and more only for the images that need them.
 
     cascade = spot.Cascade.load("vit-ti")
-    for step in cascade(images):                # stops each image at its calibrated threshold
+    for step in cascade(images):                # an image stops at the calibrated thresholds
         step.logits, step.confidence            # the prediction for every image so far
         step.tokens, step.macs, step.done       # its cost so far, and which images are finished
-    for step in cascade(images, until=0.8):     # stops each image at this confidence instead
+    for step in cascade(images, until=0.8):     # an image stops at this confidence instead
 
 A cascade is a list of stages. Each is a forward pass with more tokens than the one before, for the images that are
-still in the batch; the last one has the whole grid. Each may merge similar tokens on the way (ToMe). A stage's
-log-probabilities are added to those of the stages before, with weights that make the sum agree best with the dense ViT.
-So confidence, the largest probability, estimates how likely the dense ViT predicts the same class. `spot calibrate`
-(spot/evaluation/early_exit.py) chooses stages, weights and thresholds on unlabelled images.
+still in the batch; the last one has the whole grid. A stage may merge similar tokens between its blocks (ToMe). Its
+log-probabilities are added to those of earlier stages, with weights that make the sum agree best with the dense ViT.
+The confidence, the largest probability, thus estimates how likely the dense ViT predicts the same class. `spot
+calibrate` (spot/evaluation/early_exit.py) chooses stages, weights and thresholds on unlabelled images.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,28 +44,28 @@ class Stage:
     macs: int  # multiply-adds of this forward pass with its placement
     threshold: float = 0.0  # an image with this confidence is done; 0 for the last stage
     weight: float = 1.0  # of this stage's log-probabilities
-    earlier_weight: float = 0.0  # of the sum that the stages before gave
-    merged: tuple[int, ...] = ()  # how many similar tokens each block merges away; empty: none
+    earlier_weight: float = 0.0  # of the sum over the stages before
+    merged: tuple[int, ...] = ()  # number of similar tokens that each block merges away; empty: none
 
     def left(self) -> int:
-        """How many tokens leave the last block."""
+        """The number of tokens after the last block."""
         return self.tokens - sum(self.merged)
 
 
 class Step(NamedTuple):
-    """The state of B images after a stage, which R of them went through."""
+    """The state of B images after a stage, which processed R of them."""
 
     logits: Tensor  # (B, classes), log-probabilities up to a constant
     confidence: Tensor  # (B,), the largest probability
-    tokens: Tensor  # (B,) int64, in all stages so far
-    macs: Tensor  # (B,) int64, in all stages so far
+    tokens: Tensor  # (B,) int64, total of all stages so far
+    macs: Tensor  # (B,) int64, total of all stages so far
     done: Tensor  # (B,) bool
     rows: Tensor  # (R,) int64, the images that this stage processed
-    positions: Tensor  # (R, N, 2 or 3), where its tokens were
+    positions: Tensor  # (R, N, 2 or 3), positions of their tokens
 
 
 class Cascade(nn.Module):
-    """Models of growing budgets, and the confidence at which an image needs no further one."""
+    """Models of increasing budgets, with the confidence at which an image stops after each."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Cascade(nn.Module):
     ) -> None:
         """
         Args:
-            source: makes the model of each stage; of a family the last stage is the ViT that was retrofitted.
-            prior: where tokens go before the last stage; by default the model's own.
-            made: JSON values: how it was calibrated, and what it reached there.
+            source: builds the model of each stage; for a family the last stage is the original ViT.
+            prior: placement in all stages but the last; by default the model's own.
+            made: JSON values: calibration settings, and the results on the calibration images.
         """
         super().__init__()
         self.stages, self.prior, self.made = tuple(stages), prior, dict(made or {})
@@ -103,10 +103,10 @@ class Cascade(nn.Module):
 
     @classmethod
     def load(cls, name: str | Path, source: Source | None = None, *, weights: str | Path | None = None) -> "Cascade":
-        """A shipped retrofit's cascade by the model's name, or one from the file that `spot calibrate` wrote.
+        """Load the cascade of a shipped retrofit by the model's name, or one from a file that `spot calibrate` wrote.
 
         Args:
-            source: the model or family that a file was calibrated for; refuses any other.
+            source: the model or family that the file was calibrated for; any other is refused.
             weights: a file with the timm model's weights, instead of a download.
         """
         path = Path(name)
@@ -136,14 +136,14 @@ class Cascade(nn.Module):
         return cascade
 
     def save(self, path: str | Path) -> None:
-        """Write stages and thresholds as JSON. The weights stay where they are."""
+        """Write stages and thresholds as JSON, without the model's weights."""
         about = {"format": FORMAT, "model": self.name, "hash": self.hash, "prior": self.prior, "made": self.made}
         write_json(path, {**about, "stages": [asdict(stage) for stage in self.stages]})
 
     def forward(self, images: Tensor, until: float | None = None) -> Iterator[Step]:
-        """Images (B, C, H, W), stage by stage; the batch shrinks as images are done.
+        """Images (B, C, H, W) → a Step after each stage; finished images leave the batch.
 
-        until: the confidence at which an image is done at any stage, instead of the calibrated thresholds.
+        until: the confidence at which an image stops at any stage, instead of the calibrated thresholds.
         """
         check_images(images)
         if until is not None and not 0 < until <= 1:
@@ -174,12 +174,12 @@ class Cascade(nn.Module):
 
 
 def stage_weights(source: Source, tokens: int, prior: str | None, *, grid: bool) -> SpotViT:
-    """The SpotViT of a stage: with the weights for its budget, or the dense one."""
+    """The SpotViT of a stage: with the weights for its budget, or, for the grid, the dense one."""
     return dense_model(source) if grid else at_budget(source, tokens, prior=prior)
 
 
 def stage_model(model: SpotViT, stage: Stage, *, grid: bool) -> TokenModel:
-    """What a stage runs: the SpotViT, with merging if the stage has any."""
+    """The model of a stage: the SpotViT, with token merging if the stage has any."""
     return ToMe(model, r=stage.merged, own_placement=not grid) if any(stage.merged) else model
 
 
@@ -199,12 +199,12 @@ def predict_stage(model: Any, images: Tensor, last: bool) -> tuple[Tensor, Tenso
 
 
 def joined(predicted: Tensor, known: Tensor, stage: Stage) -> Tensor:
-    """A stage's log-probabilities (B, classes) added to those known before, up to a constant."""
+    """The weighted sum of a stage's log-probabilities (B, classes) and those of earlier stages, up to a constant."""
     return stage.weight * predicted + stage.earlier_weight * known
 
 
 def read_stages(about: Any) -> list[Stage]:
-    """The stages of a cascade's file, of this version or of 0.2."""
+    """The stages in a cascade's file, in the format of this version or of 0.2."""
     if about["format"] not in (1, FORMAT):
         raise InputError(f"the cascade is in format {about['format']!r}; this version reads 1 and {FORMAT}")
     stages = []

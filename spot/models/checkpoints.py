@@ -1,8 +1,8 @@
-"""Models on disk: the one place that knows file formats and other people's parameter names.
+"""Models on disk. All file formats and the parameter names of other projects are handled here.
 
-A SpotViT is kept as safetensors (timm's parameter names behind `vit.`) whose header holds the
-configuration as JSON; a folder has the same configuration beside it in config.json, which is what
-the hub shows. Pickles are only ever opened with weights_only=True.
+A SpotViT is saved as safetensors (timm's parameter names with the prefix `vit.`), with the configuration
+as JSON in the header. A folder also holds the configuration as config.json, which the hub displays.
+Pickles are always opened with weights_only=True.
 """
 
 import inspect
@@ -33,14 +33,14 @@ from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.tokenizer import Tokenizer
 
 HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-PLACING = ("tokens", "prior", "scale")  # what is saved of how a model places tokens
+PLACING = ("tokens", "prior", "scale")  # the saved placement options
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
 IN_A_FILE = "; if you have the weights in a file, give weights=FILE (--weights FILE)"
 
 
 def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
-    """The model under other options of timm's, its weights fitted as timm fits pretrained ones."""
+    """The model rebuilt with other timm options; timm adapts its weights as it does pretrained ones."""
     if not options:
         return model
     if type(model.tokenizer) is not Tokenizer:
@@ -61,10 +61,10 @@ def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
 
 
 def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
-    """A pretrained timm ViT, adapted; its weights from timm, or from a file."""
-    state = {} if weights is None else read_state(weights)  # refuses what is not weights, before timm opens it
+    """Adapt a pretrained timm ViT, with weights from timm or from a file."""
+    state = {} if weights is None else read_state(weights)  # refuses invalid files before timm opens them
     options, published = as_published(state, dict(options))
-    cache_dir = options.pop("cache_dir", None)  # of a download, not of the model
+    cache_dir = options.pop("cache_dir", None)  # an option of the download, not of the model
     with torch.device("meta"):
         vit = create_timm(name, **options)
         refuse_unfit(vit)  # before anything is downloaded
@@ -74,7 +74,7 @@ def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) ->
             return SpotViT(create_timm(name, pretrained=True, cache_dir=cache_dir, **options), options=options)
         except (OSError, HfHubHTTPError) as error:
             raise InputError(f"cannot download {name}: {error}{IN_A_FILE}") from error
-    # timm loads the file itself, so that it resizes a position table or drops a head as it always does.
+    # timm loads the file itself, so that it resizes position tables and drops heads as usual.
     overlay = {"file": str(weights), "custom_load": False, **published}
     vit = create_timm(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
     vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
@@ -82,9 +82,9 @@ def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) ->
 
 
 def refuse_unreachable(name: str, config: Mapping[str, Any], cache_dir: str | None = None) -> None:
-    """Refuse a timm model whose weights are neither in the hub's cache nor to be had now.
+    """Refuse a timm model whose weights are not in the hub's cache and cannot be downloaded now.
 
-    One request without the hub's retries: without a network these would take a minute.
+    Sends one request without the hub's retries, which would take a minute without a network.
     """
     hub = config.get("hf_hub_id")
     files = [config.get("hf_hub_filename"), "model.safetensors", "pytorch_model.bin"]
@@ -101,15 +101,15 @@ def refuse_unreachable(name: str, config: Mapping[str, Any], cache_dir: str | No
 
 
 def reach_hub(trouble: str, repo: str, file: str, advice: str = "") -> None:
-    """Ask the hub about a file, and say in one sentence that it does not answer."""
+    """Request a file's metadata from the hub, and raise a one-sentence error if that fails."""
     offline = constants.HF_HUB_OFFLINE
-    with suppress(EntryNotFoundError):  # it answers; timm tries another file
+    with suppress(EntryNotFoundError):  # the hub is reachable; timm tries another file
         try:
             if not offline:
                 get_hf_file_metadata(hf_hub_url(repo, file), timeout=5)
         except HfHubHTTPError as error:
             raise InputError(f"{trouble}: {error}{advice}") from error
-        except Exception as error:  # of the hub's HTTP client, whichever it uses
+        except Exception as error:  # depends on the hub's HTTP client
             raise InputError(f"{trouble}: the hub cannot be reached ({error}){advice}") from error
     if offline:
         raise InputError(f"{trouble}: HF_HUB_OFFLINE is set and it was not downloaded before{advice}")
@@ -119,13 +119,13 @@ def reach_hub(trouble: str, repo: str, file: str, advice: str = "") -> None:
 
 
 def save_folder(model: SpotViT, folder: str | Path) -> None:
-    """Write a model as a folder with model.safetensors and config.json; each file whole or not at all."""
+    """Write a model as a folder with model.safetensors and config.json; each file is written atomically."""
     config = save_file_whole(model, Path(folder) / WEIGHTS)
     write_json(Path(folder) / CONFIG, {KEY: config})
 
 
 def save_file_whole(model: SpotViT, path: str | Path, *, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """Write a model as one safetensors file, in another dtype if asked; its configuration is returned."""
+    """Write a model as one safetensors file, optionally in another dtype, and return its configuration."""
     config = model_config(model)
     state = {
         name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
@@ -136,7 +136,7 @@ def save_file_whole(model: SpotViT, path: str | Path, *, dtype: torch.dtype | No
 
 
 def model_config(model: SpotViT) -> dict[str, Any]:
-    """What is needed to build the model again: JSON values only. Refuses a ViT that timm cannot rebuild."""
+    """The configuration to rebuild the model, as JSON values. Refuses a ViT that timm cannot rebuild."""
     if not isinstance(model.prior, str):
         raise InputError("a prior that is a function cannot be saved; set model.prior to a name first")
     if model.policy is not None and not isinstance(model.policy, Policy):
@@ -164,7 +164,7 @@ def model_config(model: SpotViT) -> dict[str, Any]:
     }
     if model.policy is not None:
         config["policy"] = model.policy.describe()
-    if names := model.vit.pretrained_cfg.get("label_names"):  # its own; ImageNet's are timm's
+    if names := model.vit.pretrained_cfg.get("label_names"):  # custom names only; timm provides ImageNet's
         config["class_names"] = list(names)
     config = as_json(config)
     with torch.device("meta"):
@@ -179,7 +179,7 @@ def model_config(model: SpotViT) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> SpotViT:
-    """A model with a saved configuration and fresh weights."""
+    """A model with a saved configuration and newly initialised weights."""
     if config.get("format") != FORMAT:
         raise InputError(f"this model was saved in format {config.get('format')!r}; this version reads {FORMAT}")
     options: dict[str, Any]
@@ -209,7 +209,7 @@ def build(config: Mapping[str, Any]) -> SpotViT:
 
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
-    """Weights and configuration of one safetensors file that SPoT wrote, or of a folder that save_pretrained wrote."""
+    """Weights, configuration and path of a safetensors file that SPoT wrote, or of a save_pretrained folder."""
     if path.is_dir():
         for name in (CONFIG, WEIGHTS):
             if not (path / name).is_file():
@@ -223,12 +223,12 @@ def load_file(path: Path) -> SpotViT:
     """A model from one safetensors file that SPoT wrote, or from a folder that save_pretrained wrote."""
     state, config, path = read_file(path)
     try:
-        with torch.device("meta"):  # costs no memory, whatever sizes the header claims
+        with torch.device("meta"):  # needs no memory, whatever sizes the header claims
             refuse_misfit(str(path), state, build(config).state_dict())
         model = build(config)
     except InputError as error:
         raise InputError(f"{path} cannot be loaded: {error}") from error
-    except Exception as error:  # timm's, for options that make no sense to it
+    except Exception as error:  # raised by timm for invalid options
         raise InputError(f"the configuration in {path} is damaged ({error!r:.200}); save the model again") from error
     return filled(model, {name: tensor.float() for name, tensor in state.items()}, path)
 
@@ -240,12 +240,12 @@ def build_again(path: Path, options: Mapping[str, Any]) -> SpotViT:
 
 
 def load_pretrained(model_id: str, **options: Any) -> SpotViT:
-    """What SpotViT.from_pretrained does: a folder, or a model on the hub, that places tokens as options say."""
+    """SpotViT.from_pretrained: load a folder or a model on the hub, with the given placement options."""
     path = Path(model_id)
     if not path.is_dir():
         if not isinstance(try_to_load_from_cache(model_id, WEIGHTS), str):
             reach_hub(f"cannot get {model_id} from the hub", model_id, WEIGHTS)
-        hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin has some of its own
+        hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin adds others
         try:
             path = Path(hf_hub_download(model_id, WEIGHTS, **hub))
         except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
@@ -254,7 +254,7 @@ def load_pretrained(model_id: str, **options: Any) -> SpotViT:
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a pickle that holds nothing but weights."""
+    """The tensors of a safetensors file, or of a pickle that holds only weights."""
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}")
     if Path(path).suffix == ".safetensors":
@@ -277,7 +277,7 @@ def filled(model: SpotViT, state: Mapping[str, Tensor], path: Path) -> SpotViT:
     return model.eval()
 
 
-# The authors' checkpoints: facts are in the design notes, the geometry in spot/tokens/authors.py
+# The authors' checkpoints; for their geometry see spot/tokens/authors.py
 
 AUTHORS_NAMES = {
     "att.": "attn.",
@@ -290,7 +290,7 @@ AUTHORS_NAMES = {
 
 
 def load_authors(path: str | Path) -> SpotViT:
-    """A model from the authors' published .pth, class-token or mean-pooled, of any depth and width."""
+    """A model from the authors' published .pth, with class token or mean pooling, of any depth and width."""
     state = read_state(path)
     if "embedder.emb.weight" not in state:
         raise InputError(
@@ -311,7 +311,7 @@ def load_authors(path: str | Path) -> SpotViT:
         "patch_size": side,
         "embed_dim": width,
         "depth": depth,
-        "num_heads": max(1, width // 64),  # all ViTs of this family have heads of 64
+        "num_heads": max(1, width // 64),  # all ViTs of this family have head_dim 64
         "mlp_ratio": state["blocks.0.mlp.L1.weight"].shape[0] / width,
         "num_classes": state["head.weight"].shape[0],
         "init_values": 1e-5,
@@ -339,7 +339,7 @@ MOST_BLOCKS, MOST_SIDE = 1000, 20_000  # a header can claim any size
 
 
 def refuse_steering(name: str, options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """Refuse a file's configuration that would make timm open or fetch anything else than an architecture."""
+    """Refuse a configuration that would make timm open or download files instead of only building an architecture."""
     allowed = {key for kind in (VisionTransformer, Eva) for key in inspect.signature(kind.__init__).parameters}
     strange = sorted({*options} - allowed) + sorted({*data} - {*DATA})
     if ":" in name or "/" in name or strange:
@@ -347,7 +347,7 @@ def refuse_steering(name: str, options: Mapping[str, Any], data: Mapping[str, An
 
 
 def refuse_nonsense(options: Mapping[str, Any], data: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Refuse values of a file's configuration that would fail only later, or fill the memory."""
+    """Refuse configuration values that would fail only later, or exhaust the memory."""
     depth, sides = options.get("depth", 1), list(flat_numbers(options.get("img_size", 1)))
     if not isinstance(depth, int) or not 0 < depth <= MOST_BLOCKS or not all(0 < side <= MOST_SIDE for side in sides):
         raise InputError(f"a model has 1 to {MOST_BLOCKS} blocks and images of at most {MOST_SIDE} pixels a side")
@@ -367,6 +367,6 @@ def refuse_nonsense(options: Mapping[str, Any], data: Mapping[str, Any], config:
 
 
 def flat_numbers(value: Any) -> Iterator[float]:
-    """The numbers of a number or of a list; anything else among them counts as NaN."""
+    """The numbers in a number or a list; anything else becomes NaN."""
     for each in value if isinstance(value, (list, tuple)) else [value]:
         yield each if isinstance(each, (int, float)) and not isinstance(each, bool) else math.nan

@@ -1,12 +1,11 @@
-"""Retrofits as deltas: what training added to a named timm checkpoint.
+"""Retrofits as deltas: the difference between trained weights and a named timm checkpoint.
 
-A delta is a safetensors file. Its header says on which base it stands (timm's name and a hash of
-the base's tensors) and how the model places tokens; on any other base it is refused. Tensors that
-did not change are left out. The others are kept, at the writer's choice, as float16, or as int8 with
-a scale per row:
+A delta is a safetensors file. Its header contains its base (timm's name and a hash of the base's tensors)
+and the model's placement options. It cannot be applied to any other base. Unchanged tensors are left
+out. The others are stored as float16, or as int8 with a scale per row:
 
     name            float16, or int8 with `name|scale` (rows, 1) float32
-    policy.name     float32: the weights of the learned prior, where there is one
+    policy.name     float32: the weights of the learned prior, if there is one
 """
 
 from collections.abc import Mapping
@@ -42,7 +41,7 @@ def save_delta(
         base_state: the base's tensors under timm's names.
         base: timm's name of the base, with its tag.
         method: float16, or int8 (a quarter of float32's size) for matrices and float16 for vectors.
-        config: JSON values to keep with it: prior, scale and min_tokens, at which all of the change is used.
+        config: JSON values to store: prior, scale and min_tokens, the budget at which the full change is applied.
     """
     if method not in get_args(Method):
         raise unknown("way to keep a delta", method, get_args(Method))
@@ -63,7 +62,7 @@ def save_delta(
 
 
 def pack(name: str, change: Tensor, method: Method) -> dict[str, Tensor]:
-    """A change as it is kept. Vectors (and tokens, which are vectors too) are float16 always."""
+    """A change in its stored form. Vectors, including tokens, are always float16."""
     matrix = change.flatten(1) if change.ndim > 1 else change[None]
     if method == "float16" or min(matrix.shape) == 1:
         return {name: change.half()}
@@ -77,7 +76,7 @@ def is_delta(path: str | Path) -> bool:
 
 
 def read_about(path: str | Path) -> dict[str, Any]:
-    """What a delta says of itself: base, hash, method and config."""
+    """A delta's header: base, hash, method and config."""
     return _checked(open_tensors(path, KEY, "a delta")[1], path)
 
 
@@ -90,7 +89,7 @@ def _checked(about: dict[str, Any], path: str | Path) -> dict[str, Any]:
 
 
 def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
-    """Base plus delta: all tensors under timm's names. Refuses any other base than the delta's own."""
+    """Base plus delta: all tensors under timm's names. Refuses bases other than the delta's own."""
     kept, about = read_tensors(path, KEY, "a delta")
     _checked(about, path)
     base = hash_tensors(base_state)
@@ -102,7 +101,7 @@ def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str,
     state = {name: tensor.clone() for name, tensor in base_state.items()}
     for name, change in kept.items():
         if name.endswith(SCALE) or name.startswith(POLICY):
-            continue  # read with its partner; not the ViT's
+            continue  # scales are read with their tensor; policies are not part of the ViT
         if name not in state or change.numel() != state[name].numel():
             raise InputError(f"{path} is a damaged delta: {name} does not fit its base")
         change = change.float()
@@ -126,7 +125,7 @@ def delta_policy(path: str | Path) -> Policy | None:
 
 
 def refuse_misfit(what: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Refuse weights of another architecture than a model's own, naming the first tensor that differs."""
+    """Refuse weights that do not fit a model's architecture, naming the first tensor that differs."""
     for name in sorted(own.keys() | state.keys()):
         there, here = (tuple(each[name].shape) if name in each else None for each in (state, own))
         if there != here:

@@ -1,4 +1,4 @@
-"""Features where you want them: at any points of an image, and as a dense map from scattered tokens.
+"""Features at any points of an image, and dense feature maps from scattered tokens.
 
 features = model.features_at(images, points)            # (B, M, D) at points (B, M, 2), (y, x) fractions
 features = model.token_features(images, indices=1, norm=True, tokens=49)[0]
@@ -22,9 +22,9 @@ NEIGHBOURS = 4
 def features_at(model: "SpotViT", images: Tensor, points: Tensor, positions: Tensor | None = None) -> Tensor:
     """Normalised features of the last block (B, M, D) of tokens at points (B, M, 2).
 
-    A token at each point looks at the image's tokens (`positions`, by default the ViT's own grid), which do
-    not look at it, and points do not look at each other. So a point's feature depends on no other point,
-    and at the position of one of the image's tokens it is that token's feature.
+    A token at each point attends to the image's tokens (`positions`, by default the ViT's own grid). These do
+    not attend to it, and points do not attend to each other. A point's feature thus depends on no other
+    point, and at the position of one of the image's tokens it equals that token's feature.
     """
     context = model.grid(images) if positions is None else positions
     if points.ndim != 3 or points.shape[-1] != context.shape[-1] or len(points) != len(images):
@@ -40,10 +40,10 @@ def features_at(model: "SpotViT", images: Tensor, points: Tensor, positions: Ten
 def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours: int = NEIGHBOURS) -> Tensor:
     """Tokens (B, N, D) at positions (B, N, 2 or 3) → a map (B, D, height, width).
 
-    The value at the middle of a cell is a mean of its nearest tokens with weights ((R − d) / (R d))², where d
-    is a token's distance in cells of the map and R that of the nearest token that is left out (Franke and
-    Little's form of Shepard's interpolation). It is continuous in the positions, and the token itself where
-    one stands in the middle of a cell; so tokens on a grid give that grid's map exactly.
+    The value of a cell is a weighted mean of the tokens nearest to its centre, with weights ((R − d) / (R d))².
+    Here d is a token's distance in cells of the map, and R the distance of the nearest token that is left out
+    (Franke and Little's form of Shepard's interpolation). The map is continuous in the positions. A token at the
+    centre of a cell gives exactly the cell's value, so tokens on a grid give that grid's map exactly.
     """
     if tokens.ndim != 3 or tokens.shape[:2] != positions.shape[:2]:
         raise InputError(f"tokens (B, N, D) and positions (B, N, 2) are needed, got {tuple(tokens.shape)} and "

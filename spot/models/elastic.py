@@ -1,11 +1,11 @@
 """ElasticViT-style windows (Pardyl et al., "Beyond Grids", 2025): patches shifted, rescaled and dropped.
 
-Elastic windows begin and end on whole pixels: the side is a whole number of pixels, read as K × K
-samples, and so is the shift. This is the discrete counterpart of SPoT's subpixel placement, here
-for any SpotViT, without ElasticViT's embedding of a window's side. The ranges are arguments; their
-defaults are ours, since published ranges belong to ElasticViT's own training.
+Elastic windows begin and end on whole pixels: side and shift are whole numbers of pixels, and the
+window is read as K × K samples. This is the discrete counterpart of SPoT's subpixel placement. It works
+with any SpotViT and omits ElasticViT's embedding of the window's side. The default ranges are ours,
+because the published ones belong to ElasticViT's own training.
 
-While training, calling the model is the perturbation; in evaluation it is a placement.
+During training the random windows act as augmentation; in evaluation they are a placement.
 """
 
 import torch
@@ -27,17 +27,17 @@ def perturb(
     shift: int = 0,
     scale: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
-    """Keep some of a placement (B, N, 2), and move and rescale their windows at random: (B, tokens, 3).
+    """Keep random windows of a placement (B, N, 2), and shift and rescale them at random: (B, tokens, 3).
 
-    The third number of a window is its scale: how many pixels stand between its samples, side / K.
+    The third number of a window is its scale: the distance between its samples in pixels, side / K.
 
     Args:
         size: K, the side in pixels of a window of scale 1.
-        tokens: how many windows of each image to keep, drawn without replacement; all by default.
-        shift: windows move by up to this many whole pixels in each direction.
-        scale: sides are drawn evenly between these multiples of K, rounded to pixels.
+        tokens: number of windows to keep in each image, drawn without replacement; all by default.
+        shift: the largest shift in each direction, in whole pixels.
+        scale: sides are drawn uniformly between these multiples of K, rounded to pixels.
 
-    Windows are pushed back inside the image where they fit into it.
+    Windows that extend beyond the image are moved inside if they fit.
     """
     batch, count = positions.shape[:2]
     tokens = count if tokens is None else tokens
@@ -46,8 +46,8 @@ def perturb(
         raise InputError(f"elastic windows are {count} patches with some dropped, got tokens = {tokens}")
     if shift < 0 or not 0 < scale[0] <= scale[1]:
         raise InputError(f"shift must be at least 0 and scale a rising pair above 0, got {shift} and {scale}")
-    # Four numbers for every window, on the CPU: what an image gets does not depend on the device,
-    # nor on how many images come with it.
+    # Four numbers for every window, drawn on the CPU: an image's windows depend neither on the device
+    # nor on the size of the batch.
     keep, side, *moves = torch.rand(batch, count, 4, generator=generator).to(positions.device).unbind(-1)
     kept = keep.argsort(1)[:, :tokens].sort(1).values
 
@@ -67,9 +67,9 @@ class ElasticViT(Wrapper):
 
     Args:
         model: as made by spot.adapt; its parameters are shared, not copied.
-        tokens: how many patches are kept, by default all.
+        tokens: number of patches to keep, by default all.
         shift: in whole pixels, by default half a patch.
-        scale: the smallest and the largest side as a multiple of the patch's.
+        scale: the smallest and the largest side, as multiples of the patch's side.
     """
 
     random = True

@@ -1,11 +1,11 @@
-"""A family of weights: a pretrained ViT, and the change that a retrofit made to it, blended by budget.
+"""A family of weights: interpolates between a pretrained ViT and its retrofit according to the budget.
 
-A ViT needs a large change of its weights to read an eighth of its tokens, a small one for half of them, and none on
-its own grid. So the weights for N tokens are
+A ViT needs a large change of its weights for an eighth of its tokens, a small change for half of them, and none on
+its own grid. The weights for N tokens are therefore
 
     base + share · change,    share = log(cells / N) / log(cells / min_tokens), between 0 and 1
 
-A family holds base and change once and builds an ordinary model for each budget it is asked for.
+A family holds base and change once, and builds an ordinary model for each requested budget.
 
     family = spot.Family("vit-ti")
     sparse = family.model(tokens=49)        # a SpotViT with the weights for 49 tokens
@@ -30,7 +30,7 @@ from spot.placement.priors import AnyPrior, check_tokens
 from spot.placement.sizes import Scale
 
 STEPS = 16  # shares are rounded to this many steps
-DEFAULT_TOKENS = 49  # a quarter of a 14 × 14 grid: the budget in the middle of those a retrofit is trained for
+DEFAULT_TOKENS = 49  # a quarter of a 14 × 14 grid: the middle of the budgets that a retrofit is trained for
 
 
 class Family:
@@ -41,7 +41,7 @@ class Family:
         Args:
             name: a shipped retrofit (`vit-ti`, `deit-ti`), or a file that `save_delta` wrote.
             weights: a file with the timm model's weights, instead of a download.
-            options: what timm.create_model takes, such as num_classes or cache_dir.
+            options: options of timm.create_model, such as num_classes or cache_dir.
         """
         check_kind("a model's name", name, str, Path)
         path = find(name)
@@ -56,9 +56,9 @@ class Family:
         self.name, self.options = str(name), options
         self._base = load_timm(about["base"], weights, cached)
         self._retrofitted = apply_delta(self._base.vit.state_dict(), path)
-        self.hash = hash_tensors(self._retrofitted)  # policies and cascades name the weights they were made for
+        self.hash = hash_tensors(self._retrofitted)  # stored in policies and cascades to identify the weights
         self.cells = len(self._base.grid())
-        # With this many tokens all of the change is used; None: at every budget. Version 0.2 wrote "fewest".
+        # At this budget and below the full change is used; None: at every budget. Version 0.2 wrote "fewest".
         self.min_tokens: int | None = about["config"].get("min_tokens", about["config"].get("fewest"))
         self._base.prior = about["config"].get("prior") or "isotropic"
         self._base.scale = about["config"].get("scale")
@@ -73,7 +73,7 @@ class Family:
 
     @property
     def policy(self) -> nn.Module | None:
-        """The learned prior that each model gets; None if it has none."""
+        """The learned prior of each model, or None."""
         return self._base.policy
 
     @policy.setter
@@ -82,7 +82,7 @@ class Family:
 
     @property
     def scale(self) -> Scale | None:
-        """The size of the windows that each model places, as in `SpotViT.scale`."""
+        """The window size of each model's placement, as in `SpotViT.scale`."""
         return self._base.scale
 
     @scale.setter
@@ -93,7 +93,7 @@ class Family:
         return f"Family({self.name!r}, {self._base.name}, budgets up to {self.cells})"
 
     def share(self, tokens: int, image_size: tuple[int, int] | None = None) -> float:
-        """The share of the retrofit's change that N tokens take, for images of the ViT's own size or another (H, W)."""
+        """The share of the retrofit's change for N tokens, for images of the ViT's own size or another (H, W)."""
         if self.min_tokens is None:
             return 1.0
         if image_size is None:
@@ -109,26 +109,26 @@ class Family:
         scale: Scale | None = None,
         image_size: tuple[int, int] | None = None,
     ) -> SpotViT:
-        """A new SpotViT with the weights for this budget, which is also its own budget. Nothing is shared or kept.
+        """A new SpotViT with the weights for this budget and this default budget. Shares nothing with other models.
 
         Args:
             prior, scale: as in `SpotViT.place`; by default the retrofit's own.
-            image_size: (H, W) in pixels of the images it will see; by default what the ViT was built for.
+            image_size: (H, W) in pixels of the images to process; by default the size the ViT was built for.
         """
         check_tokens(tokens)
         share = self.share(tokens, image_size)
-        with torch.inference_mode(False), torch.no_grad():  # its parameters can learn, wherever it is made
+        with torch.inference_mode(False), torch.no_grad():  # so that its parameters can always be trained
             made = copy.deepcopy(self._base)
             for name, parameter in made.vit.named_parameters():
                 parameter.copy_(torch.lerp(parameter, self._retrofitted[name].to(parameter), share))
             return refitted(made, self.options).at(tokens=tokens, prior=prior, scale=scale).eval()
 
 
-Source = SpotViT | Family  # something that has a model for each budget
+Source = SpotViT | Family  # provides a model for each budget
 
 
 def share_of_change(tokens: int, cells: int, min_tokens: int) -> float:
-    """How much of a retrofit's change N tokens take, of an image whose grid has this many cells: from 0 to 1."""
+    """The share of a retrofit's change, from 0 to 1, for N tokens of an image whose grid has this many cells."""
     if tokens >= cells or min_tokens >= cells:
         return float(tokens < cells)
     share = math.log(cells / tokens) / math.log(cells / min_tokens)
@@ -143,7 +143,7 @@ def at_budget(
     scale: Scale | None = None,
     image_size: tuple[int, int] | None = None,
 ) -> SpotViT:
-    """The model for a budget: built by a family, or a SpotViT with its own weights and this placement."""
+    """The model for a budget: built by a family, or a given SpotViT with this placement."""
     if isinstance(source, Family):
         count = DEFAULT_TOKENS if tokens is None else tokens
         return source.model(count, prior=prior, scale=scale, image_size=image_size)
@@ -152,17 +152,17 @@ def at_budget(
 
 
 def dense_model(source: Source) -> SpotViT:
-    """The model on its full grid: of a family, the ViT that was retrofitted."""
+    """The model on its full grid; for a family, the original ViT."""
     return source.model(source.cells) if isinstance(source, Family) else source.at(tokens=len(source.grid()))
 
 
 def hash_weights(source: Source) -> str:
-    """What policies and cascades know a model's weights by: a hash that changes with any tensor of the ViT."""
+    """The hash by which policies and cascades identify a model's weights; it changes with any tensor of the ViT."""
     if isinstance(source, Family):
         return source.hash
     return source.retrofit_hash or hash_tensors(source.vit.state_dict())
 
 
 def full_retrofit(source: Source) -> SpotViT:
-    """The weights that training starts from: of a family, with all of its change."""
+    """The weights that training starts from; for a family, the fully retrofitted ones."""
     return source.model(source.min_tokens or 1) if isinstance(source, Family) else source

@@ -1,13 +1,13 @@
-"""Several glimpses of a large picture, each classified by itself; the most telling one decides.
+"""Several glimpses of a large picture, classified separately; the most confident one determines the prediction.
 
     model = spot.load("runs/signs/model")        # spot learn --look glimpses wrote it
-    several = Glimpsed(model)                    # 48 tokens: 16 at each of the three best places
+    several = Glimpsed(model)                    # 48 tokens: 16 at each of three places
     logits = several(images)                     # images (B, 3, H, W) of any size → (B, classes)
 
-The finder (spot/placement/finder.py) names the places. All windows are read at once, and the glimpses go through the
-ViT as a batch. With p the probabilities of a glimpse, a picture's logit for a class is the largest
-log p(class) − log p(none) over its glimpses. So `none` is predicted where every glimpse shows nothing. Without a class
-`none` it is the largest log p(class).
+The finder (spot/placement/finder.py) proposes the places. All windows are read at once, and the ViT processes the
+glimpses as a batch. Let p be the probabilities of a glimpse. A picture's logit for a class is the maximum of
+log p(class) − log p(none) over its glimpses, so `none` is predicted if it is the likeliest class of every glimpse.
+Without a class `none` it is the maximum of log p(class).
 """
 
 from typing import Any, Unpack
@@ -23,7 +23,7 @@ from spot.placement.glimpses import glimpse_positions
 
 
 class Glimpsed(Wrapper):
-    """A model that classifies the best places of a picture; see the module."""
+    """A model that classifies the places of a picture that its finder scores highest; see the module docstring."""
 
     def __init__(
         self, model: SpotViT, glimpses: int | None = None, tokens: int | None = None, none: int | None = None
@@ -31,9 +31,9 @@ class Glimpsed(Wrapper):
         """
         Args:
             model: its policy is a Finder.
-            glimpses: number of places; by default what spot learn was asked for, or 3.
-            tokens: number of tokens on each; by default the model's own.
-            none: index of the class for pictures with nothing to find; by default what spot learn was told, if any.
+            glimpses: number of places; by default the number given to spot learn, or 3.
+            tokens: number of tokens per place; by default the model's own.
+            none: index of the class for pictures without an object; by default the one given to spot learn, if any.
         """
         super().__init__(model)
         if not isinstance(model.policy, Finder):
@@ -55,7 +55,7 @@ class Glimpsed(Wrapper):
         return self.model.policy
 
     def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
-        """Positions (B, G × N, 7) on the best places, one after the other."""
+        """Positions (B, G × N, 7) on the places with the highest scores, glimpse after glimpse."""
         return self.positions(images, self.finder.find(images, self.glimpses).glimpses)
 
     def positions(self, images: Tensor, glimpses: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Glimpsed(Wrapper):
         return glimpse_positions(images, glimpses, glimpses.shape[1] * self.each_tokens, self.model.patch_size)
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """Features (B × G, P + N, D): those of a picture's glimpses one after the other."""
+        """Features (B × G, P + N, D): the glimpses of a picture are consecutive."""
         positions = self.place(images) if positions is None else positions
         if positions.shape[1] % self.each_tokens:
             raise InputError(f"each glimpse has {self.each_tokens} tokens, got {positions.shape[1]} positions")
@@ -77,7 +77,7 @@ class Glimpsed(Wrapper):
         return model.encode(x)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits (B, classes) of pictures; with pre_logits the mean of their glimpses' pooled features, (B, D)."""
+        """Logits (B, classes) of pictures, or with pre_logits the pooled features averaged over glimpses, (B, D)."""
         made = self.model.forward_head(features, pre_logits).unflatten(0, (-1, self.glimpses))
         return made.mean(1) if pre_logits else self.decide(made)
 

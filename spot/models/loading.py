@@ -1,6 +1,6 @@
-"""spot.load: a model by what it is called or where it is.
+"""spot.load: load a model by name or path.
 
-Files are the business of checkpoints.py, weights by budget that of family.py; this module knows names.
+This module resolves names. File formats are in checkpoints.py, weights by budget in family.py.
 """
 
 from pathlib import Path
@@ -33,18 +33,18 @@ def load(
     pretrained: bool = True,
     **options: Any,
 ) -> SpotViT:
-    """Load a model by what it is called or where it is: an ordinary module with one set of weights.
+    """Load a model by name or path, as an ordinary module with one set of weights.
 
-    A shipped retrofit has weights for every budget (`spot.Family`). It is loaded with those for `tokens`, by default
-    49: a quarter of the grid, where most of the accuracy is kept at less than a quarter of the cost.
+    A shipped retrofit has weights for every budget (`spot.Family`). It is loaded with the weights for `tokens`, by
+    default 49. That is a quarter of the grid, and keeps most of the accuracy at less than a quarter of the cost.
 
     Args:
         name: a built-in model, a folder or file that SPoT saved, a hub id, a timm name (its pretrained
             ViT, adapted), or the authors' published .pth file.
-        tokens, prior, scale: the model's own placement; by default as it was saved. A prior may be a policy's file.
+        tokens, prior, scale: the model's placement; by default as saved. A prior may be the file of a policy.
         weights: a file with the timm model's weights, instead of a download.
         pretrained: False gives random weights, and needs neither a download nor `weights`.
-        options: what timm.create_model takes, such as num_classes or img_size; for a hub id also its revision, token, …
+        options: options of timm.create_model, such as num_classes or img_size; for a hub id also revision, token, …
     """
     if not pretrained:
         model = untrained(str(name), options)
@@ -60,9 +60,9 @@ def load(
 def load_source(
     name: str | Path, *, weights: str | Path | None = None, scale: Scale | None = None, **options: Any
 ) -> Source:
-    """What has a model for each budget: a Family for a retrofit that knows its base, else one SpotViT.
+    """Load a source of models by budget: a Family for a retrofit with a known base, else one SpotViT.
 
-    scale: of the windows that its models place; by default as it was saved.
+    scale: of the windows that its models place; by default as saved.
     """
     source = _load_source(name, weights, options)
     source.scale = source.scale if scale is None else scale
@@ -111,14 +111,14 @@ def untrained(name: str, options: dict[str, Any]) -> SpotViT:
 
 
 def unknown_model(name: str) -> InputError:
-    """The sentence for a name that nothing has, with the nearest ones."""
+    """The error for an unknown name, with the most similar names."""
     timms = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="eva")]
     begun = [known for known in built_in() if known.startswith(name.partition("+")[0])]  # deit_tiny+spot
     return unknown("model", name, begun or [*built_in(), *ALIASES, *timms], hint="spot.list_models() lists ours")
 
 
 def read_prior(prior: str | None, source: Source) -> AnyPrior | None:
-    """A prior as the command line has it: a name, or the policy of a file."""
+    """A prior given on the command line: a name, or the policy in a file."""
     return load_policy(str(prior), source) if is_policy_file(prior) else prior
 
 

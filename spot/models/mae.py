@@ -1,11 +1,11 @@
 """A masked autoencoder on off-grid windows (He et al., 2022, with tokens at continuous positions).
 
-The encoder is a SpotViT that reads only the visible tokens. The decoder gets what it said of
-them, a mask token for each hidden one, and the kernelized embedding of every token's position,
-and reconstructs the hidden windows. After training only the encoder is kept.
+The encoder is a SpotViT that processes only the visible tokens. The decoder takes their features, a
+mask token for each hidden token, and the kernelized embedding of every token's position, and
+reconstructs the hidden windows. After training only the encoder is kept.
 
-Files that He et al. published are read here too (`mae_pretrain_vit_base_full.pth` and its kind): the
-encoder is a timm ViT as it is, and `fill_decoder` gives a Decoder the file's own decoder.
+This module also reads the files that He et al. published, such as `mae_pretrain_vit_base_full.pth`.
+Their encoder is a timm ViT without changes; `fill_decoder` loads the file's decoder into a Decoder.
 """
 
 import math
@@ -25,14 +25,14 @@ from spot.tokens.windows import windows
 
 
 class Reconstruction(NamedTuple):
-    """Hidden windows as reconstructed and as they are: (B, N − V, C · K · K) each."""
+    """Hidden windows, reconstructed and original: (B, N − V, C · K · K) each."""
 
     reconstructed: Tensor
     hidden: Tensor
 
 
 class Decoder(nn.Module):
-    """Visible features and all positions → windows' pixels."""
+    """Features of visible tokens and positions of all tokens → pixels of all windows."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Decoder(nn.Module):
     def forward(self, features: Tensor, prefix: int, positions: Tensor, visible: Tensor) -> Tensor:
         """Features (B, P + V, D) of the visible tokens → pixels of all N tokens (B, N, pixels).
 
-        visible (B, V) holds the numbers of the visible tokens among positions (B, N, 2).
+        visible (B, V) holds the indices of the visible tokens in positions (B, N, 2).
         """
         known = self.narrow(features)
         count, width = positions.shape[1], known.shape[-1]
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encoder and decoder; called with images, positions and which of them are visible."""
+    """Encoder and decoder, called with images, positions and the indices of the visible positions."""
 
     def __init__(self, encoder: SpotViT, *, width: int = 512, depth: int = 8, heads: int = 16) -> None:
         super().__init__()
@@ -83,9 +83,9 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = Decoder(encoder.embed_dim, encoder.grid_size, pixels, width=width, depth=depth, heads=heads)
 
     def forward(self, images: Tensor, positions: Tensor, visible: Tensor, *, normalize: bool = True) -> Reconstruction:
-        """Reconstruct the tokens of images (B, C, H, W) at positions (B, N, 2) that are not among visible (B, V).
+        """Reconstruct the tokens of images (B, C, H, W) at the positions (B, N, 2) that visible (B, V) does not list.
 
-        normalize: hidden windows are to be reconstructed with mean 0 and variance 1 each.
+        normalize: each hidden window is reconstructed with mean 0 and variance 1.
         """
         seen = positions.take_along_dim(visible[..., None], 1)
         features = self.encoder.encode(*self.encoder.embed(images, seen))
@@ -100,14 +100,14 @@ class MaskedAutoencoder(nn.Module):
 
 
 def hidden_of(visible: Tensor, count: int) -> Tensor:
-    """The numbers 0 … count − 1 that are not in visible (B, V), in order: (B, count − V)."""
+    """The indices 0 … count − 1 that are not in visible (B, V), in order: (B, count − V)."""
     mask = torch.ones(len(visible), count, dtype=torch.bool, device=visible.device).scatter(1, visible, value=False)
-    # Not nonzero(), for whose size a GPU would have to be waited for.
+    # Not nonzero(), whose output size would force a GPU to synchronise.
     return mask.int().argsort(dim=1, descending=True, stable=True)[:, : count - visible.shape[1]]
 
 
-# Published checkpoints. Their decoder's parameters and ours, by the beginning of the name; the position table and the
-# order of the reconstructed pixels differ, and are converted below.
+# Published checkpoints: prefixes of their decoder's parameter names → ours. The position table and the order of the
+# reconstructed pixels differ, and are converted below.
 DECODER_NAMES = {
     "decoder_embed.": "narrow.",
     "decoder_blocks.": "blocks.",
@@ -119,16 +119,16 @@ DECODER_NAMES = {
 
 
 def has_decoder(state: Mapping[str, Tensor]) -> bool:
-    """Whether weights by name are those of a published masked autoencoder with its decoder."""
+    """Whether a state dict is that of a published masked autoencoder with its decoder."""
     return "decoder_embed.weight" in state and "decoder_pred.weight" in state
 
 
 def as_published(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How timm loads a checkpoint that He et al. published: its options, and a pretrained_cfg_overlay.
+    """The options and pretrained_cfg_overlay with which timm loads a checkpoint that He et al. published.
 
-    Pretrained with a decoder: the encoder's weights alone. Fine-tuned: the mean of the tokens is normed and
-    classified, where timm's `vit_base_patch16_224.mae` by itself has the class token and no head; the options given
-    go before what the file says. Any other file changes nothing.
+    For a pretrained file with a decoder, only the encoder's weights are loaded. A fine-tuned file normalises and
+    classifies the mean of the tokens, whereas timm's `vit_base_patch16_224.mae` uses the class token and has no head.
+    Given options take precedence over those of the file. For any other file nothing changes.
     """
     if has_decoder(state):
         encoder = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(DECODER_NAMES))}
@@ -141,7 +141,7 @@ def as_published(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> tup
 
 @torch.no_grad()
 def fill_decoder(decoder: Decoder, state: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Give a decoder the weights of a published one; `state` is the whole checkpoint's, by its own names."""
+    """Load a published decoder's weights into a decoder; `state` is the whole checkpoint with its original names."""
     given: dict[str, Tensor] = {}
     for name, tensor in state.items():
         for theirs, ours in DECODER_NAMES.items():
@@ -161,7 +161,7 @@ def fill_decoder(decoder: Decoder, state: Mapping[str, Tensor], source: str = "t
         raise InputError(f"{error}; {asked}") from error
     if table[0, 0].any():
         raise InputError(f"decoder_pos_embed in {source} gives the class token a position; published ones do not")
-    for name in ("pixels.weight", "pixels.bias"):  # theirs are pixel by pixel, ours channel by channel
+    for name in ("pixels.weight", "pixels.bias"):  # theirs are ordered by pixel, ours by channel
         side = math.isqrt(len(given[name]) // 3)
         given[name] = given[name].unflatten(0, (side, side, 3)).movedim(2, 0).flatten(0, 2)
     decoder.load_state_dict(given, strict=False)

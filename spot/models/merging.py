@@ -1,11 +1,11 @@
-"""More tokens for the same cost: windows are placed, and similar ones merged away in later blocks.
+"""More tokens at the same cost: places more windows than the budget, and merges similar ones in later blocks.
 
-    cheap = Merging(spot.Family("vit-ti"), 25)  # places 37 tokens and leaves 13, at the cost of 25 throughout
-    logits = cheap(images)                      # called as a SpotViT is: place, merge, forward_features, …
+    cheap = Merging(spot.Family("vit-ti"), 25)  # places 37 tokens, keeps 13, and costs as much as 25 tokens
+    logits = cheap(images)                      # has the methods of a SpotViT: place, merge, forward_features, …
 
-The first quarter of the blocks sees all tokens; then four blocks merge the same number of them (ToMe), in all MERGED of
-what was placed. Few merges of many tokens are as accurate as many merges of few, and take less time. The ViT sees more
-of the image, and spends on the parts that differ. Of a family it takes the weights for the number of tokens it places.
+The first quarter of the blocks processes all tokens. Then four blocks merge the same number of tokens each (ToMe), in
+total the share MERGED of those placed. A few merges of many tokens are as accurate as many merges of a few, and take
+less time. From a family it takes the weights for the number of tokens that it places.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from spot.models.tome_schedule import BlockCost, in_few_blocks, merging_macs
 from spot.placement.priors import AnyPrior, check_tokens
 
 MERGED = 0.7  # the share of the tokens that is merged away
-STEPS = 20  # less is merged in so many steps
+STEPS = 20  # smaller shares are tried in this many steps
 
 
 class Merging(ToMe):
@@ -28,12 +28,12 @@ class Merging(ToMe):
         """
         Args:
             source: a SpotViT, whose parameters are shared, or a family.
-            tokens: the budget: windows and blocks cost what so many tokens cost throughout. What a prior that looks
-                costs is not in it.
-            prior: where tokens go; by default as the model says.
+            tokens: the budget: windows and blocks cost as much as this many tokens without merging. The cost of a
+                prior that depends on the image is not included.
+            prior: the placement; by default the model's own.
         """
         check_tokens(tokens)
-        model = dense_model(source)  # any budget's weights cost the same
+        model = dense_model(source)  # the cost does not depend on the weights
         check_mergeable(model)
         count, schedule = affordable(model, tokens)
         super().__init__(at_budget(source, count, prior=prior), r=schedule, own_placement=True)
@@ -41,7 +41,7 @@ class Merging(ToMe):
 
     @property
     def tokens(self) -> int:
-        """The budget: it costs what so many tokens cost throughout. `starting_tokens` is how many are placed."""
+        """The budget: the number of tokens that cost as much without merging. `starting_tokens` are placed."""
         return self._budget
 
     @tokens.setter
@@ -50,10 +50,10 @@ class Merging(ToMe):
 
 
 def affordable(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
-    """The most tokens, at most as many as the grid has, whose merging costs no more than `tokens` do; and how."""
+    """The largest number of tokens, up to the grid's, that costs no more than `tokens` if merged; and the schedule."""
     depth, cells = len(model.vit.blocks), len(model.grid())
     for count in range(max(tokens, cells), tokens, -1):
-        # All of the grid is merged no more than it takes; fewer are merged by as much as is good for them.
+        # The whole grid is merged only as much as the cost requires; fewer tokens always by the share MERGED.
         for step in range(STEPS + 1) if count == cells else (STEPS,):
             schedule = in_few_blocks(MERGED * step / STEPS, count, depth)
             if price(model, count, schedule) <= price(model, tokens, [0] * depth):
@@ -66,5 +66,5 @@ def price(model: SpotViT, tokens: int, schedule: Sequence[int]) -> int:
     costs = [BlockCost.of(block) for block in model.vit.blocks]
     rows, columns = model.grid_size
     window = model.vit.patch_embed.proj.weight.numel()
-    window += rows * columns * model.embed_dim + (rows + columns) ** 2  # its position, by the kernels of all cells
+    window += rows * columns * model.embed_dim + (rows + columns) ** 2  # position embedding from all cells' kernels
     return tokens * window + sum(merging_macs(costs, tokens, model.num_prefix_tokens, schedule))

@@ -1,7 +1,7 @@
-"""A smaller image: what a user would try first to have fewer tokens.
+"""A smaller image: the simplest way to have fewer tokens.
 
-The image is shrunk until the ViT's own grid of patches on it has N cells, which needs no training and no
-placement. Position embeddings are those of the cells' places in the image, as for any other positions.
+The image is shrunk until the ViT's own patch grid on it has N cells, which needs no training and no
+placement. Position embeddings are those of the cell centres, as for any other positions.
 """
 
 import math
@@ -17,7 +17,7 @@ from spot.models.spot_vit import SpotViT
 from spot.models.wrappers import Wrapper
 from spot.tokens.position_embedding import grid_positions
 
-MOST_SQUEEZED = 4 / 3  # how much narrower a shrunk image may become than it was, in either direction
+MOST_SQUEEZED = 4 / 3  # the largest change of aspect ratio of a shrunk image, in either direction
 
 
 class Resize(Wrapper):
@@ -34,13 +34,13 @@ class Resize(Wrapper):
         return grid.to(images.device).expand(len(images), -1, -1)
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """Features (B, P + N, D) of the shrunk images; positions given say only how many tokens."""
+        """Features (B, P + N, D) of images shrunk to as many patches as there are positions."""
         positions = self.place(images, **placing) if positions is None else positions
         return self.model.forward_features(shrunk(images, positions.shape[1], self.model.patch_size), positions)
 
 
 def small_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
-    """(rows, columns) with exactly this many cells, as near as can be to the image's aspect."""
+    """(rows, columns) with exactly this many cells and the aspect closest to the image's."""
 
     def squeezed(rows: int, columns: int) -> float:
         return math.exp(abs(math.log(rows * width / (columns * height))))
@@ -61,7 +61,7 @@ def small_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
 
 
 def shrinkable(model: SpotViT, budgets: Sequence[int]) -> list[int]:
-    """The budgets below the model's grid for which there is a smaller image."""
+    """The budgets below the model's grid size for which a smaller image exists."""
     fitting = []
     for tokens in budgets:
         if tokens < len(model.grid()):
@@ -72,7 +72,7 @@ def shrinkable(model: SpotViT, budgets: Sequence[int]) -> list[int]:
 
 
 def shrunk(images: Tensor, tokens: int, size: int) -> Tensor:
-    """Images (B, C, H, W) made so small that their grid of size × size patches has this many cells."""
+    """Images (B, C, H, W) shrunk so that their grid of size × size patches has this many cells."""
     rows, columns = small_grid(tokens, *images.shape[-2:])
     if (rows * size, columns * size) == tuple(images.shape[-2:]):
         return images

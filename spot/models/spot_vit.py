@@ -1,12 +1,12 @@
-"""SpotViT: a timm ViT that reads tokens anywhere in an image.
+"""SpotViT: a timm ViT with tokens anywhere in an image.
 
-It holds a timm model and calls its parts: only the patch grid is replaced, by windows at
-continuous positions. With `positions = model.grid(images)` it is the timm model. All weights stay in
-`model.vit` under timm's names, so what is trained off the grid is still a timm checkpoint.
+It holds a timm model and calls its parts. Only the patch grid is replaced, by windows at continuous
+positions; with `positions = model.grid(images)` it equals the timm model. All weights stay in
+`model.vit` under timm's names, so a model that was trained off the grid is still a timm checkpoint.
 
     model = spot.adapt("vit_small_patch16_224", tokens=49, prior="center", pretrained=True)
     logits = model(images)                  # tokens placed by the model's own prior
-    logits = model(images, tokens=25)       # another budget, another prior: for this call
+    logits = model(images, tokens=25)       # another budget for this call; `prior` works likewise
     logits = model(images, positions)       # tokens placed by the caller, (B, N, 2), (y, x) fractions
 """
 
@@ -38,11 +38,11 @@ from spot.tokens.pyramid import traced
 from spot.tokens.tokenizer import Fixed, Tokenizer
 from spot.tokens.windows import check, fixed_windows
 
-MOST_FIXED = 1024  # tokens of a placement that is kept
+MOST_FIXED = 1024  # the largest placement that is cached, in tokens
 
 
 class Features(NamedTuple):
-    """What the blocks make of an image: one vector per token, and where each token is."""
+    """Features of an image's tokens with their positions."""
 
     tokens: Tensor  # (B, N, D)
     prefix: Tensor  # (B, P, D): class, distillation and register tokens
@@ -57,13 +57,13 @@ def adapt(
     pretrained: bool = False,
     **kwargs: Any,
 ) -> "SpotViT":
-    """Let a timm ViT read tokens at continuous positions, exactly as before on its grid.
+    """Adapt a timm ViT to tokens at continuous positions. On its own grid its output does not change.
 
     Args:
         model: a timm model, or a timm name (then `pretrained` and kwargs go to timm.create_model).
             A model is held, not copied.
-        tokens: how many tokens to place; by default as many as the grid has.
-        prior: where to place them: a name in spot.PRIORS or a function (images, tokens, generator).
+        tokens: number of tokens to place; by default the grid's.
+        prior: how to place them: a name in spot.PRIORS or a function (images, tokens, generator).
     """
     if isinstance(model, nn.Module):
         if kwargs or pretrained:
@@ -82,10 +82,10 @@ class SpotViT(
     pipeline_tag="image-classification",
     tags=["vision-transformer", "token-placement", "timm"],
 ):
-    """A timm ViT and where its tokens go. Build one with spot.adapt or spot.load."""
+    """A timm ViT with a token placement. Build one with spot.adapt or spot.load."""
 
-    policy: nn.Module | None  # the learned prior, an ordinary submodule: what the name "learned" stands for
-    retrofit_hash: str | None = None  # of a family's model: the hash that policies and cascades know the family by
+    policy: nn.Module | None  # the learned prior, an ordinary submodule; selected by the name "learned"
+    retrofit_hash: str | None = None  # for a family's model: the hash that identifies the family
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class SpotViT(
         """
         Args:
             scale: the size of the windows that the model places, or "auto"; see `place`.
-            saliency: where maps come from for priors that need them; see `saliency_maps`.
+            saliency: the source of maps for priors that need them; see `saliency_maps`.
             sigma: width of the position kernels in grid cells.
-            options: what timm.create_model needs beside the architecture's name to build `vit` again.
+            options: timm.create_model's options with which `vit` can be rebuilt from its name.
             tokenizer: replaces the standard one (the authors' checkpoints need their own).
         """
         super().__init__()
@@ -121,7 +121,7 @@ class SpotViT(
         self.saliency = saliency
         self.tokens = len(self.grid()) if tokens is None else tokens
 
-    # What the model is
+    # Properties of the model
 
     @property
     def spot_vit(self) -> "SpotViT":
@@ -140,21 +140,21 @@ class SpotViT(
 
     @property
     def name(self) -> str:
-        """timm's name for the ViT, with its pretrained tag where it has one."""
+        """timm's name for the ViT, with its pretrained tag if it has one."""
         config = getattr(self.vit, "pretrained_cfg", None) or {}
         architecture, tag = config.get("architecture", type(self.vit).__name__), config.get("tag")
         return f"{architecture}.{tag}" if tag else architecture
 
     @property
     def fit(self) -> Fit:
-        """How a photograph becomes its input, see spot.data.picture.photo_transform: "full" for a finder's pictures."""
+        """How a photograph is fitted to the input, "full" with a finder; see spot.data.picture.photo_transform."""
         return self.policy.fit if self.policy is not None and self.prior == LEARNED else "crop"  # type: ignore[return-value]
 
-    # Where its tokens go
+    # Placement
 
     @property
     def tokens(self) -> int:
-        """How many tokens the model's own placement has."""
+        """The number of tokens in the model's own placement."""
         return self._tokens
 
     @tokens.setter
@@ -164,25 +164,25 @@ class SpotViT(
 
     @property
     def prior(self) -> AnyPrior:
-        """Where the model places tokens that the caller has not placed."""
+        """The prior that places tokens if the caller gives no positions."""
         return self._prior
 
     @prior.setter
     def prior(self, prior: AnyPrior) -> None:
-        resolve_prior(prior)  # refuses what is no prior
+        resolve_prior(prior)  # refuses an invalid prior
         if isinstance(prior, nn.Module):
             self.policy, prior = prior, LEARNED
         self._prior = prior
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "prior":  # nn.Module would register a policy under this name instead of asking the property
+        if name == "prior":  # nn.Module would register a policy as a submodule instead of calling the property
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 
     @property
     def scale(self) -> Scale | None:
-        """The size of the windows that the model places: pixels between samples, or "auto"; None is 1."""
+        """The size of the windows that the model places: distance between samples in pixels, or "auto"; None is 1."""
         return self._scale
 
     @scale.setter
@@ -194,19 +194,19 @@ class SpotViT(
 
     @property
     def saliency(self) -> Source:
-        """Where saliency maps come from, for priors that need them; see `saliency_maps`."""
+        """The source of saliency maps, for priors that need them; see `saliency_maps`."""
         return self._saliency[0]
 
     @saliency.setter
     def saliency(self, source: Source) -> None:
         if not isinstance(source, (str, Path, Tensor)) and not callable(source):
             raise InputError(f"saliency must be a name, file, folder, function or maps, got {type(source).__name__}")
-        self._saliency = (source,)  # in a tuple, so that a module is not a part of this one
+        self._saliency = (source,)  # in a tuple, so that a module does not become a submodule
 
     def at(self, *, tokens: int | None = None, prior: AnyPrior | None = None, scale: Scale | None = None) -> "SpotViT":
-        """The same model with another budget, prior or scale of its own. All parts are shared, none is copied."""
+        """The same model with another default budget, prior or scale. All submodules are shared, not copied."""
         other = copy.copy(self)
-        other._modules = dict(self._modules)  # so that a policy given to one is not the other's
+        other._modules = dict(self._modules)  # so that setting a policy on one does not affect the other
         for name, value in {"tokens": tokens, "prior": prior, "scale": scale}.items():
             if value is not None:
                 setattr(other, name, value)
@@ -214,7 +214,7 @@ class SpotViT(
 
     @property
     def random(self) -> bool:
-        """Whether another seed places tokens elsewhere."""
+        """Whether the placement depends on the seed."""
         return resolve_prior(self.prior).random
 
     def grid(self, images: Tensor | None = None) -> Tensor:
@@ -238,15 +238,15 @@ class SpotViT(
         seed: int = 0,
         maps: Tensor | None = None,
     ) -> Tensor:
-        """Positions (B, N, 2) for images (B, C, H, W). Everything that places tokens calls this.
+        """Positions (B, N, 2) for images (B, C, H, W). All token placement goes through this method.
 
         With a scale other than 1 they are (B, N, 3): the third number is the window's scale.
 
         Args:
-            tokens, prior, scale: by default the model's own. A scale is how many pixels stand between a
-                window's samples; "auto" makes windows larger where there are few (spot/placement/sizes.py).
-            generator: random positions of the whole batch are drawn from it.
-            keys: names of the images; each one's positions then depend on (seed, key) alone, not on the batch.
+            tokens, prior, scale: by default the model's own. A scale is the distance between a window's samples
+                in pixels; "auto" chooses larger windows for smaller budgets (spot/placement/sizes.py).
+            generator: source of random positions for the whole batch.
+            keys: names of the images; each image's positions then depend only on (seed, key), not on the batch.
             maps: saliency (B, H, W) for a prior that needs it; by default the model's own, `saliency_maps`.
         """
         check_images(images)
@@ -269,10 +269,10 @@ class SpotViT(
         scale: Scale | None = None,
         **drawing: Any,
     ) -> Fixed | None:
-        """What `place` would give, kept from an earlier call, where it is the same for every image; else None.
+        """The cached placement of `place` if it is the same for every image; else None.
 
-        No parameter has a part in what is kept. It is for real values on the CPU: a graph that is traced, or operators
-        that are counted, are to have all of a forward pass.
+        The cached values depend on no parameter. They are used only for real values on the CPU: traced graphs and
+        counted operators must contain the whole forward pass.
         """
         self.check_input(images)
         chosen = resolve_prior(self.prior if prior is None else prior)
@@ -298,11 +298,11 @@ class SpotViT(
         kernels = self.tokenizer.kernels
         shape = tuple(images.shape[-2:])
         if size > max(1.0, max(shape) / self.patch_size):
-            return None  # refused, with its sentence, where windows are read
+            return None  # reading the windows raises the error
         return fixed_placement(chosen, count, shape, size, self.patch_size, kernels.grid_size, kernels.sigma)
 
     def resolved_prior(self, prior: AnyPrior | None = None) -> Prior:
-        """The prior of a name or function, by default the model's own; "learned" is its policy."""
+        """Resolve a prior's name or function, by default the model's own; "learned" is its policy."""
         chosen = resolve_prior(self.prior if prior is None else prior)
         if not chosen.learned:
             return chosen
@@ -314,10 +314,10 @@ class SpotViT(
         return resolve_prior(self.policy)
 
     def saliency_maps(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
-        """Maps (B, H, W) in [0, 1] of images as the model sees them, from `model.saliency`.
+        """Maps (B, H, W) in [0, 1] of images as the model takes them, from `model.saliency`.
 
-        That is "spectral", "clipseg", an .onnx file, a folder of maps by the images' keys, a function
-        of RGB images (B, 3, H, W) in [0, 1], or known maps.
+        The source is "spectral", "clipseg", an .onnx file, a folder of maps by the images' keys, a
+        function of RGB images (B, 3, H, W) in [0, 1], or a tensor of maps.
         """
         return resolve_saliency(self.saliency, self.data_config, self.transform())(images, keys)
 
@@ -332,7 +332,7 @@ class SpotViT(
         scale: Scale | None = None,
         generator: Generator | None = None,
     ) -> Tensor:
-        """Images (B, C, H, W), and positions (B, N, 2 or 3) or where the model places them → logits (B, classes)."""
+        """Images (B, C, H, W) and positions (B, N, 2 or 3), by default from `place` → logits (B, classes)."""
         placing = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
         return self.forward_head(self.forward_features(images, positions, **placing))
 
@@ -355,7 +355,7 @@ class SpotViT(
         norm: bool = False,
         **placing: Any,
     ) -> list[Features]:
-        """Token features with their positions after some blocks. `forward_intermediates` gives them in timm's formats.
+        """Token features and positions after some blocks. `forward_intermediates` returns features in timm's formats.
 
         Args:
             indices: the last n blocks if an int, these blocks if a sequence, all if None.
@@ -380,8 +380,8 @@ class SpotViT(
     ) -> Any:
         """timm's method of this name: features after some blocks as maps or sequences, with the final features.
 
-        NCHW is a map (B, D, H / K, W / K): on the full grid the tokens in their cells, otherwise interpolated
-        between the nearest tokens, as in `to_map`. NLC is the tokens (B, N, D) in their order.
+        NCHW is a map (B, D, H / K, W / K): the tokens in their cells on the full grid, otherwise interpolated
+        between the nearest tokens, as in `to_map`. NLC is the sequence of tokens (B, N, D).
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise InputError(f"the output format must be NCHW or NLC, got {output_fmt!r}")
@@ -408,7 +408,7 @@ class SpotViT(
         stop_early: bool,
         **placing: Any,
     ) -> tuple[Tensor, list[Features]]:
-        """The output of the last block that ran (B, P + N, D), before the final norm, and the features wanted."""
+        """The output of the last block that ran (B, P + N, D), before the final norm, and the requested features."""
         positions = self.placed(images, positions, **placing)
         x, rope = self.embed(images, positions)
         try:
@@ -435,7 +435,7 @@ class SpotViT(
         return to_map(features.tokens, features.positions, self.grid_size if size is None else size)
 
     def embed(self, images: Tensor, positions: Tensor | Fixed) -> tuple[Tensor, Tensor | None]:
-        """What enters the first block: prefix and placed tokens (B, P + N, D), and rotary angles where used."""
+        """The first block's input: prefix and placed tokens (B, P + N, D), and the rotary angles, if any."""
         vit, table = self.vit, self.vit.pos_embed
         prefix = self._prefix_tokens()
         if table is not None and not vit.no_embed_class:
@@ -452,13 +452,13 @@ class SpotViT(
         return x, rotary_embedding(rope, places, cells)
 
     def encode(self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Embedded tokens (B, P + N, D) through all blocks and the final norm; mask: which keys a query may see."""
+        """Embedded tokens (B, P + N, D) through all blocks and the final norm; mask: the keys a query attends to."""
         for block in self._blocks(rope, mask):
             x = block(x)
         return self.vit.norm(x)
 
     def _blocks(self, rope: Tensor | None, mask: Tensor | None = None) -> Iterator[Callable[[Tensor], Tensor]]:
-        """The blocks as functions of tokens, under gradient checkpointing where it is on."""
+        """The blocks as functions of tokens, with gradient checkpointing if it is enabled."""
         for index, block in enumerate(self.vit.blocks):
             options = {} if rope is None else {"rope": rope[index] if self.vit.rope_mixed else rope}
             options |= {} if mask is None else {"attn_mask": mask}
@@ -475,7 +475,7 @@ class SpotViT(
         return torch.cat(there, 1) if there else next(self.vit.parameters()).new_zeros(1, 0, self.embed_dim)
 
     def placed(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """The positions given, if they can be read, or those of `place`."""
+        """The given positions, after a check, or those of `place`."""
         self.check_input(images)
         placing = {name: value for name, value in placing.items() if value is not None}
         if positions is None:
@@ -484,7 +484,7 @@ class SpotViT(
             raise InputError(f"positions are given, so {' and '.join(placing)} would change nothing; leave them out")
         check_positions(positions)
         if positions.ndim != 3:
-            check(images, positions)  # says what was needed
+            check(images, positions)  # raises the error
         return positions
 
     def check_input(self, images: Tensor) -> None:
@@ -497,10 +497,10 @@ class SpotViT(
         if images.shape[1] != proj.in_channels:
             raise InputError(f"images must have shape (B, {proj.in_channels}, H, W), got {tuple(images.shape)}")
 
-    # To and from disk: the format is checkpoints.py's business
+    # Saving and loading; formats are in checkpoints.py
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        """What save_pretrained and push_to_hub write as README.md."""
+        """The README.md that save_pretrained and push_to_hub write."""
         return ModelCard(card(self))
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -525,7 +525,7 @@ def fixed_placement(
     grid_size: tuple[int, int],
     sigma: float,
 ) -> Fixed:
-    """A prior's placement on images of this shape, and what is computed from it without any parameter."""
+    """A prior's placement on images of this shape, with the values that depend on it but on no parameter."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         blank = torch.empty(1, 1, *shape)
         positions = sized(prior(blank, tokens, cells=math.prod(grid_size)), scale)

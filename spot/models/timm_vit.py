@@ -1,4 +1,4 @@
-"""timm's ViTs as SPoT holds them: built by name, asked as timm asks, refused where tokens cannot be placed freely."""
+"""timm's ViTs: built by name, with timm's model interface, refused if their tokens cannot be placed freely."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,14 +20,14 @@ TimmViT = Any  # a timm VisionTransformer or Eva; timm's modules are not typed
 
 
 def _of_vit(name: str) -> Any:
-    """An attribute that is the ViT's own."""
+    """A property that returns the ViT's attribute of this name."""
     return property(lambda model: getattr(model.vit, name))
 
 
 class AnswersAsTimm:
-    """What timm's functions and its users ask a model, answered by the ViT that `vit` holds.
+    """timm's model interface, delegated to the ViT in `vit`.
 
-    Parameters have the prefix `vit.` here, so names and patterns of parameters get it too.
+    Parameters have the prefix `vit.` here, so it is also added to parameter names and patterns.
     """
 
     vit: TimmViT
@@ -43,7 +43,7 @@ class AnswersAsTimm:
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """(H, W) of the images the ViT was built for. Others work: positions are fractions."""
+        """(H, W) of the images the ViT was built for. Other sizes work too, because positions are fractions."""
         return tuple(self.vit.patch_embed.img_size)
 
     @property
@@ -58,7 +58,7 @@ class AnswersAsTimm:
 
     @property
     def data_config(self) -> dict[str, Any]:
-        """How the ViT wants its images: timm's mean, std, interpolation, crop_pct and input_size."""
+        """The ViT's preprocessing: timm's mean, std, interpolation, crop_pct and input_size."""
         return resolve_data_config(pretrained_cfg=self.pretrained_cfg)
 
     def transform(self, training: bool = False) -> Any:
@@ -69,7 +69,7 @@ class AnswersAsTimm:
 
     @property
     def class_names(self) -> list[str] | None:
-        """What a person calls the classes, in order; None where that is not known."""
+        """Readable names of the classes, in order; None if unknown."""
         return class_names(self)
 
     @class_names.setter
@@ -84,7 +84,7 @@ class AnswersAsTimm:
         return [{**each, "module": f"vit.{each['module']}"} for each in self.vit.feature_info]
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new, untrained classifier, or with 0 classes none: the model then returns pooled features."""
+        """Replace the classifier by an untrained one. With 0 classes the model returns pooled features."""
         names = self.class_names if num_classes == self.num_classes else None
         self.vit.reset_classifier(num_classes, global_pool)
         self.class_names = names
@@ -97,12 +97,12 @@ class AnswersAsTimm:
 
 
 def _named(module: Any) -> Any:
-    """timm's name of a module, or several, as it is called here."""
+    """timm's name of one or several modules, with the prefix."""
     return f"vit.{module}" if isinstance(module, str) else tuple(f"vit.{each}" for each in module)
 
 
 def _prefixed(patterns: Any) -> Any:
-    """timm's patterns of parameter names, which it matches from the beginning."""
+    """timm's patterns of parameter names, with the prefix; timm matches them from the beginning of a name."""
     if isinstance(patterns, str):
         return rf"^vit\.(?:{patterns.replace('^', '')})"
     if isinstance(patterns, (list, tuple)):
@@ -111,7 +111,7 @@ def _prefixed(patterns: Any) -> Any:
 
 
 def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmViT:
-    """timm.create_model, with a sentence where the name or an option is not timm's."""
+    """timm.create_model, with a clear error for an unknown name or option."""
     architecture = name.split("/")[-1].split(".")[0] if ":" not in name else ""
     if (architecture or not name) and not timm.is_model(architecture):
         raise unknown("timm model", name, timm.list_models())
@@ -119,7 +119,7 @@ def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmVi
         vit = timm.create_model(name, pretrained=pretrained, **kwargs)
     except (TypeError, RuntimeError, ValueError) as error:
         raise InputError(f"timm cannot build {name!r} with {kwargs or 'no options'}: {error}") from error
-    if not pretrained and architecture == name:  # timm fills in its default tag, whose weights these are not
+    if not pretrained and architecture == name:  # timm would set its default tag, although the weights are random
         vit.pretrained_cfg = {**vit.pretrained_cfg, "tag": ""}
     return vit
 

@@ -1,20 +1,20 @@
-"""Token Merging (ToMe; Bolya et al., 2023): similar tokens become one, a few in every block.
+"""Token Merging (ToMe; Bolya et al., 2023): every block merges a few similar tokens.
 
-Between a block's attention and its MLP the tokens are dealt alternately into two halves. Every
-token of the first half finds the most similar one of the second, by the cosine of their keys
-averaged over heads; the r most similar pairs become one token each, the mean of all input tokens
-they stand for. A token of size s then counts s times as a key: log s is added to its attention
-logits (proportional attention). Class, register and other prefix tokens are never merged.
+Between a block's attention and its MLP the tokens are split alternately into two halves. Every
+token of the first half is matched to the most similar token of the second half, by the cosine of
+their keys averaged over heads. Each of the r most similar pairs becomes one token: the mean of all
+input tokens that it represents. A token that represents s input tokens has s times the weight as a
+key: log s is added to its attention logits (proportional attention). Prefix tokens are never merged.
 
-How much is merged is given by one of `r` (per block: a number, or one for each block), `tokens`
-(left after the last block) or `speedup` (in multiply-adds of the blocks); the latter two are spread
-evenly or, with a `floor`, geometrically until so many tokens are left. No block merges more than
-half its tokens: there a constant r becomes that half, as in the paper, where r = 16 merges 10 of the
-last 20 tokens.
+One of three arguments sets the amount: `r` (per block: a number, or one for each block), `tokens`
+(left after the last block) or `speedup` (in multiply-adds of the blocks). The latter two give an even
+schedule or, with a `floor`, a geometric one until that many tokens are left. A block merges at most
+half of its tokens, and a larger constant r is reduced to that half. So in the paper r = 16 merges 10
+of the last 20 tokens.
 
-With rotary positions a merged token stands at the mean position of the input tokens it stands
-for. With averaging or attention pooling it also weighs as many times in the pool. The blocks must be
-timm's standard ones (`Block`, `EvaBlock`); parallel, post-norm and differential blocks are refused.
+With rotary positions a merged token has the mean position of its input tokens. With average or
+attention pooling its weight is the number of its input tokens. The blocks must be timm's
+standard ones (`Block`, `EvaBlock`); parallel, post-norm and differential blocks are refused.
 """
 
 from collections.abc import Sequence
@@ -36,26 +36,26 @@ from spot.tokens.tokenizer import Tokenizer
 
 @dataclass
 class Merged:
-    """Tokens after merging N into M. P prefix tokens lead the features and are counted nowhere else."""
+    """Tokens after merging N into M. Only `features` includes the P prefix tokens, which come first."""
 
     features: Tensor  # (B, P + M, D), after the ViT's last norm
-    sizes: Tensor  # (B, M), how many of the N input tokens each token stands for
-    sources: Tensor  # (B, N), for every input token the index, below M, of the token it is part of
+    sizes: Tensor  # (B, M), the number of input tokens that each token represents
+    sources: Tensor  # (B, N), for every input token the index, below M, of the token it was merged into
     positions: Tensor  # (B, M, 2), the mean position (y, x) of a token's sources, fraction of H and W
 
     def spread(self, values: Tensor) -> Tensor:
-        """Values of merged tokens (B, M, …) given back to the N input tokens they stand for (B, N, …)."""
+        """Copy values of merged tokens (B, M, …) to their N input tokens (B, N, …)."""
         return values[torch.arange(len(values), device=values.device)[:, None], self.sources]
 
 
 class ToMe(Wrapper):
-    """A SpotViT that merges tokens on the way, on the ViT's grid or after its own placement.
+    """A SpotViT that merges tokens between its blocks, on the ViT's grid or after its own placement.
 
     Args:
         model: as made by spot.adapt; its parameters are shared, not copied.
-        r, tokens, speedup: exactly one of them, as the module's docstring says.
-        floor: with a speedup, how many tokens are left at least.
-        own_placement: begin with the model's own prior and budget instead of the ViT's grid.
+        r, tokens, speedup: exactly one of them; see the module's docstring.
+        floor: with a speedup, the smallest number of tokens left.
+        own_placement: start from the model's own prior and budget instead of the ViT's grid.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class ToMe(Wrapper):
         self._goal: tuple[str, Any] = goals.popitem()
         self._costs = [BlockCost.of(block) for block in model.vit.blocks]
         self._schedules: dict[int, list[int]] = {}  # by the number of tokens that enter the first block
-        self.schedule()  # refuse now what cannot be done
+        self.schedule()  # refuses an impossible schedule now
 
     @classmethod
     def matching(
         cls, model: SpotViT, tokens: int, *, floor: float | None = None, own_placement: bool = False
     ) -> "ToMe":
-        """The ToMe whose blocks need no more multiply-adds than `tokens` tokens throughout, if it can.
+        """The ToMe whose blocks need no more multiply-adds than `tokens` tokens without merging, if possible.
 
-        Merging begins with more tokens, so the cost of very few is out of reach; then every block
-        merges half of what it gets, and `macs` tells what that costs.
+        Merging begins with more tokens, so it cannot reach the cost of very few. Then every block
+        merges half of its tokens, and `macs` returns the resulting cost.
 
-        floor: of a geometric schedule, as a share of `tokens`, or as much of it as the cost allows; none is even.
+        floor: of a geometric schedule, as a share of `tokens`, reduced if the cost requires it; None is even.
         """
         none = cls(model, r=0, own_placement=own_placement)
         half = cls(model, r=none.starting_tokens // 2, own_placement=own_placement)
@@ -101,7 +101,7 @@ class ToMe(Wrapper):
         if floor is None:
             return cls(model, speedup=speedup, own_placement=own_placement)
         for left in range(max(1, round(floor * tokens)), 0, -1):
-            schedule = geometric(0.5, left, none.starting_tokens, len(none._costs))  # the most that it can merge
+            schedule = geometric(0.5, left, none.starting_tokens, len(none._costs))  # the largest possible merge
             cost = merging_macs(none._costs, none.starting_tokens, model.num_prefix_tokens, schedule)
             if sum(none.macs()) / sum(cost) >= speedup:
                 return cls(model, speedup=speedup, floor=left, own_placement=own_placement)
@@ -109,7 +109,7 @@ class ToMe(Wrapper):
 
     @property
     def starting_tokens(self) -> int:
-        """How many tokens enter the first block, without prefix tokens."""
+        """The number of tokens that enter the first block, without prefix tokens."""
         return self.model.tokens if self.own_placement else len(self.model.grid())
 
     @property
@@ -118,17 +118,17 @@ class ToMe(Wrapper):
 
     @property
     def tokens(self) -> int:
-        """How many tokens leave the last block, without prefix tokens. Setting it sets the goal."""
+        """The number of tokens after the last block, without prefix tokens. Setting it changes the schedule."""
         return self.starting_tokens - sum(self.schedule())
 
     @tokens.setter
     def tokens(self, tokens: int) -> None:
-        to_reach(tokens, self.starting_tokens, len(self._costs))  # refuses before anything changes
+        to_reach(tokens, self.starting_tokens, len(self._costs))  # refuses an invalid number before anything changes
         self._goal = ("tokens", tokens)
         self._schedules = {}
 
     def schedule(self, starting_tokens: int | None = None) -> list[int]:
-        """How many tokens each block merges away."""
+        """The number of tokens that each block merges away."""
         start = starting_tokens or self.starting_tokens
         if start not in self._schedules:
             goal, value = self._goal
@@ -147,14 +147,14 @@ class ToMe(Wrapper):
         return merging_macs(self._costs, start, self.model.num_prefix_tokens, self.schedule(start))
 
     def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
-        """Where tokens begin: the ViT's grid, or the model's own placement (B, N, 2)."""
+        """Initial positions (B, N, 2): the ViT's grid, or the model's own placement."""
         tokens = how.pop("tokens", None)
         if tokens not in (None, self.tokens):
             raise InputError(f"this ToMe leaves {self.tokens} tokens, got {tokens}; set its tokens instead")
         return self.model.place(images, **how) if self.own_placement else super().place(images, **how)
 
     def merge(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Merged:
-        """Features with what became of every token."""
+        """Features, with the size, sources and position of every merged token."""
         features, sizes, merges, positions = self._encoded(images, positions, **placing)
         sources = torch.arange(positions.shape[1], device=sizes.device).expand(len(sizes), -1)
         for index, share, left in merges:
@@ -165,7 +165,7 @@ class ToMe(Wrapper):
     def _encoded(
         self, images: Tensor, positions: Tensor | None, **placing: Any
     ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor, int]], Tensor]:
-        """Features, sizes, each merge as index, shares and tokens left, and the positions that tokens began with."""
+        """Features, sizes, each merge as index, shares and tokens left, and the initial positions."""
         vit, on_grid = self.model.vit, positions is None and not self.own_placement
         fixed = self.model.fixed(images) if self.own_placement and positions is None and not placing else None
         if fixed is not None:
@@ -182,7 +182,7 @@ class ToMe(Wrapper):
         sizes = torch.ones(len(x), start, device=x.device)
         merges: list[tuple[Tensor, Tensor, int]] = []
         began = positions
-        given: dict[str, Tensor] = {}  # what blocks take beside the tokens
+        given: dict[str, Tensor] = {}  # further arguments of the blocks
         for depth, (block, r) in enumerate(zip(vit.blocks, self.schedule(start), strict=True)):
             if rope is not None:
                 given["rope"] = rope[depth] if vit.rope_mixed else rope
@@ -205,11 +205,11 @@ class ToMe(Wrapper):
         return vit.norm(x), sizes, merges, began
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """Features (B, P + M, D); `merge` also tells their sizes and sources."""
+        """Features (B, P + M, D); `merge` also returns their sizes and sources."""
         return self._encoded(images, positions, **placing)[0]
 
     def forward_head(self, features: Tensor, pre_logits: bool = False, sizes: Tensor | None = None) -> Tensor:
-        """Logits; sizes (B, M), from `merge`, let a pooled token weigh as many as it stands for."""
+        """Logits; sizes (B, M) from `merge` weight each token in the pool by the number of its input tokens."""
         vit = self.model.vit
         if sizes is None or vit.global_pool not in ("avg", "map"):
             return self.model.forward_head(features, pre_logits)
@@ -217,7 +217,7 @@ class ToMe(Wrapper):
         included = vit.attn_pool is not None if not hasattr(vit, "pool_include_prefix") else vit.pool_include_prefix
         weights = F.pad(sizes, (prefix, 0), value=1.0) if included else sizes
         if vit.attn_pool is None:
-            # timm takes the plain mean, so a token is first scaled by its share times the number of tokens.
+            # timm computes an unweighted mean, so each token is first scaled by its share times the number of tokens.
             share = weights * weights.shape[1] / weights.sum(1, keepdim=True)
             share = share if included else F.pad(share, (prefix, 0), value=1.0)
             return self.model.forward_head(features * share[..., None].to(features.dtype), pre_logits)
@@ -236,10 +236,10 @@ class ToMe(Wrapper):
 
 @torch.no_grad()
 def match(keys: Tensor, r: int) -> Tensor:
-    """Merge r of N tokens by their keys (B, N, d) → the index, below N − r, that each one gets (B, N).
+    """Merge r of N tokens by their keys (B, N, d) → the new index, below N − r, of each token (B, N).
 
-    Tokens 0, 2, 4, … may go into tokens 1, 3, 5, …; first come those of the former that stay, in
-    their order, then all of the latter.
+    Tokens 0, 2, 4, … may be merged into tokens 1, 3, 5, …. The remaining tokens of the first set come
+    first, in their order, then all of the second set.
     """
     keys = F.normalize(keys.float(), dim=-1)
     first, second = keys[:, ::2], keys[:, 1::2]
@@ -255,7 +255,7 @@ def match(keys: Tensor, r: int) -> Tensor:
 
 
 def combine(values: Tensor, share: Tensor, index: Tensor, left: int) -> Tensor:
-    """Sum values (B, N, D), each times its share (B, N) of the token it goes into, by index → (B, left, D)."""
+    """Sum values (B, N, D) by index, each weighted with its share (B, N) of the merged token → (B, left, D)."""
     weighted = values * share[..., None]
     wide = index[..., None].expand(-1, -1, values.shape[-1])
     summed = weighted.new_zeros(len(values), left, values.shape[-1]).scatter_add(1, wide, weighted)
@@ -264,13 +264,13 @@ def combine(values: Tensor, share: Tensor, index: Tensor, left: int) -> Tensor:
 
 # ----------------------------------------------------------------------------- timm's blocks in two halves
 
-# By name, because older versions of timm do not have them all.
+# By name, because older versions of timm lack some of them.
 BLOCKS = ("Block", "EvaBlock")
 ATTENTION = ("Attention", "AttentionRope", "EvaAttention")
 
 
 class _Recording:
-    """A timm module that writes down the keys it computes; all else is the module's own."""
+    """Wraps a timm module and records the keys it computes; everything else is delegated to the module."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -305,7 +305,7 @@ def _layer_scale(block: Any, half: int, y: Tensor) -> Tensor:
 
 
 def check_mergeable(model: SpotViT) -> None:
-    """Refuse other blocks than timm's standard ones, and pools in which a merged token cannot weigh more."""
+    """Refuse blocks other than timm's standard ones, and pools that cannot weight merged tokens."""
     vit = model.vit
     for block in vit.blocks:
         kinds = type(block).__name__, type(getattr(block, "attn", None)).__name__

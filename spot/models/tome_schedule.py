@@ -1,9 +1,9 @@
-"""How many tokens ToMe merges in which block, and what that costs.
+"""Schedules of ToMe, the number of tokens merged in each block, and their cost.
 
-A schedule has one number for each block: how many of the tokens that reach it are merged away, at
-most half of them. An even schedule merges as many in every block, as the paper does; a late one does so from
-some block on; a geometric one keeps the same share in every block, down to a floor. Multiply-adds (MACs) are
-counted as torch's flop counter does, by a formula, so that a schedule can be chosen by its cost.
+A schedule has one number for each block: the number of tokens that it merges away, at most half of them.
+An even schedule merges the same number in every block, as in the paper; a late one does so from some block
+on; a geometric one keeps the same share in every block, down to a floor. Multiply-adds (MACs) are computed
+by a formula that matches torch's flop counter, so that a schedule can be chosen by its cost.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ FEW = (1 / 4, 1 / 3, 1 / 2, 2 / 3)  # the blocks that merge, as shares of the de
 
 
 def as_given(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
-    """The schedule of a constant r, at most half of what a block gets, or exactly of one r for each block."""
+    """The schedule of a constant r, limited to half of a block's tokens, or of one exact r for each block."""
     given = [r] * depth if isinstance(r, int) else list(r) if isinstance(r, Sequence) else []
     if len(given) != depth or not all(isinstance(each, int) and each >= 0 for each in given):
         raise InputError(f"r must be a whole number of at least 0, or {depth} of them, got {r!r}")
@@ -30,7 +30,7 @@ def as_given(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
 
 
 def at_most_half(amounts: Sequence[int], tokens: int) -> list[int]:
-    """What each block merges away if it is asked for these amounts."""
+    """The number of tokens that each block merges away, given the requested amounts."""
     schedule = []
     for amount in amounts:
         schedule.append(min(amount, tokens // 2))
@@ -39,15 +39,15 @@ def at_most_half(amounts: Sequence[int], tokens: int) -> list[int]:
 
 
 def evenly(amount: int, tokens: int, depth: int) -> list[int]:
-    """amount merges in equal shares, what is left over going to the first blocks, at most half each."""
+    """`amount` merges in equal shares, at most half of each block's tokens; the remainder goes to the first blocks."""
     return at_most_half([amount // depth + (number < amount % depth) for number in range(depth)], tokens)
 
 
 def late(share: float, begin: float, tokens: int, depth: int) -> list[int]:
-    """Merge this share of the tokens away, as many in every block, from this share of the blocks on.
+    """Merge this share of the tokens, the same number in every block, from this share of the blocks on.
 
-    The first blocks find out which tokens are alike. At the same multiply-adds a late schedule changes a ViT's
-    answers less than an even one (docs/results/ablations/merging.md).
+    The first blocks process all tokens, so that pairs are matched by better features. At the same multiply-adds
+    a late schedule changes a ViT's predictions less than an even one (docs/results/ablations/merging.md).
     """
     first = round(begin * depth)
     r = int(share * tokens / (depth - first) + 1e-9)
@@ -55,9 +55,9 @@ def late(share: float, begin: float, tokens: int, depth: int) -> list[int]:
 
 
 def in_few_blocks(share: float, tokens: int, depth: int) -> list[int]:
-    """Merge this share of the tokens away, as many in each of FEW blocks.
+    """Merge this share of the tokens, the same number in each of the FEW blocks.
 
-    A merge costs time for finding pairs, however few they are: four merges take less than half of the time of nine.
+    Matching takes time even if few tokens are merged: four merges take less than half the time of nine.
     """
     blocks = {round(place * depth) for place in FEW}
     r = int(share * tokens / len(blocks) + 1e-9)
@@ -73,7 +73,7 @@ def to_reach(target: int, tokens: int, depth: int) -> list[int]:
         surplus = target - (tokens - sum(schedule))
         if surplus < 0:
             continue
-        for number in reversed(range(depth)):  # halves overshoot: the last blocks give back
+        for number in reversed(range(depth)):  # halving overshoots: the last blocks merge less
             back = min(surplus, schedule[number])
             schedule[number] -= back
             surplus -= back
@@ -83,7 +83,7 @@ def to_reach(target: int, tokens: int, depth: int) -> list[int]:
 
 
 def geometric(kept: float, floor: int, tokens: int, depth: int) -> list[int]:
-    """Every block keeps this share of its tokens, at least half of them, until no more than `floor` are left."""
+    """Every block keeps this share of its tokens, at least half, until no more than `floor` are left."""
     schedule = []
     for _ in range(depth):
         schedule.append(min(round((1 - kept) * tokens), tokens // 2, max(0, tokens - floor)))
@@ -94,9 +94,9 @@ def geometric(kept: float, floor: int, tokens: int, depth: int) -> list[int]:
 def to_speed_up(
     speedup: float, tokens: int, costs: "Sequence[BlockCost]", prefix: int, floor: int | None = None
 ) -> list[int]:
-    """The lightest schedule with at least `speedup` times fewer multiply-adds in the blocks.
+    """The schedule with the fewest merges that needs at least `speedup` times fewer multiply-adds in the blocks.
 
-    floor: none makes the schedule even; with one it is geometric, and leaves at least so many tokens.
+    floor: None gives an even schedule; a number gives a geometric one that leaves at least this many tokens.
     """
     if not speedup >= 1:
         raise InputError(f"speedup must be at least 1, got {speedup}")
@@ -116,7 +116,7 @@ def to_speed_up(
 
 
 def merging_macs(costs: "Sequence[BlockCost]", tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
-    """What each block costs when every one merges its share of what the last has left."""
+    """Multiply-adds of each block under a schedule."""
     macs = []
     for cost, r in zip(costs, schedule, strict=True):
         macs.append(cost.macs(tokens, prefix, r))
@@ -125,7 +125,7 @@ def merging_macs(costs: "Sequence[BlockCost]", tokens: int, prefix: int, schedul
 
 
 class BlockCost(NamedTuple):
-    """Multiply-adds of a block: of every token before merging and after it, of a pair of tokens, of a match."""
+    """Multiply-adds of a block: per token before and after merging, per pair of tokens, and per match."""
 
     before: int
     after: int
@@ -140,7 +140,7 @@ class BlockCost(NamedTuple):
         return cls(before, _weights(block) - before, 2 * width, attention.head_dim)
 
     def macs(self, tokens: int, prefix: int, r: int) -> int:
-        """For one image, of which r tokens are merged away."""
+        """Multiply-adds for one image, with r tokens merged away."""
         count = tokens + prefix
         matching = (tokens + 1) // 2 * (tokens // 2) * self.match if r else 0
         return count * self.before + count**2 * self.pair + matching + (count - r) * self.after

@@ -1,7 +1,7 @@
-"""Models around a SpotViT that answer its call: `model(images, positions=None)` gives logits.
+"""Models that wrap a SpotViT and have the same call: `model(images, positions=None)` returns logits.
 
-A `Wrapper` shares the parameters of its SpotViT and places tokens in its own way. All baselines are wrappers; the two
-smallest stand here: the timm ViT itself, and PatchDropout. A `TokenModel` is a SpotViT or a wrapper.
+A `Wrapper` shares the parameters of its SpotViT and replaces its placement. All baselines are wrappers. The two
+smallest are in this module: the timm ViT itself, and PatchDropout. A `TokenModel` is a SpotViT or a wrapper.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from spot.tokens.tokenizer import Tokenizer
 
 
 class Placing(TypedDict, total=False):
-    """What `place` takes beside the images; see SpotViT.place."""
+    """Keyword arguments of `place`; see SpotViT.place."""
 
     tokens: int | None
     prior: AnyPrior | None
@@ -28,7 +28,7 @@ class Placing(TypedDict, total=False):
 
 
 class Wrapper(nn.Module):
-    """A model around a SpotViT: parameters are shared, not copied."""
+    """Base class of models that wrap a SpotViT. Parameters are shared, not copied."""
 
     random = False
 
@@ -44,7 +44,7 @@ class Wrapper(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """How many patches of the grid are kept; class and register tokens are kept besides."""
+        """The number of patches kept, without class and register tokens."""
         return self._tokens
 
     @tokens.setter
@@ -53,17 +53,17 @@ class Wrapper(nn.Module):
         self._tokens = tokens
 
     def check_tokens(self, tokens: int, cells: int) -> None:
-        """Refuse a budget that a grid of so many cells does not have."""
+        """Refuse budgets that a grid with this many cells does not support."""
         check_tokens(tokens)
         if tokens > cells:
             raise InputError(f"{type(self).__name__} keeps at most the {cells} patches of the grid, got {tokens}")
 
     def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
-        """Positions of so many tokens; by default the grid."""
+        """Positions of this many tokens; in the base class the grid."""
         return self.model.grid(images)
 
     def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
-        """Positions (B, N, 2), drawn from the generator or, with keys, each image's from (seed, key) alone."""
+        """Positions (B, N, 2), drawn from the generator or, with keys, per image from (seed, key)."""
         if how.get("prior") is not None:
             raise InputError(f"{type(self).__name__} places tokens in its own way; a prior goes with its SpotViT")
         tokens, keys = how.get("tokens"), how.get("keys") if self.random else None
@@ -75,7 +75,7 @@ class Wrapper(nn.Module):
         return drawn(draw, len(images), how.get("generator"), keys, how.get("seed", 0))
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """Features (B, P + N, D) at the positions given, or where the model places them."""
+        """Features (B, P + N, D) at the given positions, by default those of `place`."""
         positions = self.place(images, **placing) if positions is None else positions
         return self.model.forward_features(images, positions)
 
@@ -83,7 +83,7 @@ class Wrapper(nn.Module):
         return self.model.forward_head(features, pre_logits)
 
     def forward(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """Logits (B, classes). placing: tokens and generator, as `place` takes them."""
+        """Logits (B, classes). placing: keyword arguments of `place`, such as tokens and generator."""
         return self.forward_head(self.forward_features(images, positions, **placing))
 
 
@@ -118,7 +118,7 @@ class PlainViT(Wrapper):
 class PatchDropout(Wrapper):
     """A SpotViT on `tokens` random patches of the grid (PatchDropout at inference; Liu et al., 2023).
 
-    timm and the authors keep a rounded share of the patches, so that 25 of 196 may become 24; here the budget is exact.
+    timm and the authors round the number of kept patches, so that 25 of 196 may become 24; here it is exact.
     """
 
     random = True

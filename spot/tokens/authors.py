@@ -1,13 +1,13 @@
 """The geometry of the SPoT authors' published weights, which differs from the paper's text.
 
-Only for reading their checkpoints (spot/models/checkpoints.py); everything else uses Tokenizer.
+Used only for their checkpoints (spot/models/checkpoints.py); everything else uses Tokenizer.
 With positions (y, x) in [0, 1] and images H × W:
 
-- sample j of K stands at pixel coordinate `position · H + linspace(−r, r, K)[j] · H`, r = K / (H + W),
+- sample j of K is at pixel coordinate `position · H + linspace(−r, r, K)[j] · H`, r = K / (H + W),
   where pixel i is at coordinate i: no half-pixel shift, and a step of K / (K − 1) pixels;
-- neighbours are clamped to the image before their weights are formed, so samples outside are zero;
+- neighbours are clamped to the image before their weights are computed, so samples outside are zero;
 - a fourth channel holds a Gaussian of the position over the K × K window, of width n_sigma · K / (H + W),
-  divided by its maximum over the whole batch: an image's tokens depend a little on its neighbours.
+  divided by its maximum over the whole batch, so tokens depend slightly on the other images of the batch.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ class AuthorsTokenizer(nn.Module):
     def __init__(self, patch_size: int, embed_dim: int) -> None:
         super().__init__()
         self.patch_size = patch_size
-        # Their one Linear(4 K² → D), split: the RGB part is timm's patch projection, this is the rest.
+        # Their single Linear(4 K² → D), split in two: timm's patch projection is the RGB part, this is the rest.
         self.position = nn.Linear(patch_size**2, embed_dim, bias=False)
         self.n_sigma = nn.Parameter(torch.tensor(1.0).expm1().log())  # softplus of this is 1
 
@@ -59,7 +59,7 @@ class AuthorsTokenizer(nn.Module):
         return upper * weights[0][0][:, :, None, :, None] + lower * weights[0][1][:, :, None, :, None]
 
     def position_channel(self, positions: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
-        """The Gaussian of each position over the window, (B, N, K, K), at most 1 in the batch."""
+        """The Gaussian of each position over the window, (B, N, K, K). Its maximum over the batch is 1."""
         sigma = F.softplus(self.n_sigma.float()) * self.patch_size / sum(size)
         steps = torch.linspace(0, 1, self.patch_size, device=positions.device)
         distance = (positions[..., None] - steps).square()  # (B, N, 2, K)

@@ -1,15 +1,15 @@
 """Embedding of continuous positions (paper, "kernelized positional embedding", after SPiT).
 
-The embedding of a position is a linear map of Gaussian kernels at the cells of a grid of centres.
-A pretrained ViT's table fixes that map: the kernels at the table's own positions form a matrix K,
-and K⁻¹ · table reproduces the table there. Because the Gaussian separates into y and x, so does
-K⁻¹, and the whole map is two small matrices and the table itself:
+The embedding of a position is a linear map of Gaussian kernels centred on the cells of a grid.
+A pretrained ViT's table determines that map: the kernels at the table's own positions form a matrix K,
+and K⁻¹ · table reproduces the table there. The Gaussian separates into y and x, and so does K⁻¹.
+The map therefore needs only two small matrices and the table:
 
     embedding(y, x) = (k(y) Ky⁻¹ ⊗ k(x) Kx⁻¹) · table + bias
 
-So the parameter stays the pretrained table, exact at its own positions and smooth between them,
-and training it moves the embedding everywhere. Rotary backbones need no kernels: their angles are
-a formula of position, evaluated here at continuous ones.
+The parameter remains the pretrained table. The embedding is exact at the table's positions and smooth
+between them, and training the table changes it everywhere. Rotary backbones need no kernels: their
+angles are a formula of position, evaluated here at continuous positions.
 """
 
 import math
@@ -24,10 +24,10 @@ from spot.tokens.positions import in_region
 
 
 class GaussianKernels(nn.Module):
-    """Weights of a grid's cells at continuous positions: one at a cell's own position, zero at the others'.
+    """Weights of a grid's cells at continuous positions: 1 at a cell's own centre, 0 at all other centres.
 
-    sigma is in grid cells. At 0.8 the kernels overlap enough that what lies between cells is
-    smooth, and little enough that K is well conditioned (11 along each axis of a 14 × 14 grid).
+    sigma is in grid cells. At 0.8 the kernels overlap enough to be smooth between cells, and little
+    enough that K is well conditioned (condition number 11 along each axis of a 14 × 14 grid).
     """
 
     centres: Tensor
@@ -48,7 +48,7 @@ class GaussianKernels(nn.Module):
         widths = torch.tensor([cells / self.sigma for cells in self.grid_size])[axis]
         inverses = []
         for own in centres.split(self.grid_size):
-            # The inverse of the kernels as float32 computes them: their rounding cancels on the grid.
+            # Inverts the kernels with their float32 rounding errors, so that these cancel on the grid.
             kernels = torch.exp(-0.5 * ((own[:, None] - own) * (len(own) / self.sigma)).square())
             inverses.append(torch.linalg.inv(kernels.double()).float())
         for name, value in (("centres", centres), ("widths", widths), ("axis", axis)):
@@ -56,7 +56,7 @@ class GaussianKernels(nn.Module):
         self.register_buffer("inverse", torch.block_diag(*inverses), persistent=False)
 
     def _apply(self, fn, recurse: bool = True):
-        """Go to the model's device, but not to its bfloat16 or float16: those round positions to pixels."""
+        """Follow the model's device, but keep float32: bfloat16 and float16 would round positions to pixels."""
         exact = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, buffer in self._buffers.items():
@@ -65,15 +65,15 @@ class GaussianKernels(nn.Module):
         return self
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Positions (..., 2), (y, x) fractions (a scale in a third column is ignored) → weights (..., rows × columns).
+        """Positions (..., 2), (y, x) fractions → weights (..., rows × columns), cells in row order.
 
-        Cells are in row order.
+        A scale in a third column is ignored.
         """
         distance = (positions.float().index_select(-1, self.axis) - self.centres) * self.widths
         weights = torch.exp(-0.5 * distance.square()) @ self.inverse
         y, x = weights.split(self.grid_size, -1)
-        # Kernels fade beyond the outermost centres. What is missing from one goes to all cells alike,
-        # which is a bias in the linear map: an edge token drifts to the table's mean, not to zero.
+        # Kernels fade beyond the outermost centres. The missing weight is spread evenly over all cells, as
+        # a bias of the linear map, so that a token at the edge approaches the table's mean and not zero.
         missing = (1 - y.sum(-1, keepdim=True) * x.sum(-1, keepdim=True)) / math.prod(self.grid_size)
         return (y[..., :, None] * x[..., None, :]).flatten(-2) + missing
 
@@ -82,7 +82,7 @@ class GaussianKernels(nn.Module):
 
 
 class KernelPositionEmbedding(nn.Module):
-    """Kernelized embedding of positions (..., N, 2) → (..., N, D), with a table of its own."""
+    """Kernelized embedding of positions (..., N, 2) → (..., N, D), with its own learnable table."""
 
     def __init__(self, grid_size: Sequence[int], embed_dim: int, sigma: float = 0.8) -> None:
         super().__init__()
@@ -95,10 +95,10 @@ class KernelPositionEmbedding(nn.Module):
 
     @torch.no_grad()
     def fit(self, table: Tensor, grid_size: Sequence[int] | None = None) -> "KernelPositionEmbedding":
-        """Make the embedding of a table's own positions the table's vectors, and return self.
+        """Fit the embedding to a table at the table's own positions, and return self.
 
-        table is (rows × columns, D) in row order. With as many centres as the table has cells, or
-        more, the fit is exact; with fewer it is the least-squares one.
+        table is (rows × columns, D) in row order. The fit is exact if there are at least as many
+        centres as the table has cells, and a least-squares fit otherwise.
         """
         grid_size = self.kernels.grid_size if grid_size is None else (int(grid_size[0]), int(grid_size[1]))
         if tuple(table.shape) != (math.prod(grid_size), self.table.shape[1]):
@@ -121,11 +121,11 @@ def grid_positions(grid_size: Sequence[int]) -> Tensor:
 
 
 def rotary_embedding(rope: Any, positions: Tensor, cells: Sequence[float]) -> Tensor:
-    """What a timm rotary module gives at continuous positions (B, N, 2), in the layout its blocks take.
+    """The angles of a timm rotary module at continuous positions (B, N, 2), in the layout its blocks expect.
 
     cells is the image's size in patches, (H / K, W / K). Cell j of timm's grid is position
-    (j + 0.5) / cells, so its integer coordinates become `position * cells - 0.5`. A token with a region
-    (B, N, 7) has those of its region, whose size is counted in windows of the token's scale.
+    (j + 0.5) / cells, so its integer coordinates become `position * cells - 0.5`. For tokens with a region
+    (B, N, 7) coordinates are relative to the region, whose size is counted in windows of the token's scale.
     Returns (B, 1, N, 2 · head_dim), or (depth, B, heads, N, 2 · head_dim) for mixed frequencies.
     """
     kind = type(rope).__name__

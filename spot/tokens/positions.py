@@ -1,12 +1,12 @@
-"""What the columns of positions mean, and what can be known to be wrong with them before a window is read.
+"""The columns of a positions tensor, and checks of its values.
 
     2   (y, x): the window's centre, as a fraction of the picture's height and width
-    3   (y, x, scale): and how many pixels stand between its samples; 1 where there is no such column
-    7   (y, x, scale, region): and the region of the picture in which the token has its position embedding, as
-        (y, x, height, width): centre and size, as fractions of the picture; without it the whole picture
+    3   (y, x, scale): also the distance between its samples in pixels, by default 1
+    7   (y, x, scale, region): also the region relative to which the token's position embedding is computed, as
+        (y, x, height, width): centre and size, as fractions of the picture; by default the whole picture
 
-A region changes no window. It changes what the ViT is told of the token's place: a token in the middle of a region has
-the embedding of the middle of an image, wherever in the picture the region is (spot/placement/glimpses.py).
+A region changes only the position embedding, not the window. A token in the middle of a region gets the embedding of
+the middle of an image, wherever in the picture the region is (spot/placement/glimpses.py).
 """
 
 import warnings
@@ -21,16 +21,16 @@ COLUMNS = (2, 3, 7)
 
 
 def in_region(positions: Tensor) -> Tensor:
-    """Where tokens are in their regions, (..., 2), as fractions of it; in the picture without one."""
+    """Positions (..., 2) relative to each token's region, as fractions of it; without a region, of the picture."""
     if positions.shape[-1] != 7:
         return positions[..., :2]
     return (positions[..., :2] - positions[..., 3:5]) / positions[..., 5:] + 0.5
 
 
 def check_positions(positions: Tensor) -> None:
-    """Refuse no tokens at all, and NaN or infinity; warn, once, of positions that look like pixels.
+    """Refuse empty positions, NaN and infinity; warn once about positions that look like pixels.
 
-    Values are looked at on the CPU only: reading them back from a GPU would make every forward pass wait.
+    Values are checked on the CPU only: reading them back from a GPU would stall every forward pass.
     """
     check_kind("positions", positions, Tensor)
     if not positions.is_floating_point():

@@ -1,7 +1,7 @@
 """Windows, projection and position embedding together: images and positions → tokens.
 
-The tokenizer owns no weights. It reads a timm ViT's own patch projection and position table, so
-the ViT stays a plain timm model whose patches are the tokens at its grid positions.
+The tokenizer owns no weights. It uses a timm ViT's patch projection and position table, so the ViT
+remains a plain timm model: at its grid positions the tokens are its patches.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from spot.tokens.windows import windows
 
 
 class Fixed(NamedTuple):
-    """Positions that are the same for every image of one size, and what can be computed from them alone."""
+    """Positions shared by all images of one size, with the values that depend only on them."""
 
     positions: Tensor  # (1, N, 2 or 3)
     windows: Callable[[Tensor], Tensor]  # images (B, C, H, W) → windows (B, N, C, K, K)
@@ -35,11 +35,11 @@ class Tokenizer(nn.Module):
     def forward(self, images: Tensor, positions: Tensor | Fixed, patch_embed: Any, table: Tensor | None) -> Tensor:
         """Images (B, C, H, W) and positions (B, N, 2, 3 or 7: see spot.tokens.positions) → tokens (B, N, D).
 
-        A large token has the position embedding of its centre: averaging it over the window's area was no
-        better (plain ViT-Ti on 500 shrunk images: 64.2 against 64.8 % with 100 tokens, 36.4 against 37.0 with 49).
+        A large token gets the position embedding of its centre. Averaging over the window's area was no better
+        (plain ViT-Ti on 500 shrunk images: 64.2 against 64.8 % with 100 tokens, 36.4 against 37.0 with 49).
 
-        patch_embed is timm's, used as a linear map of the window; table (rows × columns, D) holds
-        the position embedding of its grid, or is None where the ViT has none.
+        patch_embed is timm's, applied as a linear map to the window; table (rows × columns, D) holds
+        the position embedding of its grid, or is None if the ViT has none.
         """
         projection = patch_embed.proj
         if isinstance(positions, Fixed):
@@ -53,11 +53,11 @@ class Tokenizer(nn.Module):
         return tokens
 
     def embedding(self, positions: Tensor | Fixed, table: Tensor, images: int = 1) -> Tensor:
-        """The position embedding (B, N, D), in the table's type also under autocast, which would round positions."""
+        """The position embedding (B, N, D). It keeps the table's dtype under autocast, which would round positions."""
         device = table.device.type
         active = device != "meta" and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if active else nullcontext():
-            if isinstance(positions, Fixed):  # for each image, so that rounding is the same as for any positions
+            if isinstance(positions, Fixed):  # per image, so that rounding is the same as for other positions
                 kernels = positions.kernels.expand(images, -1, -1)
             else:
                 kernels = self.kernels(in_region(positions))

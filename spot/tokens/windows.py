@@ -5,8 +5,8 @@ fraction of image height and width: 0 is the upper or left edge, 1 the lower or 
 the centre of pixel i is (i + 0.5) / H. Outside the image the border is repeated.
 
 All samples of a window share one fractional offset. A window is therefore an integer crop of
-(K + 1)² pixels followed by two one-dimensional interpolations, which is cheaper than a general
-grid sampler and exact where the offset is zero: on the ViT's own grid windows are its patches.
+(K + 1)² pixels followed by two one-dimensional interpolations. This is cheaper than a general
+grid sampler, and exact if the offset is zero: on the ViT's own grid the windows are its patches.
 """
 
 import math
@@ -26,13 +26,13 @@ def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float
     Differentiable in images, positions and scale. The result has the images' dtype.
 
     Args:
-        images: floating point (B, C, H, W), or their Pyramid, so that it is built once for many calls.
+        images: floating point (B, C, H, W), or their Pyramid, which can be built once for many calls.
         positions: float32 (or float64) (B, N, 2), (y, x) as a fraction of height and width; or (B, N, 3)
-            with each window's scale as the third number; or (B, N, 7), whose region changes no window.
+            with each window's scale as the third number; or (B, N, 7), whose region has no effect here.
         size: K, the number of samples along each side.
-        scale: samples stand this many pixels apart, so that the window spans `scale * size` pixels: one
-            number, or a tensor that broadcasts to (B, N), instead of a third column. Above 1 samples
-            come from the image's pyramid, without aliasing (spot/tokens/pyramid.py).
+        scale: distance between samples in pixels, so that a window spans `scale * size` pixels: a number,
+            or a tensor that broadcasts to (B, N), instead of a third column. Above 1 samples come
+            from the image's pyramid, without aliasing (spot/tokens/pyramid.py).
     """
     levels = images if isinstance(images, Pyramid) else Pyramid((images,))
     pixels = levels.levels[0]
@@ -52,9 +52,9 @@ def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float
 
 
 def fixed_windows(positions: Tensor, shape: tuple[int, int], size: int) -> Callable[[Tensor], Tensor]:
-    """A function of CPU images (B, C, H, W) of this shape: their windows at positions (N, 2 or 3), the same for all.
+    """A function that returns the windows of CPU images (B, C, H, W) of this shape at shared positions (N, 2 or 3).
 
-    The result is bit for bit that of `windows`. What depends on positions alone is computed here, once.
+    The result equals that of `windows` bit for bit. Values that depend only on positions are computed here, once.
     """
     scales = positions[:, 2] if positions.shape[1] > 2 else torch.ones_like(positions[:, 0])
     low, high = (float(each) for each in scales.aminmax())
@@ -85,8 +85,8 @@ def _at_level(levels: Pyramid, level: int, positions: Tensor, size: int) -> Tens
 def _starts(
     positions: Tensor, shape: tuple[int, int], lengths: tuple[int, ...], level: int, size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where windows begin on a level of `lengths` pixels: its rows and columns, and the fractions of a pixel beyond."""
-    # Positions are fractions of the image; a level may have an odd pixel more than half of the one before.
+    """The first row and column of each window on a level of `lengths` pixels, and the fractional offsets from them."""
+    # Not from `lengths`: a level of an image with odd sides is slightly longer than the image divided by 2**level.
     full_height, full_width = (length / 2**level for length in shape)
     top, fraction_y = _split(positions[..., 0] * full_height - size / 2, lengths[0], size)
     left, fraction_x = _split(positions[..., 1] * full_width - size / 2, lengths[1], size)
@@ -96,7 +96,7 @@ def _starts(
 def _from_starts(
     images: Tensor, top: Tensor, left: Tensor, fraction_y: Tensor, fraction_x: Tensor, size: int, *, gradient: bool
 ) -> Tensor:
-    """Windows by where they begin. gradient: positions need one."""
+    """Windows from their first rows and columns. gradient: whether positions need a gradient."""
     if _plain(images) and images.shape[-1] > size:
         if not gradient:
             return _in_chunks(images, top, left, fraction_y, fraction_x, size)
@@ -108,7 +108,7 @@ def _from_starts(
 
 
 def _scales(positions: Tensor, scale: float | Tensor | None) -> Tensor | None:
-    """The scale of each window (B, N) from the third column or the argument, or None where all are 1."""
+    """The scale of each window (B, N) from the third column or the argument; None if neither is given."""
     if positions.shape[-1] > 2:
         if scale is not None:
             raise InputError(
@@ -130,13 +130,13 @@ def _scales(positions: Tensor, scale: float | Tensor | None) -> Tensor | None:
 
 
 def _one_level(low: float, high: float) -> int | None:
-    """The level that all windows are exactly on, if there is one, of their least and largest scale."""
+    """The level that matches all windows exactly, given their smallest and largest scale; None if there is none."""
     level = math.log2(high)
     return int(level) if low == high and level >= 0 and level == int(level) else None
 
 
 def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
-    """Refuse types, shapes and devices that windows cannot be read from."""
+    """Refuse types, shapes and devices that `windows` does not support."""
     check_kind("images", images, Tensor)
     check_kind("positions", positions, Tensor)
     check_kind("size", size, int)
@@ -165,9 +165,9 @@ def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
 
 
 def _split(start: Tensor, length: int, size: int) -> tuple[Tensor, Tensor]:
-    """The integer pixel a window starts at, and how far beyond it, for starts in pixels."""
-    # A start within rounding error of a pixel is that pixel: (j + 0.5) / 14 * 224 is not always
-    # an integer in float32, and the grid must give patches bit for bit. The gradient passes by.
+    """Starts in pixels → the integer pixel, and the fraction beyond it."""
+    # A start within rounding error of a pixel is rounded to it: (j + 0.5) / 14 * 224 is not always an
+    # integer in float32, and the grid must give patches bit for bit. The gradient bypasses the rounding.
     pixel = start.detach().round()
     close = (start.detach() - pixel).abs() < 8 * torch.finfo(start.dtype).eps * length
     start = torch.where(close, pixel + (start - start.detach()), start)
@@ -186,15 +186,15 @@ def _crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _plain(images: Tensor) -> bool:
-    """Whether these are pixels in CPU memory and nothing else: no gradient, no tracing, no transform."""
+    """Whether these are plain CPU tensors: no gradient, no tracing, no transform."""
     return images.device.type == "cpu" and not images.requires_grad and not traced()
 
 
 def _crop_runs(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
-    """What _crop gives for side × side pixels from (top, left), (B, N) each, at a third of its time on a CPU.
+    """The same as _crop for side × side pixels from (top, left), (B, N) each, in a third of its time on a CPU.
 
-    A row of a crop is a run of memory, so whole runs are copied. Only those that would leave the
-    image at the left or right are mended pixel by pixel.
+    A row of a crop is contiguous in memory, so whole rows are copied. Only crops that extend beyond
+    the left or right edge are corrected pixel by pixel.
     """
     batch, channels, height, width = images.shape
     memory = images.contiguous().view(-1)
@@ -212,11 +212,11 @@ def _crop_runs(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
     return crops
 
 
-CHUNK = 4 * 2**20  # bytes of crops at a time: larger ones are slower to get from the system than to fill
+CHUNK = 4 * 2**20  # bytes of crops at a time: allocating larger buffers takes longer than filling them
 
 
 def _in_chunks(images: Tensor, top: Tensor, left: Tensor, fraction_y: Tensor, fraction_x: Tensor, size: int) -> Tensor:
-    """Windows without gradients, a few images at a time into memory that is used again."""
+    """Windows without gradients, computed for a few images at a time so that memory is reused."""
     batch, tokens = top.shape
     channels, dtype = images.shape[1], fraction_y.dtype
     result = torch.empty(batch, tokens, channels, size, size, dtype=dtype)
@@ -238,8 +238,8 @@ def _shifted(crops: Tensor, fraction_y: Tensor, fraction_x: Tensor, out: Tensor 
 class _Lerp(torch.autograd.Function):
     """Crops (B, N, C, K+1, K+1) shifted by fractions (B, N) of a pixel → (B, N, C, K, K).
 
-    Autograd would do this too, at twice the time: every gradient here is a combination of the
-    four inner products of the incoming gradient with the crop's four shifted views.
+    Autograd would take twice as long. Here every gradient is a combination of the four inner
+    products of the incoming gradient with the crop's four shifted views.
     """
 
     generate_vmap_rule = True
@@ -261,7 +261,7 @@ class _Lerp(torch.autograd.Function):
         for_crops = for_y = for_x = None
         size = gradient.shape[-1]
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            # One product at a time: four at once would be four window tensors of memory.
+            # One product at a time: all four at once would need the memory of four window tensors.
             a, b, c, d = (
                 (gradient * wide[..., top : top + size, left : left + size]).flatten(2).sum(2)
                 for top in (0, 1)
