@@ -1,0 +1,100 @@
+"""Which blocks should merge tokens? `python -m paper.merging_schedules WEIGHTS TRAIN OUT.md`
+
+Each schedule of `Merging` is run on the images set aside (tools/set_aside.txt) and their mirror images, at the
+multiply-adds of 25 and 49 tokens, with both shipped retrofits. The table has the KL divergence from the dense ViT,
+which varies less than accuracy on few images, and the top-1 accuracy.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import spot
+from paper.provenance import comment
+from spot import report
+from spot.data.images import data_for, listed
+from spot.data.loader import loader
+from spot.models.family import at_budget, dense_model
+from spot.models.merging import price
+from spot.models.shipped import ALIASES
+from spot.models.tome import ToMe
+from spot.models.tome_schedule import at_most_half
+from spot.store import whole
+from tools.program import program
+
+BUDGETS = (25, 49)
+SCHEDULES: tuple[tuple[tuple[int, ...], float], ...] = (  # the blocks that merge, and the share of tokens merged away
+    (tuple(range(3, 12)), 0.8),
+    ((3, 4, 6, 8), 0.7),
+    ((3, 5, 7, 9), 0.8),
+    ((3, 4, 6, 8, 10), 0.75),
+    ((3, 4, 5, 6, 7, 8), 0.75),
+    ((3, 4, 5, 6, 8, 10), 0.8),
+)
+
+
+def schedule_of(blocks: Sequence[int], share: float, tokens: int, depth: int) -> list[int]:
+    """Merge the same number of tokens in each of these blocks."""
+    amount = int(share * tokens / len(blocks) + 1e-9)
+    return at_most_half([amount * (block in blocks) for block in range(depth)], tokens)
+
+
+def merging(family: spot.Family, tokens: int, blocks: Sequence[int], share: float) -> ToMe:
+    """The largest number of windows whose multiply-adds with this schedule are those of `tokens`."""
+    dense = dense_model(family)
+    depth = len(dense.vit.blocks)
+    most = price(dense, tokens, [0] * depth)
+    for count in range(len(dense.grid()), tokens - 1, -1):
+        schedule = schedule_of(blocks, share, count, depth)
+        if price(dense, count, schedule) <= most:
+            return ToMe(at_budget(family, count, prior="isotropic"), r=schedule, own_placement=True).eval()
+    raise ValueError(f"no number of windows costs as little as {tokens} tokens with blocks {blocks}")
+
+
+def main(weights: Path, train: Path, out: Path) -> None:
+    """Measure every schedule with both retrofits and write the table."""
+    table: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for alias, name in ALIASES.items():
+        family = spot.Family(alias, weights=weights / f"{name.removesuffix('+spot')}.safetensors")
+        dense = dense_model(family)
+        data = data_for(dense, str(train))
+        data.only(listed(Path(__file__).parents[1] / "tools" / "set_aside.txt"))  # type: ignore[union-attr]
+        batches = [(torch.cat([images, images.flip(-1)]), labels.repeat(2)) for images, labels, _ in loader(data, 25)]
+        labels = torch.cat([each for _, each in batches])
+        with torch.inference_mode():
+            full = torch.cat([dense.vit(images).log_softmax(1) for images, _ in batches])
+            runs = [(blocks, share, tokens) for blocks, share in SCHEDULES for tokens in BUDGETS]
+            for blocks, share, tokens in report.track(runs, alias, len(runs)):
+                model = merging(family, tokens, blocks, share)
+                made = torch.cat([model(images).log_softmax(1) for images, _ in batches])
+                row = table.setdefault((blocks, share), {"blocks that merge": words(blocks), "share merged": share})
+                row[f"{alias}, {tokens}: KL"] = round(divergence(full, made), 3)
+                row[f"{alias}, {tokens}: top-1 %"] = round(100 * (made.argmax(1) == labels).float().mean().item(), 1)
+    rows = list(table.values())
+    for row in rows:
+        for value in ("KL", "top-1 %"):
+            cells = [number for name, number in row.items() if name.endswith(value)]
+            row[f"mean {value}"] = round(sum(cells) / len(cells), 3)
+    report.show(rows, "Merging schedules")
+    with whole(out) as temporary:
+        about = f"{len(labels)} images: those set aside, and their mirror images. "
+        about += "Written by `python -m paper.merging_schedules`."
+        temporary.write_text(f"{about}\n\n{comment({alias: alias for alias in ALIASES})}\n\n{report.markdown(rows)}")
+
+
+def divergence(full: Tensor, made: Tensor) -> float:
+    """The mean KL divergence between log-probabilities (M, classes)."""
+    return (full.exp() * (full - made)).sum(1).mean().item()
+
+
+def words(blocks: Sequence[int]) -> str:
+    """Blocks as a reader counts them, from 0."""
+    consecutive = len(blocks) == blocks[-1] - blocks[0] + 1
+    return f"{blocks[0]} to {blocks[-1]}" if consecutive else ", ".join(map(str, blocks))
+
+
+if __name__ == "__main__":
+    program("merging schedules", __doc__, main, needed=3)
