@@ -1,6 +1,6 @@
-"""The oracle search on a data set, written to a placements file, resumable.
+"""Resumable oracle search on a data set, written to a placements file.
 
-An image's placement depends on its key, the seed and the settings, not on its batch. The processes of torchrun divide
+An image's placement depends on its key, the seed and the settings, not on its batch. Under torchrun, processes share
 the batches. Each batch is written as soon as it is done, and a resumed run writes the same file.
 """
 
@@ -41,7 +41,7 @@ class KeyedImages(Protocol):
 
 
 class Searched(NamedTuple):
-    """The placements of a data set, and the number of images and seconds of this run."""
+    """The placements of a data set, and how many images and seconds this run took."""
 
     placements: Placements
     images: int
@@ -66,17 +66,17 @@ def search_dataset(
     settings: SearchSettings | None = None,
     **changes: Any,
 ) -> Searched:
-    """Search every image of a data set that the placements file does not have yet.
+    """Search all images of a data set that are not yet in the placements file.
 
     Args:
-        path: the .safetensors file; shards stand beside it until all images are done.
-        prior, tokens, scale: the start; by default the model's own. Scales other than 1 are optimised too.
-        saliency: maps (B, H, W) for images and keys, if the prior needs them; by default the model's own.
-        seed: of random priors and wrong labels, together with each image's key.
+        path: the .safetensors file. Shards are kept next to it until all images are done.
+        prior, tokens, scale: the initial placement. Default: the model's own. Scales other than 1 are optimised too.
+        saliency: maps (B, H, W) for images and keys, if the prior needs them. Default: the model's own.
+        seed: for random priors and wrong labels; combined with each image's key.
         batch_size: images searched together; changes results by rounding only.
         keep: "trajectories" or only the final "positions".
         remake: replace files that are damaged or of another version, instead of refusing them.
-        settings, changes: of `search`.
+        settings, changes: as for `search`.
     """
     from spot import __version__
 
@@ -123,7 +123,7 @@ def made_by_image(
     shown: bool = True,
     remake: bool = False,
 ) -> Searched:
-    """Fill a placements file with `make(images, labels, keys)` for every image that it does not have yet."""
+    """Fill a placements file with `make(images, labels, keys)` for every image that is not yet in it."""
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1 image, got {batch_size}")
     state = this_process()
@@ -165,7 +165,7 @@ def _searched(
     model: Any, images: Tensor, labels: Tensor, keys: list[str], prior: AnyPrior, maps: Tensor | None,
     settings: SearchSettings, about: dict[str, Any],
 ) -> Placements:  # fmt: skip
-    """The placements of some images."""
+    """Search one batch of images."""
     placing = {name: about[name] for name in ("tokens", "seed", "scale") if name in about}
     start = model.place(images, prior=prior, keys=keys, maps=maps, **placing)
     targets: Tensor | None = labels
@@ -195,7 +195,7 @@ def _searched(
 
 
 def _name(thing: Any) -> str:
-    """The name of a prior, saliency, objective or model in a file."""
+    """The name of a prior, saliency, objective or model as written to files."""
     if isinstance(thing, str):
         return thing
     return str(getattr(thing, "name", None) or getattr(thing, "__qualname__", type(thing).__name__))

@@ -1,12 +1,12 @@
-"""Placements on disk: the positions of many images in a safetensors file, by image.
+"""Placements on disk: the positions of many images in one safetensors file.
 
     positions     float32 (M, N, 2), or trajectories (M, steps + 1, N, 2): (y, x) as a fraction of the image;
-                  with a third number for scales other than 1, and seven with regions
+                  with 3 columns for scales other than 1, or 7 with regions
     keys          uint8: the M keys in UTF-8, separated by zero bytes; a key is a path below the data's root
     values.NAME   (M, ...): further numbers per image, such as losses
 
-The header has, under "spot-placements", JSON with "version" and "metadata" (model, model_hash, prior, seed, objective,
-settings), and the checksum of `spot.store`. `Placements` is such a file in memory. `PlacementWriter` writes one in
+The header contains "spot-placements", JSON with "version" and "metadata" (model, model_hash, prior, seed, objective,
+settings), and the checksum of `spot.store`. `Placements` is such a file in memory. `PlacementWriter` writes it in
 shards, so that an interrupted run resumes.
 """
 
@@ -35,7 +35,7 @@ class Placements:
     """Positions of many images."""
 
     keys: Sequence[str]  # M image keys, all different
-    trajectory: Tensor  # float32 (M, steps + 1, N, 2, 3 or 7); positions alone are one step
+    trajectory: Tensor  # float32 (M, steps + 1, N, 2, 3 or 7); positions alone have one step
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON: model, settings, …
     values: Mapping[str, Tensor] = field(default_factory=dict)  # (M, ...) each
 
@@ -86,7 +86,7 @@ class Placements:
 
     @property
     def tokens(self) -> int:
-        """N, how many tokens each image has."""
+        """N, the number of tokens per image."""
         return self.trajectory.shape[2]
 
     def rows(self, keys: Iterable[str]) -> Tensor:
@@ -100,12 +100,12 @@ class Placements:
         return torch.tensor([self._row[key] for key in keys], dtype=torch.int64)
 
     def positions_for(self, keys: Iterable[str], step: int = -1) -> Tensor:
-        """Positions (B, N, 2) of these images, in their order, at a step of the search (the last)."""
+        """Positions (B, N, 2) for keys, in their order, at a step of the search (default: the last)."""
         return self.trajectory[self.rows(keys), step]
 
     @classmethod
     def merge(cls, parts: Iterable["Placements"]) -> "Placements":
-        """All images of placements that were made in the same way."""
+        """Concatenate placements that were made with the same settings."""
         parts = list(parts)
         if not parts:
             raise InputError("there is nothing to merge; give at least one file of placements")
@@ -132,7 +132,7 @@ class Placements:
         return Placements(keys, self.trajectory[rows], self.metadata, values)
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         single = self.trajectory.shape[1] == 1
         name, places = ("positions", self.positions) if single else ("trajectories", self.trajectory)
         tensors = {name: places, "keys": encode_names(self.keys)}
@@ -141,7 +141,7 @@ class Placements:
 
     @classmethod
     def load(cls, path: str | Path, what: str = "a placements file, as spot search writes it") -> "Placements":
-        """Read a file; a damaged or foreign one is refused."""
+        """Read a file. Damaged files and other formats are refused."""
         tensors, about = read_tensors(path, FORMAT, what)
         if about.get("version") != VERSION:
             raise InputError(f"{path} has version {about.get('version')}, this program reads version {VERSION}")
@@ -155,10 +155,10 @@ class Placements:
 
 
 class PlacementWriter:
-    """Writes placements in shards beside `path`, and into `path` at the end.
+    """Writes placements as shards next to `path`, and merges them into `path` at the end.
 
-    Files with the same metadata count as done; others are refused. Several processes may write shards of different
-    names; one of them calls `finish`. With `remake`, files that are damaged or of another version are replaced.
+    Existing files with the same metadata are kept; others are refused. Several processes may write shards of different
+    names; one process calls `finish`. With `remake`, files that are damaged or of another version are replaced.
     """
 
     def __init__(self, path: str | Path, metadata: Mapping[str, Any], *, remake: bool = False) -> None:
@@ -169,7 +169,7 @@ class PlacementWriter:
         self.metadata, self.remake = dict(metadata), remake
         sweep(self.shards)
         self.done: set[str] = set()
-        self.finished: Placements | None = None  # the file, while there is nothing to add to it
+        self.finished: Placements | None = None  # the complete file, until a shard is added
         for file, part in self._written():
             self.done.update(part.keys)
             self.finished = part if file == self.path and not self.shards.exists() else None
@@ -191,7 +191,7 @@ class PlacementWriter:
             yield file, part
 
     def append(self, name: str, placements: Placements) -> None:
-        """Write one shard. `name` orders shards and must not have been used for other images."""
+        """Write one shard. Shards are merged in the order of `name`, which must be unique."""
         refuse_difference(str(self.path), self.metadata, placements.metadata)
         placements.save(self.shards / f"{name}.safetensors")
         self.finished = None
@@ -203,7 +203,7 @@ class PlacementWriter:
             return self.finished
         parts: list[Placements] = []
         seen: set[str] = set()
-        for _, part in self._written():  # a kill during finish() leaves images in the file and in shards
+        for _, part in self._written():  # if finish() is killed, images are in the file and in shards
             fresh = [key for key in part.keys if key not in seen]
             seen.update(fresh)
             parts += [part.select(fresh)] if fresh else []

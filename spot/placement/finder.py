@@ -1,15 +1,15 @@
-"""A policy for large pictures: a small convolutional network finds objects, and tokens are placed on them.
+"""A policy for large pictures: a small convolutional network detects objects, and tokens are placed on them.
 
     finder = Finder(patch_size=16)
     found = finder.find(images, 3)          # glimpses (B, 3, 3), (y, x, side), and their scores (B, 3), best first
     positions = finder(images, 49)          # (B, 49, 7): a prior like any other, at one place or several
     logits = model(images, positions)       # or model(images, tokens=49, prior=finder)
 
-The network sees the picture shrunk to `longest` pixels along its longer side. For each cell of 8 × 8 of those pixels
-it has four outputs: the logit that the cell has the centre of an object, the logarithm of the object's size, and the
-offset (y, x) of its centre, in cells. The highest peaks are the places. With a second stage they are candidates: a
-second network sees each of them at the picture's own resolution, and the sum of both logits orders them. `spot learn
---look glimpses` (spot/training/glimpses.py) trains both, from boxes or from the labels of whole pictures.
+The network's input is the picture, downscaled to `longest` pixels along its longer side. For each cell of 8 × 8 input
+pixels it predicts four values: the logit that the cell contains an object's centre, the logarithm of the object's size,
+and the offset (y, x) of its centre, in cells. The highest peaks are the detected places. With a second stage they are
+candidates: a second network classifies each one at full resolution, and the sum of both logits ranks them. `spot learn
+--look glimpses` (spot/training/glimpses.py) trains both, from boxes or from picture labels.
 """
 
 import math
@@ -28,13 +28,13 @@ from spot.placement.priors import check_images
 from spot.tokens.pyramid import halve
 from spot.tokens.windows import windows
 
-KIND = "glimpses"  # what files call this policy
-CELL = 8  # pixels of the shrunk picture along a side of a cell
-USUAL = 20.0  # pixels of the shrunk picture: the size whose logarithm counts as 0
-RANGE = (0.3, 6.0)  # times the usual size: the smallest and the largest that is found
-LONG = 8  # times its short side: a longer picture is refused
-REACH = 1.5  # cells: how far from its cell the middle may be
-VIEW, AROUND = 32, 2.0  # of a candidate in the second stage: samples along a side, and that side in object sizes
+KIND = "glimpses"  # the policy's kind in files
+CELL = 8  # side of a cell, in pixels of the downscaled picture
+USUAL = 20.0  # reference size, whose log size is 0, in pixels of the downscaled picture
+RANGE = (0.3, 6.0)  # smallest and largest size, relative to USUAL
+LONG = 8  # maximum aspect ratio of a picture
+REACH = 1.5  # maximum distance of an object's centre from the cell's middle, in cells
+VIEW, AROUND = 32, 2.0  # second stage's view of a candidate: samples per side, and side relative to the object's size
 
 
 class Found(NamedTuple):
@@ -45,9 +45,9 @@ class Found(NamedTuple):
 
 
 def with_hues(pixels: Tensor) -> Tensor:
-    """Pixels (B, 3, H, W) from −1 to 1, with three channels for red, blue and yellow: (B, 6, H, W).
+    """Add channels for red, blue and yellow to pixels (B, 3, H, W) in [−1, 1]: (B, 6, H, W).
 
-    These are differences of colours relative to brightness, which vary less with shade and sunlight.
+    They are colour differences relative to brightness, which vary less with lighting.
     """
     red, green, blue = ((pixels + 1) / 2).clamp(0, 2).unbind(1)
     total = red + green + blue + 0.15
@@ -79,7 +79,7 @@ class Places(nn.Module):
 
     def __init__(self, width: int = 16, body: int = 40, second: bool = False) -> None:
         super().__init__()
-        self.second = SecondStage() if second else None  # here, so that one file has the weights of both
+        self.second = SecondStage() if second else None  # here, so that one file has both networks' weights
         self.stem = nn.Sequential(
             nn.Conv2d(6, width, 5, 4, 2, bias=False), nn.BatchNorm2d(width), nn.SiLU(),
             nn.Conv2d(width, body, 3, 2, 1, bias=False), nn.BatchNorm2d(body), nn.SiLU(),
@@ -89,14 +89,14 @@ class Places(nn.Module):
         self.head = nn.Conv2d(body, 4, 1)
         assert self.head.bias is not None
         with torch.no_grad():
-            self.head.bias.copy_(torch.tensor([-4.0, 0, 0, 0]))  # few cells are the middle of anything
+            self.head.bias.copy_(torch.tensor([-4.0, 0, 0, 0]))  # few cells contain an object's centre
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.head(F.silu(self.body(self.stem(with_hues(pixels)))))
 
 
 class Finder(Policy):
-    """A policy for large pictures: it finds places, and puts tokens on glimpses of them; see the module."""
+    """A policy that detects places in large pictures and puts tokens on glimpses of them; see the module docstring."""
 
     fit = "full"  # all pixels of a photograph
     __name__ = "learned"
@@ -116,14 +116,14 @@ class Finder(Policy):
         """
         Args:
             patch_size: K of the model whose tokens it places, in pixels.
-            longest: pixels of the picture's longer side as the network sees it.
+            longest: longer side of the network's input, in pixels.
             width, body: channels of the first layer and of the others.
-            candidates: the number of places that the second stage sees; 0 for no second stage.
-            glimpses: the number of places that share the tokens.
+            candidates: number of candidates for the second stage; 0 for no second stage.
+            glimpses: number of places that share the tokens.
             margin: the side of a glimpse, relative to the object's size.
-            about: JSON values to keep with it, as for a Policy.
+            about: JSON metadata, as for a Policy.
         """
-        nn.Module.__init__(self)  # a Policy has another network
+        nn.Module.__init__(self)  # not Policy's, which builds another network
         if min(patch_size, longest, width, body, glimpses) < 1 or candidates < 0 or not 0 < margin < math.inf:
             raise InputError("a finder needs sizes of at least 1, a margin above 0, and 0 or more candidates")
         self.look = Places(width, body, candidates > 0)
@@ -133,7 +133,7 @@ class Finder(Policy):
         self.options = {"longest": longest, "width": width, "body": body, "candidates": candidates}
 
     def maps(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) → (B, 4, R, C): logit, log size, (y, x) from the cell's middle in cells."""
+        """Normalised images (B, 3, H, W) → (B, 4, R, C): logit, log size, offset (y, x) from the cell's middle."""
         check_images(images)
         self.refuse(images)
         return self.look(self.shrunk(images))
@@ -148,22 +148,22 @@ class Finder(Policy):
             raise InputError(f"a picture of {size} pixels is too long to find places in; cut it into parts")
 
     def shrunk(self, images: Tensor) -> Tensor:
-        """Images with `longest` pixels along the longer side; means of whole pixels where that divides."""
+        """Resize images to `longest` pixels along the longer side; downscaling averages pixels."""
         size = self.shrunk_size(images)
         if size == images.shape[-2:]:
             return images
         if (2 * size[0], 2 * size[1]) == images.shape[-2:]:
-            return halve(images)  # the same means, in an eighth of the time
+            return halve(images)  # the same result, eight times faster
         if max(images.shape[-2:]) < self.longest:
             return F.interpolate(images, size, mode="bilinear", align_corners=False)
         return F.adaptive_avg_pool2d(images, size)
 
     def find(self, images: Tensor, count: int | None = None) -> Found:
-        """The best places, as glimpses: `count` of them, by default as many as share the tokens."""
+        """The `count` best places, as glimpses. Default: the number of places that share the tokens."""
         return self.best(self.maps(images), images, count or self.glimpses)
 
     def best(self, maps: Tensor, images: Tensor, count: int) -> Found:
-        """The best `count` of the highest peaks of maps (B, 4, R, C) of images."""
+        """The `count` best places in images with maps (B, 4, R, C), ranked by the second stage if there is one."""
         second = self.look.second
         if second is None:
             return self.peaks(maps, images, count)
@@ -179,12 +179,12 @@ class Finder(Policy):
         return windows(images, torch.cat([glimpses[..., :2], side / VIEW], -1), VIEW).float()
 
     def peaks(self, maps: Tensor, images: Tensor, count: int) -> Found:
-        """The highest peaks of maps (B, 4, R, C) of images, without the second stage."""
+        """The `count` highest peaks of maps (B, 4, R, C) of images, without the second stage."""
         logits, rest = maps[:, 0].float(), maps[:, 1:].float().flatten(2)
         rows, columns = logits.shape[1:]
         if count > rows * columns:
-            raise InputError(f"{count} places were asked for, of {rows * columns} cells; ask for fewer")
-        # A peak is no lower than its eight neighbours. Other cells follow, in case there are too few peaks.
+            raise InputError(f"{count} places are more than the map's {rows * columns} cells; use fewer")
+        # A peak is at least as high as its eight neighbours. Other cells rank after all peaks.
         peak = logits == F.max_pool2d(logits[:, None], 3, 1, 1)[:, 0]
         _, cell = torch.where(peak, logits, logits - 1e3).flatten(1).topk(count)
         log_size, y, x = rest.take_along_dim(cell[:, None], 2).unbind(1)
@@ -208,7 +208,7 @@ class Finder(Policy):
         return glimpse_positions(images, found.glimpses, tokens, self.patch_size)
 
     def describe(self) -> dict[str, Any]:
-        """What is needed to build it again: JSON values only."""
+        """A JSON description, from which `build_finder` rebuilds it."""
         values = {name: getattr(self, name) for name in VALUES}
         return {**self.about, **values, "look": KIND, "options": self.options}
 

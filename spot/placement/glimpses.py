@@ -1,8 +1,8 @@
 """Glimpses: square regions of a large picture, each with a grid of tokens and its own coordinates.
 
 A glimpse is (y, x, side): its centre as a fraction of the picture's height and width, and its side in pixels. Its
-tokens tile it, so a small glimpse is magnified. Each token has the position embedding of its place in the glimpse: to
-the ViT a glimpse is an image.
+tokens tile it, so a small glimpse is magnified. Each token uses the position embedding of its place in the glimpse, so
+the ViT processes a glimpse like an image.
 
     glimpses = torch.tensor([[[0.45, 0.7, 56.0]]])           # (B, G, 3): one glimpse of 56 pixels
     positions = glimpse_positions(images, glimpses, tokens=49, patch_size=16)    # (B, 49, 7)
@@ -22,15 +22,15 @@ from spot.placement.priors import check_images, check_tokens, even_places
 from spot.placement.sizes import tiling_scale
 from spot.tokens.windows import windows
 
-ALIGNED = 16  # a part is cut at multiples of so many pixels, so that its pyramid is the picture's
-SMALLEST = 4.0  # pixels: a smaller glimpse shows nothing
+ALIGNED = 16  # parts are cropped at multiples of this many pixels, so that their pyramid matches the picture's
+SMALLEST = 4.0  # minimum side of a glimpse, in pixels
 
 
 def glimpse_positions(images: Tensor, glimpses: Tensor, tokens: int, patch_size: int) -> Tensor:
-    """Positions (B, N, 7) of N = tokens on glimpses (B, G, 3) of images (B, C, H, W). Differentiable in glimpses.
+    """Positions (B, N, 7) for N = tokens on glimpses (B, G, 3) of images (B, C, H, W). Differentiable in glimpses.
 
-    The tokens are divided among the glimpses; the first ones have one more if they do not divide. Those of a glimpse
-    cover it evenly: 49 are a grid of 7 × 7.
+    The tokens are divided evenly among the glimpses; the first ones get one more if there is a remainder. Within a
+    glimpse they are evenly spaced: 49 tokens form a 7 × 7 grid.
     """
     check_images(images)
     if glimpses.ndim != 3 or glimpses.shape[-1] != 3 or not glimpses.shape[1] or glimpses.shape[0] != images.shape[0]:
@@ -61,9 +61,9 @@ def whole_picture(images: Tensor, tokens: int, patch_size: int) -> Tensor:
 
 
 class Glimpsing(nn.Module):
-    """A model as a function of images and glimpses (B, G, 3), so that `spot.search` moves and resizes those."""
+    """Wraps a model to take glimpses (B, G, 3) instead of positions, so that `spot.search` moves and resizes them."""
 
-    patch_size = 1  # the third number is a glimpse's side in pixels, as a window's scale is for one sample
+    patch_size = 1  # so that the third column, a window's scale, is a glimpse's side in pixels
 
     def __init__(self, model: Any, tokens: int = 49) -> None:
         super().__init__()
@@ -76,9 +76,9 @@ class Glimpsing(nn.Module):
 
 
 def cut_out(picture: Tensor, y: float, x: float, side: float, samples: int) -> Tensor:
-    """A square of a picture (3, H, W) of bytes, as tokens sample it: (3, samples, samples), from 0 to 255.
+    """Crop a square from a uint8 picture (3, H, W), sampled as tokens are: (3, samples, samples), from 0 to 255.
 
-    y, x and side are in pixels. The samples are those of SpotViT on the whole picture, at the cost of a part.
+    y, x and side are in pixels. The samples equal those of SpotViT on the whole picture, but only a part is processed.
     """
     height, width = picture.shape[1:]
     reach = side + 2 * ALIGNED

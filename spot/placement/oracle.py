@@ -1,10 +1,10 @@
 """Oracle search: positions optimised by gradient through a frozen model (paper, "SPoT-ON").
 
-`search` takes any `model(images, positions) -> logits (B, classes)` that is differentiable in positions, and follows
-the gradient of an objective for a few steps from given positions (B, N, 2). Images are independent: the objective is
+`search` takes any `model(images, positions) -> logits (B, classes)` that is differentiable in positions. From initial
+positions (B, N, 2) it takes a few gradient steps on an objective. Images are optimised independently: the objective is
 summed over them, and the optimisers keep their state per coordinate.
 
-An objective maps logits (B, classes) and a target to one value per image, and is always minimised. To add one, pass a
+An objective maps logits (B, classes) and a target to one value per image, which is minimised. To add one, pass a
 function of that signature, or list it in OBJECTIVES.
 """
 
@@ -35,7 +35,7 @@ def descent(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def ascent(logits: Tensor, labels: Tensor) -> Tensor:
-    """Minus the cross-entropy: an adversarial search."""
+    """Negative cross-entropy: an adversarial search."""
     return -F.cross_entropy(logits, labels, reduction="none")
 
 
@@ -67,7 +67,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-KINDS: dict[str, tuple[type, ...]] = {  # of the settings below
+KINDS: dict[str, tuple[type, ...]] = {  # types of the settings below
     "steps": (int,), "lr": (int, float), "optimizer": (str,), "weight_decay": (int, float), "project": (bool,),
     "grid": (int, tuple, type(None)), "snap": (str,), "mixed_precision": (bool,),
 }  # fmt: skip
@@ -75,17 +75,17 @@ KINDS: dict[str, tuple[type, ...]] = {  # of the settings below
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Settings of a search. PRESETS has those of the paper."""
+    """Settings of a search. PRESETS contains the paper's."""
 
-    steps: int = 5  # at least 1; the model is called once more
-    lr: float = 3e-3  # in fractions of the image: with Adam a coordinate moves by at most about this much a step
+    steps: int = 5  # at least 1; the model is called steps + 1 times
+    lr: float = 3e-3  # in fractions of the image: with Adam a coordinate moves by at most about this much per step
     objective: str | Objective = "descent"  # a name in OBJECTIVES, or a function
     optimizer: str = "adam"  # a name in OPTIMIZERS
     weight_decay: float = 0.0  # pulls to the upper left corner, (0, 0)
     project: bool = True  # keep positions in the paper's Ω, between the centres of the outermost pixels
     grid: int | tuple[int, int] | None = None  # rows and columns (or one number) of a grid for the result
-    # With a grid, "end" searches freely and moves the final positions to the nearest cells (the paper's grid rows).
-    # With "every-step" the model sees the cell nearest to a free position, which the gradient at the cell moves.
+    # With a grid, "end" searches off the grid and snaps the final positions to the nearest cells (the paper's grid
+    # rows). "every-step" evaluates the model on the nearest cells, and applies their gradient to the free positions.
     snap: Literal["end", "every-step"] = "end"
     mixed_precision: bool = False  # run the model under bfloat16 autocast; positions stay float32
 
@@ -122,21 +122,21 @@ class SearchSettings:
         return self.objective in LABELLED
 
     def changed(self, **changes: Any) -> "SearchSettings":
-        """The same settings with some others; None changes nothing."""
+        """A copy with changed settings. None keeps the current value."""
         for name in changes:
             if name not in self.__dataclass_fields__:
                 raise unknown("setting of a search", name, self.__dataclass_fields__)
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def as_json(self) -> dict[str, Any]:
-        """All settings but the objective, as a file keeps them."""
+        """All settings except the objective, for files."""
         return {name: value for name, value in asdict(self).items() if name != "objective"}
 
 
 PRESETS: dict[str, SearchSettings] = {
     "paper": SearchSettings(),
     "paper-long": SearchSettings(steps=10, lr=1e-2),
-    # Until the sparse prediction matches the dense one: on 9 of 10 photographs with 25 tokens.
+    # The sparse prediction then matches the dense one on 9 of 10 photographs with 25 tokens.
     "agree": SearchSettings(steps=20, lr=1e-2, objective="agree"),
     # The authors' published code: weight decay pulls to the upper left corner, and tokens may leave the image.
     "authors": SearchSettings(optimizer="adamw", weight_decay=1e-2, project=False),
@@ -144,12 +144,12 @@ PRESETS: dict[str, SearchSettings] = {
 
 
 class SearchResult(NamedTuple):
-    """All steps of a search; step 0 is the start."""
+    """All steps of a search; step 0 has the initial positions."""
 
     trajectory: Tensor  # (B, steps + 1, N, 2), or 3 with scales
-    losses: Tensor  # (B, steps + 1), the objective, so minus the cross-entropy for ascent
+    losses: Tensor  # (B, steps + 1), the objective; for ascent the negative cross-entropy
     logits: Tensor  # (B, steps + 1, classes)
-    best_step: Tensor  # (B,), with the lowest objective, among the steps on the grid if there is one
+    best_step: Tensor  # (B,), the step with the lowest objective; with a grid, among the steps on it
     target: Tensor | None  # of the objective: labels, wrong labels, dense logits or None
 
     def __repr__(self) -> str:
@@ -182,8 +182,8 @@ def search(
 ) -> SearchResult:
     """Move positions (B, N, 2) along the gradient of an objective through a frozen model.
 
-    With a third column, (B, N, 3), the logarithms of the window scales are optimised too. Regions, (B, N, 7), do not
-    move; `Glimpsing` (spot/placement/glimpses.py) moves whole glimpses.
+    With a third column, (B, N, 3), the logarithms of the window scales are optimised too. Regions, (B, N, 7), stay
+    fixed; use `Glimpsing` (spot/placement/glimpses.py) to move whole glimpses.
 
     The model is called `steps + 1` times, in evaluation mode and without parameter gradients (see `frozen`).
 
@@ -192,13 +192,13 @@ def search(
 
     Args:
         model: any callable of images (B, C, H, W) and positions; returns logits (B, classes).
-        images: as the model takes them.
-        labels: class indices (B,), or None for an objective that needs none.
-        positions: where to start; (y, x) as a fraction of height and width.
+        images: the model's input.
+        labels: class indices (B,), or None for an objective without labels.
+        positions: initial positions; (y, x) as a fraction of height and width.
         settings, changes: see SearchSettings; changes replace single settings.
-        dense: logits (B, classes) to agree with; by default those of a SpotViT on its own grid.
+        dense: target logits (B, classes) of "agree". Default: those of a SpotViT on its own grid.
         generator: draws the wrong labels of "obfuscate".
-        max_batch: search at most so many images at a time; memory grows with this instead of B.
+        max_batch: maximum number of images to search at a time; memory grows with this instead of B.
     """
     check_kind("settings", settings, SearchSettings, type(None), advice="such as PRESETS['paper']")
     settings = (settings or SearchSettings()).changed(**changes)
@@ -217,7 +217,7 @@ def search(
         for name, column in given.items():
             if column is not None:
                 column = column.detach().to(images.device, types.get(name, images.dtype))
-                columns[name] = column.clone() if column.is_inference() else column  # autograd cannot keep those
+                columns[name] = column.clone() if column.is_inference() else column  # autograd cannot save those
         parts = [
             _search_part(model, settings, generator, **{name: column[rows] for name, column in columns.items()})
             for rows in (slice(begin, begin + size) for begin in range(0, len(images), size))
@@ -237,10 +237,10 @@ def _search_part(
     labels: Tensor | None = None,
     dense: Tensor | None = None,
 ) -> SearchResult:
-    """search() for one part of the images, with a frozen model and checked arguments."""
+    """Search one part of the images, with a frozen model and checked arguments."""
     objective, steps, cells = settings.objective, settings.steps, settings.cells
 
-    def read(positions: Tensor) -> Tensor:
+    def predict(positions: Tensor) -> Tensor:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=settings.mixed_precision):
             logits = model(images, positions)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
@@ -252,7 +252,7 @@ def _search_part(
     target = labels
     if objective == "agree":
         with torch.no_grad():
-            target = read(model.grid(images)) if dense is None else dense  # type: ignore[attr-defined]
+            target = predict(model.grid(images)) if dense is None else dense  # type: ignore[attr-defined]
     window = getattr(model, "patch_size", None)
     largest = 4.0 if window is None else max(images.shape[-2:]) / window
     low, high = step_limits(*omega(images), positions, largest)
@@ -264,7 +264,7 @@ def _search_part(
         on_grid = cells is not None and (last or settings.snap == "every-step")
         here = snapped(place, cells) if on_grid else place.clone()  # type: ignore[arg-type]
         with torch.set_grad_enabled(not last):
-            logits = read(from_steps(here.requires_grad_(not last)))
+            logits = predict(from_steps(here.requires_grad_(not last)))
             if step == 0 and labels is not None and settings.labelled:
                 check_labels(labels, logits.shape[1])
                 if objective == "obfuscate":
@@ -280,7 +280,7 @@ def _search_part(
             place[..., 3:] = positions[..., 3:]  # weight decay would move regions
             if settings.project:
                 place.clamp_(low, high)
-    first = 0 if cells is None or settings.snap == "every-step" else steps  # the first step that honours the grid
+    first = 0 if cells is None or settings.snap == "every-step" else steps  # the first step on the grid
     best_step = torch.stack(losses[first:], 1).argmin(1) + first
     return SearchResult(torch.stack(trajectory, 1), torch.stack(losses, 1), torch.stack(outputs, 1), best_step, target)
 
@@ -293,11 +293,11 @@ def snapped(positions: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def wrong_labels(labels: Tensor, classes: int, generator: Generator | None = None) -> Tensor:
-    """For each label (B,) one of the other classes, all equally likely."""
+    """Draw, for each label (B,), one of the other classes uniformly."""
     if classes < 2:
         raise InputError("wrong labels need a model with at least two classes, this one has one")
     check_labels(labels, classes)
-    # One number per image, in order, so that searching in parts (max_batch) draws the same.
+    # One random number per image, in order, so that max_batch does not change the labels.
     drawn = (torch.rand(len(labels), generator=generator, dtype=torch.float64) * (classes - 1)).long()
     drawn = drawn.to(labels.device)
     return drawn + (drawn >= labels)
@@ -312,7 +312,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
 @dataclass
 class _Held:
-    """The state of a module before it was frozen, and how many blocks hold it."""
+    """The state of a module before it was frozen, and the number of active `frozen` contexts."""
 
     training: bool
     learning: list[nn.Parameter]
@@ -320,14 +320,14 @@ class _Held:
 
 
 _HELD: "WeakKeyDictionary[nn.Module, _Held]" = WeakKeyDictionary()
-_HOLDING = Lock()  # held only while modules are frozen and released, not in between
+_HOLDING = Lock()  # held only while modules are being frozen or restored
 
 
 @contextmanager
 def frozen(*models: Any) -> Iterator[None]:
-    """In the block modules are in evaluation mode and without parameter gradients.
+    """A context manager that puts modules in evaluation mode and disables parameter gradients.
 
-    Several threads may freeze one module: the last one to leave restores it. Other callables are left alone.
+    Several threads may freeze one module; the last one to exit restores it. Other callables are ignored.
     """
     modules = {part for model in models if isinstance(model, nn.Module) for part in model.modules()}
     with _HOLDING:
@@ -405,15 +405,15 @@ def _check_loss(loss: Tensor, count: int, step: int) -> None:
         raise InputError(f"the objective of image {image} is not finite at step {step}; look at the image")
 
 
-# Controls: moves without a search (not in the paper)
+# Controls: random moves instead of a search (not in the paper)
 
 
 def moved_at_random(
     start: Tensor, end: Tensor, size: tuple[int, int], generator: Generator | None = None, tries: int = 8
 ) -> Tensor:
-    """Each token of start moved by its distance in pixels to end, in a random direction.
+    """Move each token of `start` in a random direction, by its distance in pixels to `end`.
 
-    A token that would leave the image tries other directions, and is clamped after the last.
+    For a token that would leave the image, other directions are tried; after the last try it is clamped.
     """
     distance = ((end - start)[..., :2] * start.new_tensor(size)).norm(dim=-1, keepdim=True)
     there, outside = start, torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
@@ -426,11 +426,11 @@ def moved_at_random(
 
 
 def shifted(positions: Tensor, pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Positions (…, 2 or 3) moved by pixels (…, 2)."""
+    """Move positions (…, 2 or 3) by pixels (…, 2)."""
     return torch.cat([positions[..., :2] + pixels / positions.new_tensor(size), positions[..., 2:]], -1)
 
 
 def inside(positions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Positions (…, 2 or 3) clamped to Ω."""
+    """Clamp positions (…, 2 or 3) to Ω."""
     edge = 0.5 / positions.new_tensor(size)
     return torch.cat([positions[..., :2].clamp(edge, 1 - edge), positions[..., 2:]], -1)

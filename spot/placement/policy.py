@@ -5,9 +5,9 @@
     positions = policy(images, 25)          # (B, 25, 2): a prior like any other
     model.policy = policy                   # a submodule; then prior="learned"
 
-Positions come from the map by the rule of `focus`: isotropic's tokens, moved until each has an equal share of
-importance and area. Importance counts less the more tokens there are. With as many as the grid has cells, placement is
-the ViT's own grid. Positions are differentiable in the weights. `spot learn` (spot/training/learn.py) trains a policy.
+Positions follow the map as in `focus`: isotropic tokens are moved until each has an equal share of importance and area.
+With more tokens, importance has less weight. At the grid's number of tokens, positions are the ViT's own grid.
+Positions are differentiable in the policy's weights. `spot learn` (spot/training/learn.py) trains a policy.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ from spot.placement.priors import check_images, check_tokens, spread
 from spot.store import read_tensors, write_tensors
 
 KEY, FORMAT = "spot_policy", 1
-KIND = "thumbnail"  # what files call this policy
-FINER = 4  # a map is interpolated to so many times its rows and columns, so that tokens do not jump at their edges
+KIND = "thumbnail"  # the policy's kind in files
+FINER = 4  # upsampling factor of maps, so that tokens do not jump at cell edges
 
 
 class Mixing(nn.Module):
@@ -62,7 +62,7 @@ class Thumbnail(nn.Module):
         self.up = nn.Conv2d(2 * width, width, 1)
         self.fine = Mixing(width)
         self.head = nn.Conv2d(width, 1, 1)
-        self.everywhere = nn.Parameter(torch.zeros(side // 4, side // 4))  # the same for all images
+        self.everywhere = nn.Parameter(torch.zeros(side // 4, side // 4))  # a bias, the same for all images
         nn.init.zeros_(self.head.weight)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Thumbnail(nn.Module):
 
 
 class Policy(nn.Module):
-    """A learned prior: images → importance map → positions, for any budget from `min_tokens` on."""
+    """A learned prior: images → importance map → positions, for any budget of at least `min_tokens`."""
 
     random = False  # attributes that spot.placement.priors reads from any prior
     looks = True
@@ -93,10 +93,10 @@ class Policy(nn.Module):
         """
         Args:
             patch_size: K of the model whose tokens it places, in pixels.
-            strength: the share of importance against area with very few tokens.
+            strength: weight of importance against area with very few tokens.
             min_tokens: the smallest budget it was trained for.
-            about: JSON values to keep with it: model and hash, the weights it was trained for, and its settings.
-            options: of Thumbnail.
+            about: JSON metadata: model and hash of the weights it was trained for, and its settings.
+            options: arguments of Thumbnail.
         """
         super().__init__()
         if not 0 <= strength < 1:
@@ -126,7 +126,7 @@ class Policy(nn.Module):
         height, width = images.shape[-2:]
         cells = (height // self.patch_size) * (width // self.patch_size)
         strength = self.strength * max(0.0, 1 - tokens / cells)
-        # In float64 on the CPU, as `focus`: one placement on every device.
+        # In float64 on the CPU, as in `focus`, so that positions are the same on every device.
         rows, columns = (upsampling(cells) for cells in maps.shape[1:])
         density = rows @ maps.cpu().double() @ columns.mT
         density = density / density.sum((1, 2), keepdim=True)
@@ -137,15 +137,15 @@ class Policy(nn.Module):
         write_tensors(path, self.look.state_dict(), KEY, {"format": FORMAT, **self.describe()})
 
     def describe(self) -> dict[str, Any]:
-        """What is needed to build the policy again: JSON values only."""
-        how = {"strength": self.strength, "fewest": self.min_tokens, "sizes": 0.0}  # as 0.2 and 0.3.0 wrote it
+        """A JSON description, from which `build_policy` rebuilds the policy."""
+        how = {"strength": self.strength, "fewest": self.min_tokens, "sizes": 0.0}  # the keys of 0.2 and 0.3.0
         return {**self.about, **how, "look": KIND, "options": self.options, "patch_size": self.patch_size}
 
 
 def upsampling(cells: int) -> Tensor:
-    """Bilinear interpolation of an axis to FINER times as many cells, as a matrix (FINER · cells, cells).
+    """A matrix (FINER · cells, cells) that upsamples an axis by bilinear interpolation.
 
-    A product with it instead of F.interpolate keeps exported graphs simple.
+    Exported graphs are simpler with it than with F.interpolate.
     """
     at = ((torch.arange(cells * FINER) + 0.5) / FINER).double().sub(0.5).clamp(0, cells - 1)
     return (1 - (at[:, None] - torch.arange(cells)).abs()).clamp(min=0)
@@ -157,9 +157,9 @@ def is_policy_file(prior: Any) -> bool:
 
 
 def read_policy_file(path: str | Path, patch_size: int = 16) -> Policy:
-    """The policy that `spot learn` wrote. `about` names the weights it was trained for; see `spot.load_policy`.
+    """Read a policy file of `spot learn`. `about` names the weights it was trained for; see `spot.load_policy`.
 
-    patch_size: of the model, for files of version 0.2, which do not contain it.
+    patch_size: the model's, for files of version 0.2, which do not contain it.
     """
     state, about = read_tensors(path, KEY, "a policy, as spot learn writes it")
     if about.get("format") != FORMAT:
@@ -171,7 +171,7 @@ def read_policy_file(path: str | Path, patch_size: int = 16) -> Policy:
 
 
 def policy_from(about: Mapping[str, Any], state: Mapping[str, Tensor], path: str) -> Policy:
-    """A frozen policy from its description and its weights; `path` is for messages."""
+    """A frozen policy from its description and weights. `path` is used in error messages."""
     try:
         policy = build_policy(about)
         policy.load_state_dict(state)

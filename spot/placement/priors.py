@@ -8,8 +8,8 @@ any image shape, inside Ω, the paper's Ω_subpix: the rectangle from the first 
     PRIORS["uniform"](images, 25, keys=names, seed=1) each image's tokens from (seed, key) alone
     PRIORS["focus"](images, 25, maps=maps)            from saliency maps (B, H, W)
 
-To add a prior, write a function (images, tokens, generator) and list it in PRIORS. Such a function can also be passed
-wherever a name is. Numbers are drawn on the CPU, so that one seed gives one placement on every device.
+To add a prior, write a function (images, tokens, generator) and list it in PRIORS. Such a function is also accepted
+instead of a name. Random numbers are drawn on the CPU, so that a seed gives the same positions on every device.
 """
 
 import inspect
@@ -28,11 +28,11 @@ from spot.draws import generator_for
 from spot.errors import InputError, check_kind, unknown
 
 GAUSSIAN_WIDTH = 1 / math.pi  # standard deviation of the gaussian prior, as a fraction of each side
-CENTER_WIDTH = 0.3  # how far from the middle the center prior still pulls, as a fraction of each side
-FOCUS_BLUR = 1 / 7  # width of the mean that the focus prior takes of its map, as a fraction of each side
-FOCUS_SHARE = 0.5  # the share of saliency in the focus prior; the rest is area
-SOFTNESS = 4.0  # temperature of salient-soft: a map to the power of one by this
-MOST_TOKENS = 1_000_000  # more would only fill the memory
+CENTER_WIDTH = 0.3  # width of the center prior's pull towards the middle, as a fraction of each side
+FOCUS_BLUR = 1 / 7  # width of the focus prior's box blur, as a fraction of each side
+FOCUS_SHARE = 0.5  # weight of saliency in the focus prior; the rest is area
+SOFTNESS = 4.0  # temperature of salient-soft: maps are raised to the power of 1 / SOFTNESS
+MOST_TOKENS = 1_000_000  # a limit that protects the memory
 LEARNED = "learned"  # a model's policy (spot/placement/policy.py)
 BOUNDARY_DEPTH = 0.1  # the boundary prior stays within this fraction of each side
 
@@ -44,8 +44,8 @@ def uniform(images: Tensor, tokens: int, generator: Generator | None = None) -> 
 
 
 def gaussian(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-    """A normal distribution around the middle, of standard deviation GAUSSIAN_WIDTH, cut off at Ω."""
-    # Through the inverse distribution function: clamping would pile a tenth of the tokens on the edges.
+    """A normal distribution around the middle, with standard deviation GAUSSIAN_WIDTH, truncated to Ω."""
+    # Sampled with the inverse CDF: clamping would put a tenth of the tokens on the edges.
     edge = math.erf(0.5 / GAUSSIAN_WIDTH / math.sqrt(2))
     spread = torch.erfinv((2 * _random(images, tokens, 2, generator=generator).double() - 1) * edge)
     return _into_omega((0.5 + spread * (GAUSSIAN_WIDTH * math.sqrt(2))).float(), images)
@@ -55,8 +55,8 @@ def sobol(images: Tensor, tokens: int, generator: Generator | None = None) -> Te
     """Quasirandom coverage: a scrambled Sobol sequence per image, whose first n points place n tokens."""
     check_tokens(tokens)
     _check_generator(generator)
-    # Scrambling as in SobolEngine(scramble=True), a random triangular bit matrix and a digital shift, for all images at
-    # once: an engine per image would cost more than the tokenizer.
+    # The scrambling of SobolEngine(scramble=True), a random triangular bit matrix and a digital shift, for all images
+    # at once: one engine per image would cost more than the tokenizer.
     bits = 24
     scramble = torch.randint(2, (len(images), 2, bits, bits), generator=generator).tril(-1) + torch.eye(bits)
     shift = torch.randint(2, (len(images), 1, 2, bits), generator=generator)
@@ -68,7 +68,7 @@ def sobol(images: Tensor, tokens: int, generator: Generator | None = None) -> Te
 
 
 def isotropic(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-    """Even coverage: each token is the middle of a cell of equal area; N a full grid gives that grid."""
+    """Even coverage: each token is the middle of a cell of equal area. If N fills a grid, it is that grid."""
     height, width = images.shape[-2:]
     placement = even_places(tokens, height, width).to(images.device)
     if tokens > min(height, width):  # a cell may be smaller than a pixel
@@ -77,10 +77,10 @@ def isotropic(images: Tensor, tokens: int, generator: Generator | None = None) -
 
 
 def center(images: Tensor, tokens: int, generator: Generator | None = None, *, full: int = 196) -> Tensor:
-    """Even coverage drawn towards the middle, the more so the fewer tokens there are.
+    """Even coverage pulled towards the middle, more strongly for fewer tokens.
 
-    An offset d from the middle becomes d · (1 − b · exp(−(d / CENTER_WIDTH)²)), with b = 1 − tokens / full. The bias
-    fades towards a full grid, whose tokens cannot move without leaving a hole.
+    An offset d from the middle becomes d · (1 − b · exp(−(d / CENTER_WIDTH)²)), with b = 1 − tokens / full. A full
+    grid has no bias b, because moving its tokens would leave gaps.
     """
     offset = isotropic(images, tokens) - 0.5
     bias = max(0.0, 1 - tokens / full)
@@ -88,7 +88,7 @@ def center(images: Tensor, tokens: int, generator: Generator | None = None, *, f
 
 
 def boundary(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-    """Only the frame: uniform along the image's edges, within BOUNDARY_DEPTH of them (paper, robustness)."""
+    """Only the border: uniform along the image's edges, within BOUNDARY_DEPTH of them (paper, robustness)."""
     height, width = images.shape[-2:]
     along, depth, side, far = _random(images, tokens, 4, generator=generator).unbind(-1)
     across = torch.where(far < 0.5, depth * BOUNDARY_DEPTH, 1 - depth * BOUNDARY_DEPTH)
@@ -98,29 +98,29 @@ def boundary(images: Tensor, tokens: int, generator: Generator | None = None) ->
 
 
 def center_authors(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-    """The authors' center: never fades, also with as many tokens as the grid, and pulls within 0.2 of each side."""
+    """The authors' center prior: the same pull, of width 0.2, for any number of tokens, also for a full grid."""
     offset = isotropic(images, tokens) - 0.5
     return 0.5 + offset * (1 - torch.exp(-((offset / 0.2) ** 2)))
 
 
 def boundary_authors(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
-    """The authors' boundary: each coordinate by itself next to an edge, so that most tokens are in the corners."""
+    """The authors' boundary prior: both coordinates are near an edge, so most tokens are in the corners."""
     u = 2 * _random(images, tokens, 2, generator=generator) - 1
     return _into_omega(((1 + u.sign() * (1 - u.abs() ** 10)) / 2).clamp(0.01, 0.99), images)
 
 
 def salient(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
-    """Drawn from the density of saliency maps (B, H, W) in [0, 1], subpixel within the pixel."""
+    """Drawn in proportion to saliency maps (B, H, W) in [0, 1], and uniformly within each pixel."""
     return _from_density(maps, images, tokens, generator)
 
 
 def salient_distinct(
     images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor, full: int = 196
 ) -> Tensor:
-    """As salient, but no two tokens in one of the `full` cells of an even grid: drawn without replacement.
+    """As salient, but draws from the `full` cells of an even grid without replacement, so tokens do not share a cell.
 
-    Cells are drawn in proportion to their saliency, and the position in a cell uniformly. With more tokens than cells
-    all cells are drawn again.
+    Cells are drawn in proportion to their saliency, positions within a cell uniformly. With more tokens than cells,
+    drawing starts again with all cells.
     """
     height, width = images.shape[-2:]
     rows = max(1, round(math.sqrt(full * height / width)))
@@ -130,7 +130,7 @@ def salient_distinct(
     cells = mass.shape[1]
     rounds = -(-tokens // cells)
     draws = _random(images, max(tokens, rounds * cells), 3, generator=generator).double()
-    # Gumbel noise on logarithms: the largest N are a draw without replacement. Empty cells come last, by chance.
+    # Gumbel top-k: the N largest keys are a draw without replacement. Empty cells come last, in random order.
     noise = -torch.log(-torch.log(draws[:, : rounds * cells, 0].clamp(1e-12, 1 - 1e-12)))
     keys = (mass / mass.sum(1, keepdim=True)).clamp(min=1e-12).log().repeat(1, rounds) + noise
     order = keys.unflatten(1, (rounds, cells)).argsort(-1, descending=True).flatten(1)[:, :tokens]
@@ -139,7 +139,7 @@ def salient_distinct(
 
 
 def salient_soft(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
-    """As salient, from the map to the power of 1 / SOFTNESS, which gives a nearly binary map intermediate values."""
+    """As salient, with maps raised to the power of 1 / SOFTNESS, which gives nearly binary maps intermediate values."""
     return _from_density(maps.clamp(min=0) ** (1 / SOFTNESS), images, tokens, generator)
 
 
@@ -152,10 +152,10 @@ def focus(
     blur: float | None = None,
     share: float | None = None,
 ) -> Tensor:
-    """Even coverage drawn towards what is salient: isotropic's tokens, moved until each has an equal share.
+    """Even coverage pulled towards salient regions: isotropic tokens, moved until each has an equal share.
 
-    The shares are of a mixture of blurred saliency and area, so some tokens always cover the rest of the image. Tokens
-    drawn from a map, as in `salient`, overlap; these do not. A flat map gives isotropic.
+    Shares are measured on a mixture of blurred saliency and area, so some tokens always cover the rest of the image.
+    Tokens drawn from a map, as in `salient`, overlap; these do not. A constant map gives isotropic.
     """
     blur, share = FOCUS_BLUR if blur is None else blur, FOCUS_SHARE if share is None else share
     density = maps.detach().cpu().double().clamp(min=0)
@@ -165,9 +165,9 @@ def focus(
 
 
 def spread(density: Tensor, strength: float, images: Tensor, tokens: int) -> Tensor:
-    """Isotropic's tokens, moved until each has an equal share of a mixture: positions (B, N, 2), also of its gradient.
+    """Move isotropic tokens until each has an equal share of a mixture: positions (B, N, 2), differentiable.
 
-    density (B, R, C), whose sum is 1, is `strength` of the mixture; the rest is the plain area.
+    The mixture is `strength` times density (B, R, C), whose sum is 1, plus 1 − `strength` times uniform area.
     """
     mixture = strength * density + (1 - strength) / density.shape[1:].numel()
     places = even_places(tokens, *images.shape[-2:])[0].to(mixture)
@@ -185,10 +185,10 @@ class Prior:
 
     name: str
     draw: Callable[..., Tensor]
-    random: bool = False  # another seed places tokens elsewhere
-    needs_map: bool = False  # reads saliency maps
-    fades: bool = False  # is even coverage where there are as many tokens as the grid has cells
-    learned: bool = False  # stands for a model's policy: see SpotViT.resolved_prior
+    random: bool = False  # positions depend on the seed
+    needs_map: bool = False  # needs saliency maps
+    fades: bool = False  # gives even coverage when there are as many tokens as grid cells
+    learned: bool = False  # a placeholder for a model's policy; see SpotViT.resolved_prior
 
     @property
     def looks(self) -> bool:
@@ -210,7 +210,7 @@ class Prior:
 
         Args:
             maps: saliency (B, H, W) in [0, 1], for a prior that needs it.
-            cells: of the model's own grid.
+            cells: number of cells of the model's own grid.
         """
         check_images(images)
         check_tokens(tokens)
@@ -252,7 +252,7 @@ PRIORS: dict[str, Prior] = {
 
 
 def resolve_prior(prior: AnyPrior) -> Prior:
-    """The prior of a name, or of a function (images, tokens, generator), random unless its attribute says otherwise.
+    """Look up a prior by name, or wrap a function (images, tokens, generator), random unless its `random` is False.
 
     "learned" needs a model; see SpotViT.resolved_prior.
     """
@@ -287,7 +287,7 @@ def drawn(
     keys: Sequence[str] | None,
     seed: int,
 ) -> Tensor:
-    """draw(rows, generator) for all rows at once, or with keys for each row, with random numbers of its own."""
+    """Call draw(rows, generator) once for all rows, or with keys once per row, with the row's own random numbers."""
     if keys is None or not count:
         return draw(slice(None), generator)
     check_kind("keys", keys, Sequence, advice="a name for each image")
@@ -334,23 +334,23 @@ def _random(images: Tensor, tokens: int, numbers: int, *, generator: Generator |
 
 
 def _into_omega(positions: Tensor, images: Tensor) -> Tensor:
-    """Keep positions in Ω, float32, on the images' device: float16 would round to 0.1 pixel."""
+    """Clamp positions to Ω, in float32 on the images' device; float16 would round to 0.1 pixel."""
     low, high = omega(images)
     return positions.to(images.device, torch.float32).clamp(low, high)
 
 
 def even_places(tokens: int, height: int, width: int) -> Tensor:
-    """tokens positions (1, N, 2) in rows over a height × width rectangle, each in a cell of equal area."""
+    """Positions (1, N, 2), N = tokens, in rows over a height × width rectangle, each in a cell of equal area."""
     check_tokens(tokens)
     return torch.tensor(_even_numbers(tokens, height, width))[None]
 
 
 @lru_cache(maxsize=256)
 def _even_numbers(tokens: int, height: int, width: int) -> list[tuple[float, float]]:
-    """The same as numbers, to be cached: a tensor made in inference mode cannot be used outside it."""
+    """The same as numbers, for the cache: a tensor made in inference mode cannot be used outside it."""
     ideal = math.sqrt(tokens * height / width)  # rows of square cells
     rows = min(max(1, round(ideal)), tokens)
-    # Row r holds tokens ends[r] to ends[r + 1] and is as high as its share of them.
+    # Row r has tokens ends[r] to ends[r + 1], and a height in proportion to their number.
     ends = [round(row * tokens / rows) for row in range(rows + 1)]
     return [
         ((start + end) / (2 * tokens), (column + 0.5) / (end - start))
@@ -371,11 +371,11 @@ def _checked_maps(prior: str, maps: Tensor | None, images: Tensor) -> Tensor:
         )
     if maps.is_complex():
         raise InputError(f"saliency maps must be real numbers, got {maps.dtype}")
-    return maps if maps.is_floating_point() else maps.float()  # a mask of True and False will do
+    return maps if maps.is_floating_point() else maps.float()  # boolean masks are accepted
 
 
 def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
-    """Draw a pixel in proportion to density (B, H, W), then a place within the pixel."""
+    """Draw a pixel in proportion to density (B, H, W), then a uniform position within the pixel."""
     height, width = density.shape[-2:]
     density = density.detach().cpu().double().flatten(1).clamp(min=0)
     _total(density)  # refuses a map that leaves nothing
@@ -386,7 +386,7 @@ def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Gener
 
 
 def _total(density: Tensor) -> Tensor:
-    """The sum of each density (B, ...): (B,). Refuses one with nothing in it."""
+    """The sum of each density (B, ...): (B,). Refuses a density without positive values."""
     total = density.flatten(1).sum(1)
     good = (total > 0) & total.isfinite()
     if not good.all():
@@ -396,17 +396,17 @@ def _total(density: Tensor) -> Tensor:
 
 
 def _blurred(density: Tensor, axis: int, width: int) -> Tensor:
-    """The mean over the 2 · (width // 2) + 1 pixels around each along an axis of (B, H, W), fewer at the edges."""
+    """Box blur of (B, H, W) along an axis: means over 2 · (width // 2) + 1 pixels, fewer at the edges."""
     moved = density.transpose(axis, 2)
     moved = F.avg_pool1d(moved, 2 * (width // 2) + 1, 1, width // 2, count_include_pad=False)
     return moved.transpose(axis, 2)
 
 
 def _shared_out(density: Tensor, places: Tensor) -> Tensor:
-    """Move places (N, 2) in the unit square so that area becomes share of density (B, H, W) > 0: (B, N, 2).
+    """Map places (N, 2) from shares of area to shares of density (B, H, W) > 0: (B, N, 2), in the unit square.
 
-    Rows of places move to where that share of the density lies above them; then, within the row of
-    pixels they are in, each moves to where that share lies to its left.
+    A place (y, x) moves to the height that has the share y of the density above it. Within that row of pixels, it
+    moves to where the share x of the row's density lies to its left.
     """
     height, width = density.shape[1:]
     y, row = _quantile(density.sum(2), places[:, 0].expand(density.shape[0], -1))
@@ -416,9 +416,9 @@ def _shared_out(density: Tensor, places: Tensor) -> Tensor:
 
 
 def _quantile(density: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Where shares (..., M) of densities (..., L) are reached, linear within a cell, and the cell: (..., M) each."""
+    """Quantiles of densities (..., L) at shares (..., M), linear within a cell, and their cells: (..., M) each."""
     below = F.pad(density.cumsum(-1), (1, 0))
     wanted = share * below[..., -1:]
-    # Counted, because an exported graph has no searchsorted: how many edges of cells lie before.
+    # Counts the edges below, because exported graphs have no searchsorted.
     cell = ((below[..., None, :] <= wanted[..., None]).sum(-1) - 1).clamp(0, density.shape[-1] - 1)
     return cell + (wanted - below.gather(-1, cell)) / density.gather(-1, cell), cell

@@ -1,14 +1,14 @@
 """Saliency maps (paper, "Salient" prior and the saliency gain), their files and their cost.
 
-A saliency maps RGB images (B, 3, H, W) in [0, 1] to maps (B, H, W) in [0, 1] of the same size. Computed maps are
-stretched: the least salient pixel of an image is 0, the most salient 1. A constant map becomes 1.
+A saliency function maps RGB images (B, 3, H, W) in [0, 1] to maps (B, H, W) in [0, 1] of the same size. Computed maps
+are rescaled per image: the minimum becomes 0, the maximum 1. A constant map becomes 1.
 
     spectral_residual          needs no weights
     OnnxSaliency(file)         a salient-object network such as U²-Net         extra [onnx]
     ClipSeg(prompt)            the region that a text describes, as the paper  extra [clipseg]
-    MapFolder(folder)          maps on disk, PNG, by image name; `write_maps` makes them
+    MapFolder(folder)          maps on disk, PNG, by image name; written by `write_maps`
 
-`resolve_saliency` makes any source (a name, a file, a folder, a function, known masks) into a function of a model's
+`resolve_saliency` converts any source (a name, a file, a folder, a function, known masks) to a function of a model's
 normalised images.
 """
 
@@ -47,14 +47,14 @@ def spectral_residual(images: Tensor) -> Tensor:
     images = _checked_images(images)
     height, width = images.shape[-2:]
     if not len(images):
-        return images.new_zeros(0, height, width)  # some builds of the Fourier transform refuse an empty batch
+        return images.new_zeros(0, height, width)  # some builds of the FFT refuse an empty batch
     scale = side / max(height, width)
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
     grey = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
-    # A spectrum repeats the image. Fade it into its mean, or the jump between its edges would be salient.
+    # The FFT assumes a periodic image. Fade the borders to the mean, so that the wrap-around is not salient.
     grey = _resized(grey, small)
     mean, margin = grey.mean((-2, -1), keepdim=True), side // 4
-    plain = grey.std((-2, -1), correction=0) < 0.5 / 255  # nothing but rounding to find
+    plain = grey.std((-2, -1), correction=0) < 0.5 / 255  # constant up to rounding
     grey = F.pad(grey - mean, (margin,) * 4, mode="replicate")
     fade = 0.5 - 0.5 * torch.cos(torch.linspace(0, math.pi, margin + 2, device=grey.device)[1:-1])
     for length, shape in ((grey.shape[-2], (-1, 1)), (grey.shape[-1], (1, -1))):
@@ -71,9 +71,9 @@ def spectral_residual(images: Tensor) -> Tensor:
 
 
 class OnnxSaliency:
-    """A salient-object network in ONNX form, of U²-Net's convention.
+    """A salient-object network in ONNX format, with U²-Net's convention.
 
-    One RGB input (B, 3, S, S) normalised as for ImageNet; the first output is the map, after the sigmoid.
+    The input is RGB (B, 3, S, S), normalised as for ImageNet. The first output is the map, after the sigmoid.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -98,10 +98,10 @@ class OnnxSaliency:
     def __call__(self, images: Tensor) -> Tensor:
         """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1]."""
         images = _checked_images(images)
-        # U²-Net was trained on images divided by their brightest value.
+        # U²-Net was trained on images divided by their maximum.
         inputs = images / images.amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
         arrays = normalize(_resized(inputs, self.size), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD).cpu().numpy()
-        # One at a time: exported networks often fix the batch at 1.
+        # One image at a time: exported networks often have a fixed batch size of 1.
         maps = [self.session.run(None, {self.input: arrays[i : i + 1]})[0] for i in range(len(arrays))]
         small = torch.from_numpy(np.concatenate(maps)).to(images.device).reshape(len(images), 1, *self.size)
         return stretched(_resized(small, images.shape[-2:])[:, 0])
@@ -126,7 +126,7 @@ class ClipSeg:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str] | None = None) -> Tensor:
-        """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1], with a prompt for each or the same for all."""
+        """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1], with one prompt per image or one for all."""
         images = _checked_images(images)
         prompts = [self.prompt] * len(images) if prompts is None else list(prompts)
         if len(prompts) != len(images):
@@ -136,15 +136,15 @@ class ClipSeg:
         pixels = normalize(_resized(images, (self.side, self.side)), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
         words = {name: words[name] for name in ("input_ids", "attention_mask")}
         logits = self.model(pixel_values=pixels, interpolate_pos_encoding=True, **words).logits
-        maps = logits.reshape(len(images), 1, *logits.shape[-2:]).sigmoid()  # one image comes without B
+        maps = logits.reshape(len(images), 1, *logits.shape[-2:]).sigmoid()  # one image has no batch axis
         return stretched(_resized(maps, images.shape[-2:])[:, 0])
 
 
 class MapFolder:
-    """Maps on disk: for the image `a/b.jpg` the grey picture `a/b.png` in the folder, of the image's size.
+    """Maps on disk: the map of image `a/b.jpg` is the grey picture `a/b.png` in the folder, of the image's size.
 
-    A map goes through its image's transform (from PIL to normalised (3, H, W), by the "mean" and "std" of data_config).
-    With the images' root a map of another size is refused.
+    A map gets the same transform as its image (from PIL to (3, H, W), normalised with data_config's "mean" and "std").
+    If the images' root is given, a map of another size is refused.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class MapFolder:
 
 @lru_cache(maxsize=4)
 def open_saliency(source: str | Path) -> Saliency:
-    """The saliency of a name ("spectral", "clipseg", "clipseg:PROMPT") or of an .onnx file."""
+    """The saliency function for a name ("spectral", "clipseg", "clipseg:PROMPT") or an .onnx file."""
     name, _, prompt = str(source).partition(":")
     if name == "clipseg":
         return ClipSeg(prompt or PROMPT)
@@ -196,7 +196,7 @@ def open_saliency(source: str | Path) -> Saliency:
 
 
 class KeyedSaliency:
-    """Maps (B, H, W) for a model's images (B, C, H, W) and, where the source needs them, their keys."""
+    """Maps (B, H, W) for a model's images (B, C, H, W) and, if the source needs them, their keys."""
 
     def __init__(self, maps: Callable[[Tensor, Sequence[str]], Tensor], name: str, *, needs_keys: bool = False) -> None:
         self.maps, self.name, self.needs_keys = maps, name, needs_keys
@@ -216,12 +216,12 @@ def resolve_saliency(
     transform: Callable[[Image.Image], Tensor],
     root: str | Path | None = None,
 ) -> KeyedSaliency:
-    """Any source of maps as a function of a model's images.
+    """Convert any source of maps to a function of a model's images.
 
     Args:
         source: a name, an .onnx file or a folder of maps; a function of RGB images in [0, 1]; or known maps (B, H, W).
-        data_config: the model's, with its "mean" and "std".
-        transform, root: for maps on disk, see MapFolder.
+        data_config: the model's, with "mean" and "std".
+        transform, root: for maps on disk; see MapFolder.
     """
     if isinstance(source, KeyedSaliency):
         return source
@@ -243,9 +243,9 @@ def maps_for(
     root: str | Path | None = None,
     transform: Callable[[Image.Image], Tensor] | None = None,
 ) -> KeyedSaliency | None:
-    """The maps that some priors need of a SpotViT's images: of `source`, by default spectral; None where none does.
+    """The maps that priors need, from `source` (default: spectral), or None if no prior needs maps.
 
-    root, transform: see MapFolder; by default the model's own transform.
+    root, transform: see MapFolder. Default: the model's own transform.
     """
     if any(resolve_prior(prior).needs_map for prior in priors):
         return resolve_saliency(source or "spectral", model.data_config, transform or model.transform(), root)
@@ -256,19 +256,19 @@ def maps_for(
 
 
 def rgb(images: Tensor, data_config: Mapping[str, Any]) -> Tensor:
-    """Images in [0, 1] again, of images normalised with a model's "mean" and "std"."""
+    """Undo a model's normalisation ("mean" and "std"): images in [0, 1]."""
     mean, std = (images.new_tensor(data_config[name])[:, None, None] for name in ("mean", "std"))
     return (images * std + mean).clamp(0, 1)
 
 
 def stretched(maps: Tensor) -> Tensor:
-    """Maps (B, H, W) from 0 to 1, each by its own range; a constant map becomes 1."""
+    """Rescale each of the maps (B, H, W) to [0, 1]; a constant map becomes 1."""
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     return torch.where(high > low, (maps - low) / (high - low), torch.ones_like(maps))
 
 
 def checked_maps(maps: Tensor, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
-    """Refuse maps that are not the images' (B, H, W), leave [0, 1], or say nothing (all zero)."""
+    """Refuse maps that do not have the images' (B, H, W), leave [0, 1], or are zero everywhere."""
     needed = (len(images), *images.shape[-2:])
     if tuple(maps.shape) != needed:
         raise InputError(f"saliency maps must have the images' size {needed}, got {tuple(maps.shape)}")
@@ -297,7 +297,7 @@ def _resized(images: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _blurred(maps: Tensor, sigma: float) -> Tensor:
-    """Maps (B, 1, H, W) under a Gaussian, the border repeated."""
+    """Gaussian blur of maps (B, 1, H, W), with replicated borders."""
     reach = int(3 * sigma + 0.5)
     kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=maps.device) / sigma) ** 2)
     kernel = (kernel / kernel.sum()).to(maps.dtype)
@@ -306,7 +306,7 @@ def _blurred(maps: Tensor, sigma: float) -> Tensor:
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """(width, height) of a picture as a person sees it, without decoding it."""
+    """(width, height) of a picture after its EXIF rotation, without decoding it."""
     try:
         with Image.open(path) as picture:
             sideways = picture.getexif().get(0x0112, 1) >= 5
@@ -319,12 +319,12 @@ def _size(path: Path) -> tuple[int, int]:
 
 
 def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) -> list[dict[str, Any]]:
-    """Make the maps that are not there yet, each file whole or not at all; a row for each that was made.
+    """Compute missing maps, and write each file atomically. Returns one row per new map.
 
     Args:
         data: images (3, H, W) in [0, 1], of any size.
         method: see `open_saliency`.
-        prompt: for clipseg; "class" is the name of each image's class folder.
+        prompt: for clipseg; "class" uses the name of each image's class folder.
     """
     if prompt is not None and method != "clipseg":
         raise InputError(f"a prompt goes with the method clipseg, not with {method}; got {prompt!r}")
@@ -357,7 +357,7 @@ def map_path(folder: str | Path, key: str) -> Path:
 
 
 def class_prompt(key: str) -> str:
-    """The name of an image's class folder in words: ImageNet's word for a wnid, else the folder's name."""
+    """A text prompt from an image's class folder: ImageNet's class name for a wnid, else the folder's name."""
     folder = Path(key).parent.name
     if not folder:
         raise InputError(f"the prompt 'class' needs class folders, but {key} is in none")
@@ -368,7 +368,7 @@ def class_prompt(key: str) -> str:
 
 
 def check_method(out: Path, method: str, prompt: str | None) -> None:
-    """Record in the folder the method and the cost of its maps; refuse to mix two methods."""
+    """Record the method and the cost of the maps in their folder. Refuses to mix two methods."""
     about = {"method": Path(method).name, "prompt": prompt}
     file = out / ABOUT
     there = read_json(file, "a description of maps") if file.exists() else {}
@@ -382,7 +382,7 @@ def check_method(out: Path, method: str, prompt: str | None) -> None:
 
 
 def map_macs(source: str | Path) -> int | None:
-    """Multiply-adds of one map by a saliency of this name, file or folder; None where they are not known."""
+    """MACs per map of a saliency source, given by name, file or folder. None if unknown."""
     path = Path(source)
     if path.is_dir():
         known = read_json(path / ABOUT, "a description of maps") if (path / ABOUT).is_file() else {}
@@ -393,7 +393,7 @@ def map_macs(source: str | Path) -> int | None:
 
 
 def spectral_macs(side: int = 224) -> int:
-    """Of the spectral residual of a square image: two Fourier transforms of 96 × 96, two blurs, two resizings."""
+    """MACs of the spectral residual of a square image: two FFTs of 96 × 96, two blurs and two resizings."""
     small, padded, taps = 64, 96, 17
     transforms = 2 * 5 * padded**2 * math.log2(padded**2) / 2  # 5 n log n FLOPs each
     blurs = 2 * taps * (small + taps) * small + 9 * padded**2
@@ -402,14 +402,14 @@ def spectral_macs(side: int = 224) -> int:
 
 
 def onnx_macs(path: str | Path) -> int | None:
-    """Of the convolutions and matrix products in an ONNX graph, for one image; None without the package onnx."""
+    """MACs of the convolutions and matrix products in an ONNX graph, per image. None without the package onnx."""
     try:
         import onnx
     except ImportError:
         return None
     try:
         model = onnx.load(str(path))
-        for entry in model.graph.input:  # one image, of U²-Net's size where the file leaves it open
+        for entry in model.graph.input:  # one image; U²-Net's size for dynamic axes
             for axis, dim in enumerate(entry.type.tensor_type.shape.dim):
                 dim.dim_value = dim.dim_value or (1, 3, 320, 320)[axis]
         graph = onnx.shape_inference.infer_shapes(model).graph
@@ -423,7 +423,7 @@ def onnx_macs(path: str | Path) -> int | None:
 
 def _node_macs(node: Any, shapes: dict[str, list[int]]) -> int:
     if node.op_type in ("Conv", "ConvTranspose"):
-        # A weight is used once at every place of the larger grid: the output's, or a transposed one's input.
+        # Each weight is used once per cell of the larger grid: the output's, or for ConvTranspose the input's.
         grid = shapes[node.output[0] if node.op_type == "Conv" else node.input[0]]
         return math.prod(shapes[node.input[1]]) * math.prod(grid[2:])
     if node.op_type in ("MatMul", "Gemm"):

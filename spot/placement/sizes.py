@@ -1,7 +1,7 @@
-"""Sizes of windows: placements (B, N, 3) whose third number is each window's scale.
+"""Window sizes: the third column of positions (B, N, 3) is each window's scale.
 
-A window of scale s covers s·K × s·K pixels with K × K samples. Two columns mean scale 1, one sample per pixel. "auto"
-makes the windows of few tokens larger.
+A window of scale s covers s·K × s·K pixels with K × K samples. With two columns the scale is 1, one sample per pixel.
+The scale "auto" uses larger windows for fewer tokens.
 """
 
 import math
@@ -13,25 +13,25 @@ from torch import Tensor
 from spot.errors import InputError
 
 Scale = float | Literal["auto"]
-STEP = 16.0  # a step of a search that moves windows by 1 % of the image changes their size by 16 %
+STEP = 16.0  # a search step that moves a window by 1 % of the image changes its size by 16 %
 
 
 def tiling_scale(tokens: int, height: int, width: int, size: int) -> float:
-    """The scale at which the windows of K = size samples have the area of the image, at least 1."""
+    """The scale at which all windows of K = size samples together have the area of the image, at least 1."""
     return max(1.0, math.sqrt(height * width / tokens) / size)
 
 
 def auto_scale(tokens: int, height: int, width: int, size: int) -> float:
-    """The scale of "auto": 1 for as many tokens as the grid has, and larger the fewer there are.
+    """The scale "auto": 1 with the grid's number of tokens, and larger for fewer tokens.
 
-    In log scale it is 0.85, 0.7 and 0.55 of the tiling scale with 100, 49 and 25 of 196 tokens, and at least a half.
+    Its logarithm is 0.85, 0.7 and 0.55 of the tiling scale's with 100, 49 and 25 of 196 tokens, and at least half.
     """
     tiling = tiling_scale(tokens, height, width, size)
     return tiling ** max(0.5, 1 - 0.3 * math.log2(tiling))
 
 
 def resolve_scale(scale: Scale | None, tokens: int, images: Tensor, size: int) -> float:
-    """A scale as a number."""
+    """Resolve a scale, which may be "auto" or None, to a number."""
     height, width = images.shape[-2:]
     return auto_scale(tokens, height, width, size) if scale == "auto" else 1.0 if scale is None else float(scale)
 
@@ -45,14 +45,14 @@ def check_size(scale: Scale | None) -> None:
 
 
 def sized(positions: Tensor, scale: float) -> Tensor:
-    """Positions (B, N, 2) with a scale for all as their third column; unchanged where it is 1."""
+    """Append one scale to all positions (B, N, 2) as their third column. A scale of 1 changes nothing."""
     if scale == 1:
         return positions
     return torch.cat([positions, positions.new_full((*positions.shape[:-1], 1), scale)], -1)
 
 
 def to_steps(positions: Tensor) -> Tensor:
-    """Positions as a search optimises them: scales as logarithms, in units that suit the learning rate."""
+    """Convert positions to the variables of a search: scales become logarithms, divided by STEP."""
     return torch.cat([positions[..., :2], positions[..., 2:3].log() / STEP, positions[..., 3:]], -1)
 
 
@@ -62,13 +62,13 @@ def from_steps(place: Tensor) -> Tensor:
 
 
 def step_limits(low: Tensor, high: Tensor, positions: Tensor, largest: float) -> tuple[Tensor, Tensor]:
-    """Bounds of the positions that a search optimises. Scales have a lower bound of 0.5, or half of a smaller start."""
+    """Bounds of the variables of a search. Scales are at least 0.5, or half of the initial scale if that is smaller."""
     if positions.shape[-1] == 2:
         return low, high
     start = float(positions[..., 2].min())
     smallest = 0.5 if start >= 0.5 else start / 2
     ends = (math.log(limit) / STEP for limit in (smallest, max(largest, 1.0)))
-    free = (positions.shape[-1] - 3) * [math.inf]  # a region, which no step moves
+    free = (positions.shape[-1] - 3) * [math.inf]  # regions are not optimised
     return tuple(
         torch.cat([corner, corner.new_tensor([end, *(sign * each for each in free)])])
         for corner, end, sign in zip((low, high), ends, (-1, 1), strict=True)

@@ -127,7 +127,7 @@ def test_what_no_place_can_be_found_in_gets_a_sentence(finder):
         finder(torch.zeros(1, 3, 4, 90), 9)
     with pytest.raises(InputError, match="20 × 2000 pixels is too long to find places in"):
         finder(torch.zeros(1, 3, 20, 2000), 9)
-    with pytest.raises(InputError, match="1000 places were asked for, of 64 cells"):
+    with pytest.raises(InputError, match="1000 places are more than the map's 64 cells"):
         finder.find(torch.zeros(1, 3, 64, 64), 1000)
     with pytest.raises(InputError, match="trained for 3 tokens and more"):
         Finder(8, longest=64, glimpses=3)(torch.zeros(1, 3, 64, 64), 2)
