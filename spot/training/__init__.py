@@ -1,1 +1,1 @@
-"""Teaching a ViT to read off-grid tokens: recipes, objectives, and one loop."""
+"""Training of ViTs for off-grid tokens: recipes, objectives and one training loop."""

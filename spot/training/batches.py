@@ -1,7 +1,7 @@
 """Training batches: the order and the augmentation of images, as a function of the seed.
 
-Training reads an endless stream: epoch after epoch, each in a new order. Step s of batch size G takes images
-s·G … s·G + G − 1 of it, divided first over accumulation, then over processes.
+Training images form an endless stream of epochs, each in a new order. Step s with batch size G uses images
+s·G … s·G + G − 1. Each batch is split first into accumulation passes, then across processes.
 """
 
 import copy
@@ -30,22 +30,22 @@ class Part(NamedTuple):
     """The images of one process for one backward pass."""
 
     step: int
-    first: int  # row of the step's batch that images[0] is
-    batch_size: int  # rows in the step's batch
+    first: int  # index of images[0] in the step's batch
+    batch_size: int  # images in the step's batch
     images: Tensor  # (b, C, H, W)
-    labels: Tensor  # (b,), -1 where there is none
+    labels: Tensor  # (b,), -1 for unlabelled images
     centers: Tensor | None = None  # (b, 2), (y, x) fractions: the centre of each scene's object
 
     def select(self, drawn: Tensor) -> Tensor:
-        """This part's rows (b, …) of random numbers for the step's whole batch."""
+        """Select this part's rows (b, …) from random numbers drawn for the step's whole batch."""
         return drawn[self.first : self.first + len(self.images)]
 
 
 class Plan(Dataset[tuple[Tensor, ...]]):
-    """The stream by number: place p is image order(epoch)[p mod M], augmented for that epoch."""
+    """The stream as a map-style data set: item p is image order(epoch)[p mod M], augmented for that epoch."""
 
     def __init__(self, images: Images, recipe: Recipe, data_config: dict[str, Any], weights: Tensor | None = None):
-        """weights: how often to draw each image, instead of each once."""
+        """weights: sampling weights of the images. By default an epoch uses each image once."""
         self.images, self.seed, self.weights = images, recipe.seed, weights
         self.images.transform = training_transform(recipe, data_config)
         self._order: tuple[int, list[int]] = (-1, [])
@@ -54,7 +54,7 @@ class Plan(Dataset[tuple[Tensor, ...]]):
         return len(self.images)
 
     def order(self, epoch: int) -> list[int]:
-        """Image numbers of an epoch: shuffled, or drawn in proportion to the weights."""
+        """Image indices of an epoch: a permutation, or drawn in proportion to the weights."""
         if self._order[0] != epoch:
             draw = generator(self.seed, Draw.ORDER, epoch)
             if self.weights is None:
@@ -75,7 +75,7 @@ class Plan(Dataset[tuple[Tensor, ...]]):
 
 
 class ScenePlan(Plan):
-    """The built-in scenes as a stream: place p is scene p, so no scene is ever shown twice."""
+    """The built-in scenes as a stream: item p is scene p, so scenes never repeat."""
 
     def __init__(self, scenes: Scenes, data_config: dict[str, Any]) -> None:
         self.epoch = len(scenes)
@@ -87,13 +87,13 @@ class ScenePlan(Plan):
         return self.epoch
 
     def __getitems__(self, places: list[int]) -> list[tuple[Tensor, int, Tensor]]:
-        """Images, labels and centers; scenes are drawn many times faster together."""
+        """Images, labels and centers. Drawing scenes in one batch is many times faster."""
         batch = self.scenes.draw(places)
         return list(zip(batch.images, batch.labels.tolist(), batch.centers, strict=True))
 
 
 def training_transform(recipe: Recipe, data_config: dict[str, Any]) -> Any:
-    """timm's: random resized crop, flip, RandAugment, the model's own normalisation."""
+    """timm's training transform: random resized crop, flip, RandAugment, and the model's normalisation."""
     augment = recipe.randaug and "rand-m{}-mstd{}-inc1".format(*recipe.randaug)
     transform = create_transform(
         recipe.img_size,
@@ -114,13 +114,13 @@ def training_transform(recipe: Recipe, data_config: dict[str, Any]) -> Any:
 
 
 def posterize_bits(level: float, _: Any) -> tuple[int]:
-    """Bits to keep at RandAugment's levels 0 … 10: timm's, but one at level 10, because Pillow refuses 0."""
+    """Bits to keep at RandAugment levels 0 … 10, as in timm, but at least one: Pillow rejects 0."""
     return (max(1, 4 - int(level / 10 * 4)),)
 
 
 @dataclass(frozen=True)
 class Share:
-    """The places of the stream that one process reads in each backward pass, as a batch sampler."""
+    """A batch sampler: the stream indices of one process for each backward pass."""
 
     batch_size: int
     steps: range
@@ -140,7 +140,7 @@ class Share:
         return self.batch_size // (self.accumulate * self.processes)
 
     def where(self) -> Iterator[tuple[int, int]]:
-        """The step of every pass, and the first row of its batch."""
+        """The step of every backward pass, and the index of its first image in the batch."""
         for step in self.steps:
             for turn in range(self.accumulate):
                 yield step, (turn * self.processes + self.process) * self.rows
@@ -152,7 +152,7 @@ class Share:
 
 
 def parts(plan: Plan, share: Share, workers: int = 0) -> Iterator[Part]:
-    """This process's parts of these steps, in order: `accumulate` for each step."""
+    """The parts of a process's share, in order: `accumulate` parts per step."""
     options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": leave_interrupts_to_the_run}
     loader = DataLoader(plan, batch_sampler=share, pin_memory=torch.cuda.is_available(), **options)
     for (step, first), batch in zip(share.where(), loader, strict=True):
@@ -160,5 +160,5 @@ def parts(plan: Plan, share: Share, workers: int = 0) -> Iterator[Part]:
 
 
 def leave_interrupts_to_the_run(_: int) -> None:
-    """Ignore Ctrl-C in a worker: the run finishes its step first, and needs the images."""
+    """Ignore Ctrl-C in a data worker, because the run still needs images to finish its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

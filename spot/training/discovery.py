@@ -1,15 +1,15 @@
-"""Discover the places of objects in large pictures from the labels of whole pictures alone.
+"""Locate objects in large pictures from picture labels alone.
 
-1. A frozen dense ViT processes each picture in tiles. A linear map gives each token a score for every class. The score
-   of a picture is the log-sum-exp over its tokens, and picture labels train the map (multiple-instance learning).
-2. The peaks of a picture's own class, in two sizes, are candidates. The frozen ViT computes features of each as a
-   glimpse, and a linear head is fitted on one candidate of each picture. Each picture then takes the candidate with the
-   highest probability of its label, and the head is fitted again, for a few rounds.
-3. A finder is trained on these places. The places that it finds in all pictures are the next candidates, as in 2. It
-   has to generalise between pictures, so it does not find places that were chosen by chance.
+1. A frozen dense ViT processes each picture in tiles. A linear layer predicts class scores for each token. A picture's
+   score is the log-sum-exp over its tokens, and picture labels train the layer (multiple-instance learning).
+2. Candidates are the peaks of the score map of the picture's class, in two sizes. The frozen ViT computes features of
+   each candidate as a glimpse, and a linear head is fitted on one candidate per picture. Each picture then selects the
+   candidate with the highest probability of its label, and the head is refitted, for a few rounds.
+3. A finder is trained on the selected places, and its detections in all pictures are the next candidates for step 2.
+   It has to generalise across pictures, so it does not detect places that were selected by chance.
 
-The class `none` has pictures without an object. The weight of a place is the probability of the label there. Pictures
-without a likely place are left out of the training that follows.
+Pictures of the class `none` contain no object. The weight of a place is the probability of the label there. Pictures
+without a likely place are excluded from later training.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,14 @@ from spot.store import read_tensors, write_tensors
 from spot.training.finder import places_found, shrink, train_finder
 
 KIND = "spot_tiles"
-SIDES = (48.0, 80.0)  # pixels of a candidate, before sizes are known
-LIKELY = (0.3, 0.5)  # least probability of the label at a place, with tiles' and with a finder's candidates
-DECAY = (0.03, 0.1)  # the L2 penalty of the head, likewise
+SIDES = (48.0, 80.0)  # sides of candidates from tiles, in pixels
+LIKELY = (0.3, 0.5)  # minimum probability of the label at a place: for candidates from tiles, and from a finder
+DECAY = (0.03, 0.1)  # L2 penalty of the head, for the same two cases
 
 
 @torch.no_grad()
 def tile_features(dense: SpotViT, pictures: Pictures, folder: Path) -> list[Tensor]:
-    """Tokens (R, C, D), float16, of each picture in tiles of the model's size; kept in a folder, a file each."""
+    """Tokens (R, C, D), float16, of each picture, computed in tiles of the model's size and cached in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for index in report.track(range(len(pictures)), "tiles", len(pictures)):
@@ -51,7 +51,7 @@ def tile_features(dense: SpotViT, pictures: Pictures, folder: Path) -> list[Tens
 
 
 def tiled(dense: SpotViT, image: Tensor, batch: int = 7) -> Tensor:
-    """Tokens (R, C, D) of an image (1, 3, H, W), the mean where tiles of the model's own size overlap."""
+    """Tokens (R, C, D) of an image (1, 3, H, W), from tiles of the model's size; overlapping tiles are averaged."""
     window, tile = dense.patch_size, dense.img_size[0]
     rows, columns = (length // window for length in image.shape[-2:])
     if min(image.shape[-2:]) < tile:
@@ -75,7 +75,7 @@ def tiled(dense: SpotViT, image: Tensor, batch: int = 7) -> Tensor:
 def class_maps(
     features: list[Tensor], labels: Tensor, none: int, classes: int, *, steps: int = 200, seed: int = 0
 ) -> list[Tensor]:
-    """Scores (R, C, classes) of every picture's tokens, learned from pictures' labels; 0 throughout for `none`."""
+    """Class scores (R, C, classes) of every picture's tokens, learned from picture labels; 0 for the class `none`."""
     flat = [each.flatten(0, 1) for each in features]
     sample = torch.cat([each[::8] for each in flat]).float()
     mean, width = sample.mean(0), sample.std(0) + 1e-4
@@ -126,7 +126,7 @@ def fit_head(model: SpotViT, features: Tensor, labels: Tensor, decay: float = 1e
 
 
 def peaks(scores: Tensor, count: int, window: int) -> Tensor:
-    """The centres (count, 2), in pixels, of the highest peaks of scores (R, C) of windows of so many pixels."""
+    """Centres (count, 2), in pixels, of the highest peaks of scores (R, C), whose cells are `window` pixels wide."""
     peak = scores == F.max_pool2d(scores[None, None], 5, 1, 2)[0, 0]
     cell = torch.where(peak, scores, scores - 1e3).flatten().topk(count).indices
     return torch.stack([cell // scores.shape[1] + 0.5, cell % scores.shape[1] + 0.5], 1) * window
@@ -144,9 +144,9 @@ def choose_places(
     rounds: int = 6,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """One of its candidates (n, 3) for each picture where the label is likely: (1, 4), y, x, size and weight.
+    """Select the most likely of each picture's candidates (n, 3): (1, 4), y, x, size and weight, if likely enough.
 
-    Every picture begins with its first candidate. later: the candidates are a finder's.
+    The first round uses each picture's first candidate. later: the candidates come from a finder.
     """
     draw = np.random.default_rng(seed)
     features, others = {}, []
@@ -183,7 +183,7 @@ def choose_places(
 def tile_candidates(
     scores: list[Tensor], pictures: Pictures, none: int, window: int, margin: float
 ) -> dict[str, Tensor]:
-    """Candidates (n, 3) by key: three peaks of the picture's own class, or one of every class in pictures of `none`."""
+    """Candidates (n, 3) by key: three peaks of the picture's class, or for pictures of `none` one peak per class."""
     candidates = {}
     for key, label, score in zip(pictures.keys, pictures.labels, scores, strict=True):
         asked = [label] if label != none else [each for each in range(len(pictures.classes)) if each != none]
@@ -196,7 +196,7 @@ def tile_candidates(
 
 @torch.no_grad()
 def finder_candidates(finder: Finder, pictures: Pictures) -> dict[str, Tensor]:
-    """Candidates (4, 3) by key: the places that a finder finds."""
+    """Candidates (4, 3) by key: the finder's four best detections."""
     small = shrink(finder, pictures)
     return {
         key: places_found(finder, pictures.pixels(index), small[index], 4)[:, :3]
@@ -217,14 +217,14 @@ def discover(
     steps: int = 700,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Places (n, 4) by key, from the labels of pictures alone; see the module.
+    """Places (n, 4) by key, learned from picture labels alone; see the module docstring.
 
     Args:
-        model: classifies candidates; its head is changed.
-        dense: processes the tiles.
-        finder: a new finder, which is trained.
-        folder: results are kept here, so that an interrupted run resumes.
-        none: the class of pictures without an object.
+        model: classifies candidates; its head is refitted.
+        dense: the frozen ViT that processes tiles.
+        finder: an untrained finder, trained in place.
+        folder: intermediate results, from which an interrupted run resumes.
+        none: index of the class of pictures without an object.
     """
     samples = round(tokens**0.5) * model.patch_size
     how: dict[str, Any] = {"none": none, "samples": samples, "seed": seed}

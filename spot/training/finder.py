@@ -1,12 +1,12 @@
 """Train a finder (spot/placement/finder.py) on large pictures.
 
-Places are (n, 4) for each picture: y, x and size in pixels, and a weight from 0 to 1, their probability. They come from
-boxes, or from `spot.training.discovery`, which needs the labels of whole pictures only.
+The places of a picture are (n, 4): y, x and size in pixels, and the probability of an object as a weight. They come
+from boxes, or from `spot.training.discovery`, which needs only picture labels.
 
-The network is trained as CenterNet (Zhou et al., "Objects as Points", 2019), on crops of shrunk pictures, most of them
-around places. The target is a heatmap with a Gaussian at the centre of each object, and its size and centre there.
-After a third of the steps crops are added around false positives. The second stage is then trained on what the first
-one finds, and on views around the places.
+The network is trained like CenterNet (Zhou et al., "Objects as Points", 2019), on crops of downscaled pictures, most
+of them around places. The targets are a heatmap with a Gaussian at the centre of each object, and the object's size
+and centre. After a third of the steps, crops around false positives are added. The second stage is then trained on
+detections of the first stage and on views around the places.
 """
 
 import copy
@@ -26,21 +26,21 @@ from spot.placement.finder import AROUND, CELL, USUAL, VIEW, Finder, build_finde
 from spot.placement.glimpses import cut_out
 from spot.training.optim import training_steps
 
-CROP = (128, 192)  # pixels of the shrunk picture
+CROP = (128, 192)  # height and width, in pixels of the downscaled picture
 Places = Mapping[str, Tensor]
 
 
 class Crops(NamedTuple):
-    """Crops of shrunk pictures, and the network's targets."""
+    """Crops of downscaled pictures, and the network's targets."""
 
-    pixels: Tensor  # bytes (M, 3, h, w)
+    pixels: Tensor  # uint8 (M, 3, h, w)
     heatmaps: Tensor  # (M, R, C), 1 at the centre of an object
     values: Tensor  # (M, 3, R, C): log size, y, x
-    weights: Tensor  # (M, R, C): of the values
+    weights: Tensor  # (M, R, C): loss weights of the values
 
 
 def shrink(finder: Finder, pictures: Pictures) -> list[Tensor]:
-    """The pictures as the finder sees them, bytes."""
+    """The pictures at the finder's input resolution, uint8."""
     small = []
     for index in report.track(range(len(pictures)), "shrinking", len(pictures)):
         picture = pictures.pixels(index).float()[None]
@@ -51,7 +51,7 @@ def shrink(finder: Finder, pictures: Pictures) -> list[Tensor]:
 def make_crops(
     pictures: Pictures, small: list[Tensor], around: Places, places: Places, each: int, draw: np.random.Generator
 ) -> Crops:
-    """`each` crops of every picture, three of four around one of its places `around`, zoomed at random."""
+    """Cut `each` randomly zoomed crops per picture, three quarters of them around one of its places in `around`."""
     made = []
     for index, key in enumerate(pictures.keys):
         shrunk, ratio = small[index], small[index].shape[2] / pictures.pixels(index).shape[2]
@@ -79,7 +79,7 @@ def make_crops(
 
 
 def target_maps(places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A heatmap (R, C), values (3, R, C) and their weights (R, C) for places (n, 4) of a crop.
+    """The targets of a crop with places (n, 4): heatmap (R, C), values (3, R, C) and their weights (R, C).
 
     places: y and x in cells, size in pixels of the crop, weight.
     """
@@ -101,7 +101,7 @@ def target_maps(places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loss_of(maps: Tensor, heatmaps: Tensor, values: Tensor, weights: Tensor) -> Tensor:
-    """The focal loss of the heatmap, and a smooth L1 loss of size and centre."""
+    """Focal loss on the heatmap plus smooth L1 loss on size and centre."""
     logits = maps[:, 0].float()
     likely = logits.sigmoid()
     positive = heatmaps**4
@@ -125,11 +125,11 @@ def train_finder(
     seed: int = 0,
     state: Path | None = None,
 ) -> Finder:
-    """Train a finder on pictures and places. Its weights become the running mean of the trained ones.
+    """Train a finder on pictures and places. Its final weights are an exponential moving average.
 
     Args:
-        each: crops of every picture.
-        mine: after a third of the steps, add crops around false positives.
+        each: number of crops per picture.
+        mine: add crops around false positives after a third of the steps.
         state: a file from which an interrupted run resumes, removed at the end.
     """
     draw = np.random.default_rng(seed)
@@ -161,7 +161,7 @@ def train_finder(
 
 
 def augmented(crops: Crops, rows: Tensor, draw: np.random.Generator) -> tuple[Tensor, ...]:
-    """Some crops as the network's input, with other brightness and colours, perhaps mirrored, and their targets."""
+    """Network input and targets of some crops, with random brightness, colour and mirroring."""
     pixels, heatmaps, values, weights = (column[rows] for column in crops)
     x = color_jitter(pixels, draw)
     if draw.random() < 0.5:
@@ -171,7 +171,7 @@ def augmented(crops: Crops, rows: Tensor, draw: np.random.Generator) -> tuple[Te
 
 
 def color_jitter(pixels: Tensor, draw: np.random.Generator) -> Tensor:
-    """Bytes (B, 3, H, W) as the network's input, from −1 to 1, each with another brightness and tint."""
+    """Scale uint8 pixels (B, 3, H, W) to about [−1, 1], with a random brightness and tint per image."""
 
     def random(shape: tuple[int, ...], low: float, high: float) -> Tensor:
         return torch.from_numpy(draw.uniform(low, high, (len(pixels), *shape))).float()
@@ -184,7 +184,7 @@ def color_jitter(pixels: Tensor, draw: np.random.Generator) -> Tensor:
 def false_positives(
     finder: Finder, pictures: Pictures, small: list[Tensor], places: Places, count: int
 ) -> dict[str, Tensor]:
-    """Of the `count` best places in each picture those that are not near a known one, by key."""
+    """By key, those of a picture's `count` best detections that are not near a known place."""
     wrong = {}
     for index, key in enumerate(pictures.keys):
         found = places_found(finder, pictures.pixels(index), small[index], count)
@@ -195,7 +195,7 @@ def false_positives(
 
 
 def places_found(finder: Finder, picture: Tensor, small: Tensor, count: int) -> Tensor:
-    """The places (count, 4) of one picture (3, H, W): y, x, size in pixels, and the score."""
+    """Detect places (count, 4) in one picture (3, H, W): y, x and size in pixels, and the score."""
     maps = finder.look.eval()(small.float()[None] / 127.5 - 1)
     found = finder.best(maps, picture.float()[None] / 127.5 - 1, count)
     size = found.glimpses[0, :, 2:] / finder.margin
@@ -206,9 +206,9 @@ def places_found(finder: Finder, picture: Tensor, small: Tensor, count: int) -> 
 class Views(NamedTuple):
     """Views of places and of false positives, for the second stage."""
 
-    places: Tensor  # bytes (M, 3, S, S)
+    places: Tensor  # uint8 (M, 3, S, S)
     weights: Tensor  # (M,), the probabilities of the places
-    others: Tensor  # bytes (L, 3, S, S)
+    others: Tensor  # uint8 (L, 3, S, S)
 
 
 def train_second_stage(
@@ -222,7 +222,7 @@ def train_second_stage(
     lr: float = 3e-3,
     seed: int = 0,
 ) -> Finder:
-    """A finder with this first stage, and a second stage that separates places from the first one's false positives."""
+    """Train a second stage to separate places from the first stage's false positives; returns a new finder."""
     finder = build_finder({**first.describe(), "options": {**first.options, "candidates": candidates}})
     finder.look.load_state_dict(first.look.state_dict(), strict=False)
     network, draw = finder.look.second, np.random.default_rng(seed)
@@ -250,7 +250,7 @@ def train_second_stage(
 def second_stage_views(
     first: Finder, pictures: Pictures, places: Places, draw: np.random.Generator, count: int = 40, each: int = 12
 ) -> Views:
-    """The data of the second stage: the first one's `count` peaks, and `each` views around every place."""
+    """Training views for the second stage: `count` detections per picture, and `each` random views per place."""
     positive, weights, others = [], [], []
 
     def view(picture: Tensor, y: float, x: float, size: float) -> Tensor:

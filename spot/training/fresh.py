@@ -1,4 +1,4 @@
-"""New weights: a ViT with random weights, or a new classifier on an encoder."""
+"""Models with new weights: a ViT with random weights, or a new classifier on a pretrained encoder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ from spot.models.timm_vit import create_timm
 from spot.options import TrainOptions
 from spot.training.recipes import Recipe, literal, pairs
 
-AMPLITUDE = 0.3  # of the position table: about that of the patch embedding
+AMPLITUDE = 0.3  # of the initial position embedding; about that of the patch embedding
 
 
 def fresh(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
-    """A timm ViT by name and timm's options, with random weights.
+    """Create a timm ViT with random weights, from its name and timm's options.
 
-    Position tables start as waves (as in MAE) instead of timm's noise: training is faster, and they are smooth between
-    the grid's cells.
+    Position embeddings start as sine waves (as in MAE) instead of timm's noise. Training is faster, and the
+    embedding is smooth between grid cells.
     """
     try:
         with seeded(seed, Draw.WEIGHTS):
             model = adapt(name, **options)
-    except (ArithmeticError, AssertionError) as error:  # timm's: no heads, or heads that do not divide the width
+    except (ArithmeticError, AssertionError) as error:  # from timm, for 0 heads or heads that do not divide the width
         raise InputError(f"timm cannot build {name} with {dict(options)}: {error}") from error
     table = model.vit.pos_embed
     if table is not None:
@@ -42,23 +42,23 @@ def fresh(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
 
 
 def waves(positions: Tensor, width: int) -> Tensor:
-    """Sines and cosines of y, then of x, from half a period to two periods a frame: (N, 2) → (N, width)."""
+    """Sines and cosines of y, then of x, with 0.5 to 2 periods per image: (N, 2) → (N, width)."""
     periods = 2 ** torch.linspace(-1, 1, math.ceil(width / 4))
     angles = 2 * math.pi * positions[:, :, None] * periods  # (N, 2, width / 4)
     return torch.cat([angles.sin(), angles.cos()], 2).flatten(1)[:, :width]
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """timm's options from words such as `embed_dim=128`."""
+    """Parse timm's options from words such as `embed_dim=128`."""
     given = pairs(words, "--fresh takes timm's options as NAME=VALUE")
     return {name: literal(value) for name, value in given.items()}
 
 
 def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 0, *, anew: bool = False) -> SpotViT:
-    """The model's encoder with a head for so many classes, pooling the class token ("token") or the mean ("avg").
+    """Replace the head: `classes` outputs on the class token (pool="token") or on the mean of the tokens ("avg").
 
-    As in He et al., the mean is followed by a new norm. A model that already classifies so is returned unchanged,
-    unless `anew` asks for a new head.
+    As in He et al., mean pooling is followed by a new norm. A model that already has such a head is returned
+    unchanged, unless `anew` is set.
     """
     old = model.vit
     if not isinstance(old, VisionTransformer):
@@ -71,7 +71,7 @@ def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 
     with seeded(seed, Draw.HEAD):
         vit = create_timm(model.name, pretrained_cfg_overlay=overlay, **options)
     fresh = {name for name in vit.state_dict() if name.startswith(("head.", "fc_norm.", "norm."))}
-    left = ("head.", "fc_norm.") if "norm.weight" in fresh else ("head.", "fc_norm.", "norm.")  # or after the mean
+    left = ("head.", "fc_norm.") if "norm.weight" in fresh else ("head.", "fc_norm.", "norm.")  # else fc_norm
     state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith(left)}
     missing, surplus = vit.load_state_dict(state, strict=False)
     if surplus or set(missing) - fresh:
@@ -80,9 +80,9 @@ def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 
 
 
 def for_data(model: SpotViT, recipe: Recipe, options: TrainOptions, classes: int | None = None) -> SpotViT:
-    """The model with a head for the data's classes and their names, or for a given number of classes.
+    """Give the model a head for the data's classes, with their names, or for a given number of classes.
 
-    A model that was trained for these classes keeps its head.
+    A model that was already trained for these classes keeps its head.
     """
     names = list(CLASSES) if options.scenes else None
     if names is None and classes is None:

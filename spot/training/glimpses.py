@@ -1,11 +1,11 @@
 """Fine-tune a model to classify large pictures from glimpses.
 
-Glimpses are cut out as tokens sample them, so a training step costs as much as one on small images, and the weights
-apply to the same glimpses in the whole picture (spot/placement/glimpses.py). First a linear head is fitted on frozen
-features of a few random views of each glimpse. Then all weights are trained, with lower rates in earlier blocks.
+Glimpses are cropped with the tokenizer's own sampling. So a training step costs as much as one on small images, and
+the weights apply unchanged to glimpses of the whole picture (spot/placement/glimpses.py). First a linear head is fitted
+on frozen features of a few random glimpses per picture. Then all weights are trained, earlier blocks at lower rates.
 
-A picture of the class `none` shows random squares and false positives of the finder. So does, now and then, any other
-picture, away from its own places.
+Glimpses of the class `none` are random squares and false positives of the finder. They are taken from pictures of this
+class, and now and then from other pictures, away from their places.
 """
 
 import math
@@ -38,7 +38,7 @@ from spot.training.optim import build_optimizer, training_steps
 from spot.training.recipes import find_recipe, override
 from spot.training.run_folder import resumable
 
-ELSEWHERE = 0.2  # the share of glimpses that are away from the places, of the class none
+ELSEWHERE = 0.2  # share of the glimpses of pictures with places that are away from them, with the class none
 
 
 class Glimpses:
@@ -46,10 +46,10 @@ class Glimpses:
 
     Args:
         places: by key, (n, 4): y, x and size in pixels, and weight.
-        none: the class of pictures without an object, or None if every picture has one.
+        none: index of the class of pictures without an object, or None if every picture has one.
         samples: S, the side of a glimpse in samples.
         margin: the side of a glimpse, relative to the size of the place.
-        mistaken: by key, false positives of a finder.
+        mistaken: false positives of a finder, by key.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Glimpses:
         return torch.stack(views) * 2 - 1, torch.tensor(labels)
 
     def square(self, row: int, draw: np.random.Generator) -> tuple[tuple[float, float, float], int]:
-        """(y, x, side) of a glimpse in pixels, moved and resized a little, and its label."""
+        """A glimpse (y, x, side) in pixels, with a small random shift and resizing, and its label."""
         key, label = self.pictures.keys[row], self.pictures.labels[row]
         places = self.places.get(key, torch.zeros(0, 4))
         height, width = self.pictures.pixels(row).shape[1:]
@@ -116,7 +116,7 @@ class Views(Protocol):
     seed: int
 
     def batch(self, rows: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Normalised views (B, 3, H, W) and labels (B,) of the pictures of these rows."""
+        """Normalised views (B, 3, H, W) and labels (B,) of the pictures with these indices."""
 
 
 def train_classifier(
@@ -130,9 +130,9 @@ def train_classifier(
     smoothing: float = 0.05,
     state: Path | None = None,
 ) -> SpotViT:
-    """Fit the head of a model on glimpses, then train all of it; the model is changed and returned.
+    """Fit the head of a model on glimpses, then fine-tune all weights; changes and returns the model.
 
-    views: random glimpses of each picture that the head is fitted on.
+    views: number of random glimpses per picture for fitting the head.
     state: a file from which an interrupted run resumes, removed at the end.
     """
     draw, count = np.random.default_rng(glimpses.seed), len(glimpses.pictures)
@@ -172,15 +172,15 @@ def learn_to_find(
     split: str = "train",
     leave_out: Path | None = None,
 ) -> SpotViT:
-    """Train a model to classify large pictures from glimpses that it finds itself; write it to the folder `out`.
+    """Train a model to find and classify glimpses of large pictures, and write it to the folder `out`.
 
-    Every step's result is kept in `out`, so that the same command resumes.
+    The result of every stage is kept in `out`, so the same command resumes an interrupted run.
 
     Args:
         source: a model or family, such as spot.load("vit-ti").
         data: a folder with one sub-folder per class, perhaps below train and val.
-        boxes: a CSV file with the columns file, left, top, right, bottom. By default places are discovered from labels.
-        leave_out: a file that names pictures to exclude, one a line.
+        boxes: a CSV file with the columns file, left, top, right, bottom. Default: places are learned from labels.
+        leave_out: a file that names pictures to exclude, one per line.
     """
     out, how = Path(out), how or GlimpseOptions()
     pictures = Pictures.open(data, split)
@@ -191,7 +191,7 @@ def learn_to_find(
         {**asdict(how), "pictures": len(pictures), "boxes": boxes is not None, "classes": pictures.classes}
     )
     if boxes is None and none is None:
-        raise InputError(f"without boxes one class must be of pictures with nothing to find, as --none {how.none}")
+        raise InputError(f"without boxes one class must have pictures without an object (--glimpses.none {how.none})")
     with resumable(out, settings, str(out)), seeded(how.seed, Draw.WEIGHTS):
         model = with_classifier(at_budget(source, how.tokens), len(pictures.classes), None, how.seed, anew=True)
         model.class_names = list(pictures.classes)

@@ -1,16 +1,15 @@
-"""Training a policy without labels: `spot learn`.
+"""Train a policy without labels (`spot learn`).
 
     policy = learn(spot.Family("vit-ti"), "images", "vit-ti.policy.safetensors", LearnOptions(epochs=4))
 
-The target maps are computed once for every image and for random crops of it (`views`). They are kept beside the output
-in shards of 64, with the thumbnails. Then the policy's network is trained, which takes minutes. An interruption costs
-at most one shard or one epoch: the same command resumes. The targets, densities (B, R, R) that sum to 1:
+The target maps are computed once for every image and for its random crops (`views`). They are cached next to the
+output in shards of 64, with the thumbnails. Then the policy's network is trained, which takes minutes. The same command
+resumes an interrupted run, which loses at most one shard or epoch. Targets are densities (B, R, R) that sum to 1:
 
-    attention    the attention of the dense ViT's class token in its last blocks (the square root)
+    attention    the square root of the class-token attention in the dense ViT's last blocks
     FILE.onnx    maps of a saliency network
 
-They are divided by their mean over the images, and multiplied with a Gaussian around the middle (`center`; 0 for
-neither).
+They are divided by their mean over the images and multiplied by a centred Gaussian (`center`; 0 disables both).
 """
 
 import math
@@ -45,17 +44,17 @@ from spot.store import as_json, read_tensors, write_tensors
 from spot.training.optim import training_steps
 from spot.training.run_folder import resumable
 
-SHARD = 64  # images whose targets are kept in one file
-LAST = 3  # blocks whose class attention is the target
-LARGER = 1.5  # thumbnails are kept larger than the network's input, to be cropped
-CROP = 0.3  # smallest share of an image in a crop
+SHARD = 64  # images per target file
+LAST = 3  # number of last blocks whose class attention is averaged
+LARGER = 1.5  # size of cached thumbnails relative to the network's input, so that they can be cropped
+CROP = 0.3  # minimum area of a crop, as a share of the image
 CONTRAST, COLOUR = 0.3, 0.2  # standard deviations of the thumbnails' augmentation
 
 Target = Callable[[SpotViT, SpotViT, Tensor], Tensor]  # model, teacher, images → densities (B, R, C)
 
 
 class Crops(Images):
-    """Photographs, followed by random crops of each, mirrored or not, which are the same in every epoch."""
+    """Photographs, followed by random crops of each, some mirrored. The crops are the same in every epoch."""
 
     def __init__(self, images: Images, crops: int, seed: int, data_config: dict[str, Any]) -> None:
         vars(self).update(vars(images))
@@ -77,12 +76,12 @@ class Crops(Images):
 
 
 def attention(model: SpotViT, teacher: SpotViT, images: Tensor) -> Tensor:
-    """The square root of the class attention, so that one bright cell does not take all tokens: (B, rows, columns)."""
+    """The square root of the class attention (B, rows, columns), so that one cell does not attract all tokens."""
     return density(class_attention(teacher, renormalised(images, model, teacher)).sqrt())
 
 
 def saliency_target(path: str) -> Target:
-    """Maps of a saliency, such as an .onnx file, as a target."""
+    """Targets from a saliency source, such as an .onnx file."""
     source = open_saliency(path)
 
     def maps(model: SpotViT, teacher: SpotViT, images: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ def saliency_target(path: str) -> Target:
 
 @torch.no_grad()
 def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
-    """The attention of the class token to each cell of the grid: (B, rows, columns), each map summing to 1."""
+    """Attention of the class token to the grid's cells, averaged over the last blocks: (B, rows, columns), sum 1."""
     blocks = model.vit.blocks[-last:]
     inputs: list[tuple[Tensor, Tensor | None]] = []
 
@@ -110,7 +109,7 @@ def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
     for block, (x, rope) in zip(blocks, inputs, strict=True):
         attn = block.attn
         if not isinstance(getattr(attn, "qkv", None), nn.Linear) or not prefix:
-            raise InputError(f"{model.name} has no class token whose attention could be read; use another target")
+            raise InputError(f"{model.name} has no class token to take attention from; use another target")
         queries, keys, _ = attn.qkv(x).unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
         queries, keys = attn.q_norm(queries[:, :, :1]), attn.k_norm(keys)
         if rope is not None:  # the class token has no position, so its query is not rotated
@@ -123,7 +122,7 @@ def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
 
 
 def renormalised(images: Tensor, model: SpotViT, teacher: SpotViT) -> Tensor:
-    """A model's images with the teacher's mean and std."""
+    """Convert images from the model's normalisation to the teacher's."""
     here, there = model.data_config, teacher.data_config
     if (here["mean"], here["std"]) == (there["mean"], there["std"]):
         return images
@@ -138,10 +137,10 @@ def density(maps: Tensor) -> Tensor:
 
 
 def around_the_middle(targets: Tensor, width: float, whole: int) -> Tensor:
-    """Targets (M, R, C) relative to the mean of the first `whole`, times a Gaussian around the middle of this width.
+    """Divide targets (M, R, C) by the mean of the first `whole`, and multiply by a centred Gaussian of this width.
 
-    A ViT's class token attends to some cells, such as the corners, in all images: that does not make them important.
-    Photographs have their object near the middle, more so than attention shows.
+    A ViT's class token attends to some cells, such as the corners, in all images, although they are not important.
+    In photographs, objects are near the centre more often than attention suggests.
     """
     maps = targets.float()
     y, x = (((torch.arange(length) + 0.5) / length - 0.5) for length in maps.shape[1:])
@@ -163,12 +162,12 @@ def learn(
     leave_out: Path | None = None,
     split: str = "train",
 ) -> Policy:
-    """Train a policy on unlabelled images and write it to `out`; see the module.
+    """Train a policy on unlabelled images and write it to `out`; see the module docstring.
 
     Args:
-        source: the model or family whose tokens it will place.
+        source: the model or family whose tokens the policy will place.
         data: a folder of images, a timm data set, "scenes" or "needle"; or "needle:" and a folder, for canvases.
-        teacher: the dense ViT; by default the model on its own grid, of a family the ViT that was retrofitted.
+        teacher: the dense ViT. Default: the model on its own grid, or for a family the original ViT.
         limit: maximum number of images.
         leave_out: a file that names images to exclude.
     """
@@ -204,7 +203,7 @@ def learn(
 def images_of(
     model: SpotViT, data: str | Path, limit: int | None, leave_out: Path | None, split: str
 ) -> Images | Scenes:
-    """The images, without those to exclude."""
+    """Open the images, without the excluded ones."""
     if difficulty_of(data) is not None:
         return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
     folder = str(data).removeprefix(CANVAS)
@@ -219,7 +218,7 @@ def images_of(
 def compute_targets(
     policy: Policy, model: SpotViT, teacher: SpotViT, images: Images | Scenes, how: LearnOptions, folder: Path
 ) -> tuple[Tensor, Tensor]:
-    """Thumbnails (M, 3, S, S) and targets (M, R, R) of all images, float16, from shards or into them."""
+    """Thumbnails (M, 3, S, S) and targets (M, R, R) of all images, float16; computes the shards that are missing."""
     device = next(model.parameters()).device
     files = [folder / f"{number:05d}.safetensors" for number in range(math.ceil(len(images) / SHARD))]
     missing = [number for number, file in enumerate(files) if not file.exists()]
@@ -237,7 +236,7 @@ def compute_targets(
 
 
 def fit(policy: Policy, thumbnails: Tensor, targets: Tensor, how: LearnOptions, folder: Path) -> None:
-    """Train the policy's network on the targets: cross-entropy of densities."""
+    """Train the policy's network to predict the target densities (KL divergence)."""
     network = policy.look.train()
     optimizer = torch.optim.AdamW(network.parameters(), how.lr, weight_decay=how.weight_decay)
     steps = math.ceil(len(thumbnails) / how.batch)
@@ -257,11 +256,11 @@ def fit(policy: Policy, thumbnails: Tensor, targets: Tensor, how: LearnOptions, 
 def augmented(
     policy: Policy, thumbnails: Tensor, targets: Tensor, rows: Tensor, draws: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Some thumbnails, cropped, mirrored and with other contrast and colour, and the target densities (B, R, R)."""
+    """Some thumbnails with random crop, mirroring, contrast and colour, and their target densities (B, R, R)."""
     mirrored = torch.rand(len(rows), generator=draws) < 0.5
     target = targets[rows].float()
     x, cells = thumbnails[rows].float(), policy.look.side // 4
-    zoom = 1 - 0.4 * (2 * torch.rand(len(rows), generator=draws) - 1).clamp(min=0)  # half of them whole
+    zoom = 1 - 0.4 * (2 * torch.rand(len(rows), generator=draws) - 1).clamp(min=0)  # half are not cropped
     shift = (2 * torch.rand(len(rows), 2, generator=draws) - 1) * (1 - zoom)[:, None]
     theta = torch.zeros(len(rows), 2, 3)
     theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = torch.where(mirrored, -zoom, zoom), zoom, shift

@@ -1,10 +1,10 @@
-"""The training loop of all objectives, on one CPU or, through accelerate, on many nodes.
+"""The training loop for all objectives, from one CPU to many nodes (through accelerate).
 
     objective = OBJECTIVES[recipe.objective](model, recipe)
     Trainer(objective, Plan(images, recipe, model.data_config), recipe, options, RunFolder(out, settings)).train()
 
-A checkpoint has the weights, the optimiser, the averaged weights and the log. Random numbers are a function of the
-seed and the step (spot.draws), so a resumed run ends with the weights of an uninterrupted one, bit for bit on a CPU.
+A checkpoint contains the weights, the optimiser state, the averaged weights and the log. Random numbers depend only on
+the seed and the step (spot.draws), so a resumed run gives the weights of an uninterrupted one, bit for bit on a CPU.
 """
 
 import math
@@ -40,7 +40,7 @@ Validate = Callable[[SpotViT], Mapping[str, float]]
 
 @dataclass
 class Progress:
-    """The state of the log, kept in checkpoints."""
+    """The current step and the log, saved in checkpoints."""
 
     step: int = 0  # optimiser steps done
     rows: list[dict[str, Any]] = field(default_factory=list)  # the log, one row per epoch
@@ -53,7 +53,7 @@ class Progress:
 
 
 def steps_in(recipe: Recipe, images: int) -> tuple[int, int]:
-    """The optimiser steps of a whole run over so many images, and of its warm-up."""
+    """The number of optimiser steps of a run over this many images, and of its warm-up."""
     if recipe.batch_size > images:
         raise InputError(
             f"recipe {recipe.name} takes {recipe.batch_size} images a step, but there are {images}; "
@@ -77,7 +77,7 @@ class Trainer:
     ) -> None:
         self.objective, self.plan, self.recipe, self.options, self.folder = objective, plan, recipe, options, folder
         self.total, self.warmup = steps_in(recipe, len(plan))
-        this_process()  # tells accelerate, before it asks, whether there is only a CPU
+        this_process()  # before accelerate detects devices: tells it if there is only a CPU
         try:
             self.accelerator = Accelerator(
                 mixed_precision=recipe.precision,
@@ -86,7 +86,7 @@ class Trainer:
                 project_dir=str(options.out) if options.tracker else None,
             )
         except ValueError as error:
-            raise InputError(f"accelerate cannot run so: {error}") from error
+            raise InputError(f"accelerate cannot run with these settings: {error}") from error
         self.main = self.accelerator.is_main_process
         self.model = objective.trained()
         self.progress = Progress()
@@ -100,10 +100,10 @@ class Trainer:
             self.average.to(self.accelerator.device)
 
     def train(self, validate: Validate | None = None) -> SpotViT:
-        """Train to the recipe's end and return the model, with averaged weights if the recipe has an average.
+        """Train to the recipe's end and return the model, with averaged weights if the recipe has ema.
 
-        validate: the model → named percentages for the log, after every epoch. Ctrl-C writes a checkpoint and raises
-        KeyboardInterrupt, which says from which step the run resumes.
+        validate: maps the model to named percentages for the log, after every epoch. Ctrl-C writes a checkpoint and
+        raises KeyboardInterrupt, with the step from which the run resumes.
         """
         if self.main:
             self.folder.begin()
@@ -122,7 +122,7 @@ class Trainer:
                 loss, rate = self.step(stream)
                 bar.update(task, completed=progress.step, description=f"training  loss {loss:.3f}")
                 now = time.monotonic()
-                if self.main and not report.errors.is_terminal and now - printed >= 60:  # no bar: a line a minute
+                if self.main and not report.errors.is_terminal and now - printed >= 60:  # no bar: one line per minute
                     left = (now - began) / (progress.step - first) * (self.total - progress.step) / 60
                     line = f"step {progress.step}/{self.total}  loss {loss:.4f}  lr {rate:.2e}  {left:.0f} min left"
                     print(line, file=sys.stderr)
@@ -147,7 +147,7 @@ class Trainer:
         return trained
 
     def best(self) -> SpotViT:
-        """The averaged weights, where the recipe has an average."""
+        """The model with averaged weights if the recipe has ema, else the trained model."""
         return self.model if self.average is None else self.average.module
 
     def share(self, steps: range) -> Share:
@@ -156,7 +156,7 @@ class Trainer:
         return Share(self.recipe.batch_size, steps, self.options.accumulate, process, processes)
 
     def step(self, stream: Iterator[Part]) -> tuple[float, float]:
-        """One optimiser step; the loss over all processes, and the rate."""
+        """One optimiser step. Returns the mean loss over all processes, and the learning rate."""
         progress, recipe, began = self.progress, self.recipe, time.monotonic()
         rate = learning_rate(recipe, progress.step, self.total, self.warmup)
         set_rate(self.optimizer, rate)
@@ -181,7 +181,7 @@ class Trainer:
         return loss, rate
 
     def backward(self, stream: Iterator[Part]) -> tuple[tuple[Tensor, Tensor], float]:
-        """One backward pass (`accumulate` to a step): loss, correct predictions, and seconds waited for data."""
+        """One forward and backward pass. Returns loss and correct predictions, and the seconds spent loading data."""
         accelerator, asked = self.accelerator, time.monotonic()
         part = next(stream)
         waited = time.monotonic() - asked
@@ -197,7 +197,7 @@ class Trainer:
         return (outcome.loss.detach(), outcome.correct.detach()), waited
 
     def ends_epoch(self) -> bool:
-        """Whether the last step is the last that began in its epoch."""
+        """Whether the last step completed an epoch."""
         step, size = self.progress.step, self.recipe.batch_size
         return step * size // len(self.plan) > (step - 1) * size // len(self.plan)
 
@@ -275,7 +275,7 @@ class Trainer:
 
 
 def prepare(objective: Objective, recipe: Recipe) -> None:
-    """Set drop path, freeze parameters whose rate is 0, compile."""
+    """Set drop path, freeze parameters whose learning rate is 0, and compile."""
     vit = objective.trained().vit
     depth = len(vit.blocks)
     for number, block in enumerate(vit.blocks):
@@ -291,15 +291,15 @@ def prepare(objective: Objective, recipe: Recipe) -> None:
 
 
 class Stopping:
-    """In the block Ctrl-C asks training to stop after its step; a second one stops it at once."""
+    """A context manager: Ctrl-C stops training after the current step, a second one stops it at once."""
 
     def __init__(self, *, shown: bool) -> None:
         self.shown = shown
-        self.asked = False  # of this process
-        self.agreed = False  # by all, at the same step
+        self.asked = False  # in this process
+        self.agreed = False  # by all processes, after the same step
 
     def __enter__(self) -> "Stopping":
-        self.mine = threading.current_thread() is threading.main_thread()  # only there Python takes signals
+        self.mine = threading.current_thread() is threading.main_thread()  # Python handles signals only there
         self.before = signal.signal(signal.SIGINT, self.ask) if self.mine else None
         return self
 

@@ -1,8 +1,8 @@
-"""Objectives: the loss of a model on one part of a batch.
+"""Training objectives: the loss of a model on one part of a batch.
 
-An objective is a module, so that accelerate can distribute it. Called with a part of a batch it returns the loss and
-the number of correct predictions (NaN without labels). Random numbers depend on (seed, step, row) alone, so a batch
-that is cut into parts, or divided over processes, is the same batch.
+An objective is a module, so that accelerate can distribute it. Its forward pass maps a part of a batch to the loss and
+the number of correct predictions (NaN without labels). Random numbers depend only on (seed, step, row), so splitting a
+batch into parts, or over processes, does not change it.
 """
 
 import copy
@@ -29,7 +29,7 @@ from spot.training.batches import Part
 from spot.training.recipes import DistilRecipe, MaskedRecipe, Recipe, SupervisedRecipe
 
 T = TypeVar("T")
-DEPTHS = (1 / 3, 2 / 3, 11 / 12)  # distillation compares tokens after these shares of the blocks
+DEPTHS = (1 / 3, 2 / 3, 11 / 12)  # relative depths at which distillation compares tokens
 
 
 class Outcome(NamedTuple):
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 class Objective(nn.Module):
-    """The base of all objectives: called with a Part they return an Outcome."""
+    """Base class of all objectives. The forward pass maps a Part to an Outcome."""
 
     model: SpotViT
 
@@ -49,12 +49,12 @@ class Objective(nn.Module):
         return self.model
 
     def finish(self, model: SpotViT) -> SpotViT:
-        """Change the trained model, or its average, before it is saved."""
+        """Post-process the trained model, or its weight average, before it is saved."""
         return model
 
 
 class Supervised(Objective):
-    """Cross-entropy on labels with smoothing, mixup and cutmix. Budget and prior are drawn for every step."""
+    """Cross-entropy with label smoothing, mixup and cutmix. Every step draws a budget and a prior."""
 
     def __init__(self, model: SpotViT, recipe: SupervisedRecipe) -> None:
         super().__init__()
@@ -79,16 +79,16 @@ class Supervised(Objective):
 
 
 class Distil(Objective):
-    """The frozen dense ViT teaches the same weights off the grid.
+    """Distillation from the frozen dense ViT on its grid to the same ViT with off-grid tokens.
 
-    The teacher sees an image on its grid. The student sees it in several forward passes, each with a budget and a
-    prior drawn for the step. The loss is the sum of the KL divergence between the class probabilities, the cosine
-    distance between the pooled features, and the squared error of every token, at three depths, against the teacher's
-    feature map at the token's position. Some images are mixtures of two; the teacher's prediction is their target.
+    The student processes a batch in several forward passes, each with a budget and a prior drawn for the step. The loss
+    sums the KL divergence between class probabilities, the cosine distance between pooled features, and the squared
+    error of the tokens. Each token is compared, at three depths, with the teacher's feature map at its position. Some
+    images are mixtures of two images; their target is the teacher's prediction.
     """
 
     def __init__(self, model: SpotViT, recipe: DistilRecipe, teacher: SpotViT | None = None) -> None:
-        """teacher: a model of the same shape, to continue an earlier retrofit; by default a copy of the model."""
+        """teacher: a model of the same shape, to continue an earlier retrofit. Default: a copy of the model."""
         super().__init__()
         self.model, self.recipe = model, recipe
         check_priors(recipe, model)
@@ -114,7 +114,7 @@ class Distil(Objective):
                 continue
             with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
                 predicted = self.student(images[rows], positions, share_of_weights, self.budget(number, part))
-            # The mean over this pass's rows of the step's whole batch, however the batch is cut into parts.
+            # The mean over this pass's images in the whole batch, independent of how the batch is split.
             count = max(1, round(share * part.batch_size)) * len(images) / part.batch_size
             mean = self.difference(predicted, target.rows(rows), positions).sum() / count
             loss = loss + weight / sum(recipe.weights) * mean
@@ -130,7 +130,7 @@ class Distil(Objective):
         return model
 
     def rows(self, share: float, number: int, part: Part) -> Tensor:
-        """The part's rows that are in a forward pass: a share of the step's batch, drawn for the step."""
+        """Indices of the part's images in a forward pass, which uses a random share of the step's batch."""
         if share >= 1:
             return torch.arange(len(part.images))
         draw = generator(self.recipe.seed, Draw.SHARE, part.step, number)
@@ -142,7 +142,7 @@ class Distil(Objective):
         return one_of(self.recipe.budgets[number], generator(self.recipe.seed, Draw.BUDGET, part.step, number))
 
     def place(self, images: Tensor, number: int, part: Part) -> Tensor:
-        """Positions of one forward pass for all rows: budget and prior drawn for the step, tokens for each row."""
+        """Positions of one forward pass for all images. Budget and prior are drawn per step, positions per image."""
         recipe, draw = self.recipe, generator(self.recipe.seed, Draw.BUDGET, part.step, number)
         tokens = one_of(recipe.budgets[number], draw)
         grid = self.model.grid(images)
@@ -151,14 +151,14 @@ class Distil(Objective):
         prior = one_of(recipe.priors, draw)
         positions = place(self.model, recipe, prior, images, tokens, part, number)[..., :2]
         if (prior in ("isotropic", "center") or resolve_prior(prior).learned) and recipe.jitter:
-            # In half of the steps as the prior has them, otherwise each token moves within its cell.
+            # Half of the steps use the prior's positions. In the others each token moves within its cell.
             amount = recipe.jitter * max(0.0, float(2 * torch.rand((), generator=draw) - 1)) / math.sqrt(tokens)
             moves = part.select(torch.rand(part.batch_size, tokens, 2, generator=draw)) - 0.5
             positions = (positions + amount * moves.to(positions.device)).clamp(*omega(images))
         return torch.cat([positions, self.scales(images, tokens, part, number).to(positions)], -1)
 
     def scales(self, images: Tensor, tokens: int, part: Part, number: int) -> Tensor:
-        """A window scale for each row, around "auto" and at most tiling: (b, N, 1), or (b, N, 0) without scale_std."""
+        """Random window scales per image around "auto", at most tiling: (b, N, 1), or (b, N, 0) without scale_std."""
         if self.recipe.scale_std is None:
             return torch.empty(len(images), tokens, 0)
         size, (height, width) = self.model.patch_size, images.shape[-2:]
@@ -169,7 +169,7 @@ class Distil(Objective):
         return scale[:, None, None].expand(-1, tokens, 1)
 
     def share_of_change(self, tokens: int, images: Tensor) -> float:
-        """The share of the change that the weights for so many tokens have."""
+        """The share of the weight change that is used with this number of tokens, from 0 to 1."""
         least = self.recipe.min_tokens
         return 1.0 if least is None else share_of_change(tokens, self.model.grid(images).shape[1], least)
 
@@ -178,19 +178,19 @@ class Distil(Objective):
         return self.predict(self.model, images, positions, share)
 
     def predict(self, model: SpotViT, images: Tensor, positions: Tensor, share: float = 1.0) -> "Prediction":
-        """A forward pass with the teacher's weights plus a share of the change."""
+        """A forward pass with weights interpolated from the teacher's (share = 0) to the model's (share = 1)."""
         run = Pass(model, self.depths)
         if share == 1:
             return run(images, positions)
         if model.vit.grad_checkpointing:
-            raise InputError("a recipe with min_tokens swaps weights, which gradient checkpointing would not notice")
+            raise InputError("a recipe with min_tokens interpolates weights, which excludes gradient checkpointing")
         base = dict(self._teacher[0].named_parameters())
-        each = [(name, ours) for name, ours in model.named_parameters() if name in base]  # without a policy's
+        each = [(name, ours) for name, ours in model.named_parameters() if name in base]  # not the policy's
         weights = {f"model.{name}": torch.lerp(base[name].to(ours), ours, share) for name, ours in each}
         return functional_call(run, weights, (images, positions))
 
     def difference(self, predicted: "Prediction", target: "Prediction", positions: Tensor) -> Tensor:
-        """The distance of each image's prediction from the teacher's: (b,)."""
+        """The distillation loss of each image: (b,)."""
         ours, theirs = (F.log_softmax(each.logits.float(), -1) for each in (predicted, target))
         loss = F.kl_div(ours, theirs, log_target=True, reduction="none").sum(1)
         loss = loss + 1 - F.cosine_similarity(predicted.pooled.float(), target.pooled.float())
@@ -206,10 +206,10 @@ class Distil(Objective):
 
 
 class Masked(Objective):
-    """Reconstruct hidden windows from a visible share of them: mean squared error."""
+    """Masked autoencoding: the mean squared error of hidden windows, reconstructed from the visible ones."""
 
     def __init__(self, model: SpotViT, recipe: MaskedRecipe, decoder: Mapping[str, Tensor] | None = None) -> None:
-        """decoder: a published checkpoint, by its own names, whose decoder is trained further; by default a new one."""
+        """decoder: a published checkpoint, with its own names, whose decoder is fine-tuned. Default: a new decoder."""
         super().__init__()
         self.recipe = recipe
         check_priors(recipe, model)
@@ -223,7 +223,7 @@ class Masked(Objective):
         self.tokens = len(model.grid())
         self.visible = round(recipe.visible * self.tokens)
         if not 0 < self.visible < self.tokens:
-            raise InputError(f"of {self.tokens} tokens a share of {recipe.visible} is not some and leaves none hidden")
+            raise InputError(f"visible={recipe.visible} of {self.tokens} tokens must leave some visible, some hidden")
 
     def trained(self) -> SpotViT:
         return self.autoencoder.encoder
@@ -239,7 +239,7 @@ class Masked(Objective):
         return Outcome(loss, loss.new_full((), math.nan))
 
     def choose(self, part: Part) -> Tensor:
-        """The tokens that each row of the part shows: (b, V)."""
+        """Indices of the visible tokens of each image: (b, V)."""
         draw = generator(self.recipe.seed, Draw.SHOW, part.step)
         return part.select(torch.rand(part.batch_size, self.tokens, generator=draw)).argsort(1)[:, : self.visible]
 
@@ -248,7 +248,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {"supervised": Supervised, "di
 
 
 class Pass(nn.Module):
-    """A forward pass that keeps the tokens after a few blocks."""
+    """A forward pass that also returns the tokens after some of the blocks."""
 
     def __init__(self, model: SpotViT, depths: Sequence[int]) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Pass(nn.Module):
 
 
 class Prediction(NamedTuple):
-    """Of a forward pass: logits (b, classes), pooled features (b, D), tokens after a few blocks."""
+    """The result of a forward pass: logits (b, classes), pooled features (b, D), tokens after some blocks."""
 
     logits: Tensor
     pooled: Tensor
@@ -276,22 +276,22 @@ class Prediction(NamedTuple):
 
 
 def sample_map(tokens: Tensor, grid_size: tuple[int, int], positions: Tensor) -> Tensor:
-    """A grid's features (b, rows × columns, D) at positions (b, N, 2), bilinear: (b, N, D).
+    """Bilinear samples of a grid's features (b, rows × columns, D) at positions (b, N, 2): (b, N, D).
 
-    With scales, (b, N, 3), the mean over each window, less the one cell that bilinear sampling covers.
+    With scales, (b, N, 3), they are means over each window, reduced by the one cell that a bilinear sample covers.
     """
     if positions.shape[-1] == 3:
         weights = [mean_weights(positions[..., axis], positions[..., 2], cells) for axis, cells in enumerate(grid_size)]
         return (weights[0][..., :, None] * weights[1][..., None, :]).flatten(2).to(tokens.dtype) @ tokens
     grid = tokens.transpose(1, 2).unflatten(2, grid_size)
-    places = positions.flip(-1)[:, :, None] * 2 - 1  # grid_sample wants (x, y) in [-1, 1]
+    places = positions.flip(-1)[:, :, None] * 2 - 1  # grid_sample expects (x, y) in [-1, 1]
     sampled = F.grid_sample(grid, places.to(grid.dtype), padding_mode="border", align_corners=False)
     return sampled[..., 0].transpose(1, 2)
 
 
 def mean_weights(positions: Tensor, scale: Tensor, cells: int) -> Tensor:
-    """The weight of each of an axis's cells in the mean over windows: positions and scales (b, N) → (b, N, cells)."""
-    points = 5  # of a window, along the axis
+    """Weights of the cells along an axis in the means over windows: positions and scales (b, N) → (b, N, cells)."""
+    points = 5  # samples of a window along the axis
     steps = (torch.arange(points, device=positions.device) - (points - 1) / 2) / points
     at = positions[..., None] * cells - 0.5 + steps * (scale - 1).clamp(min=0)[..., None]
     distance = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=positions.device)
@@ -299,25 +299,25 @@ def mean_weights(positions: Tensor, scale: Tensor, cells: int) -> Tensor:
 
 
 def normalised_error(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Mean squared error of normalised vectors (b, N, D) → (b,), so that all blocks count alike."""
+    """Mean squared error of normalised vectors (b, N, D) → (b,). Normalisation gives all blocks equal weight."""
     width = ours.shape[-1:]
     error = F.layer_norm(ours.float(), width) - F.layer_norm(theirs.float(), width)
     return error.square().flatten(1).mean(1)
 
 
 def one_of(options: Sequence[T], draw: Generator) -> T:
-    """One of the options, each as likely as the others."""
+    """Draw one of the options uniformly."""
     return options[int(torch.randint(len(options), (), generator=draw))]
 
 
 def check_priors(recipe: Recipe, model: SpotViT) -> None:
-    """Refuse a prior that does not exist, or that needs maps or a policy which is not there."""
+    """Refuse unknown priors, priors that need saliency maps, and the learned prior without a policy."""
     for name in recipe.priors:
         prior = resolve_prior(name)
         if prior.learned:
             model.resolved_prior(name)  # refuses a model without a policy
         elif prior.needs_map:
-            raise InputError(f"training draws positions without looking at images, but the prior {name} needs maps")
+            raise InputError(f"the prior {name} needs maps, but training computes no saliency; use another prior")
 
 
 def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *numbers: int) -> Tensor:
@@ -330,13 +330,13 @@ def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: in
 
 
 def around_object(positions: Tensor, images: Tensor, part: Part, share: float, seed: int) -> Tensor:
-    """Positions (b, N, 2) of which the first share is moved into a square around each scene's object.
+    """Move the first share of the positions (b, N, 2) into a square around each scene's object.
 
-    The square has a side of 32 to 96 pixels and a centre up to a sixth of that from the object's. Tokens in it are
-    even but for half a cell.
+    The square's side is 32 to 96 pixels. Its centre is at most a sixth of the side from the object's centre, in y
+    and in x. Its tokens are on an even grid, with random offsets of up to half a cell.
     """
     if part.centers is None:
-        raise InputError("tokens can be placed around an object where it is known: in scenes, not in other images")
+        raise InputError("object_shares needs the places of objects, which are known only for the built-in scenes")
     tokens, size = round(share * positions.shape[1]), torch.tensor(images.shape[-2:])
     if not tokens:
         return positions
@@ -352,9 +352,9 @@ def around_object(positions: Tensor, images: Tensor, part: Part, share: float, s
 def mix(
     recipe: Recipe, part: Part, *, classes: int = 1, smoothing: float = 0.0, mode: str = "batch"
 ) -> tuple[Tensor, Tensor]:
-    """A part's images, mixed in pairs within the part by timm's mixup and cutmix, and their soft targets.
+    """Apply timm's mixup and cutmix to pairs of a part's images. Returns the images and their soft targets.
 
-    mode: "batch" mixes all or none of the part, "elem" some of its images.
+    mode: "batch" mixes all images of the part or none, "elem" mixes some of them.
     """
     labels = part.labels.clamp(0, classes - 1)
     if not recipe.mix_share or not (recipe.mixup or recipe.cutmix):

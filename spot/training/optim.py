@@ -1,10 +1,10 @@
 """Optimisers, layer-wise learning rates, and the steps of small training runs.
 
-Retrofitting inverts the usual layer-wise rates (paper, appendix A): the embedding and the early blocks have to adapt to
-new tokens, the late ones change little. The embedding has the full rate, block i has llrd^i of it, and the final norm
-and the head have the full rate again.
+Retrofitting inverts the usual layer-wise decay (paper, appendix A): the embedding and the early blocks must adapt to
+new tokens, while late blocks change little. The embedding uses the full learning rate, and block i uses llrd^i of it.
+The final norm and the head use the full rate again.
 
-Recipes for random weights use timm's Muon (Jordan et al., 2024) for the matrices in the blocks and AdamW for the rest.
+Recipes for random weights use timm's Muon (Jordan et al., 2024) for matrices in the blocks, and AdamW for the rest.
 """
 
 import math
@@ -23,13 +23,13 @@ from spot.store import read_state, write_state
 from spot.training.recipes import Recipe
 
 EMBEDDING = ("patch_embed", "pos_embed", "cls_token", "reg_token", "dist_token", "norm_pre", "rope")
-IN_VIT = re.compile(r"(?:.*\.)?vit\.(blocks\.(\d+)\.)?(.*)")  # timm's names, behind any prefix
+IN_VIT = re.compile(r"(?:.*\.)?vit\.(blocks\.(\d+)\.)?(.*)")  # timm's parameter names, after any prefix
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """A model's trainable parameters by rate and decay, with their names.
+    """Group a model's trainable parameters, and their names, by learning rate and weight decay.
 
-    `scale` is the factor of the recipe's rate. The optimiser muon uses Muon in groups with `use_muon`.
+    `scale` multiplies the recipe's rate. With the optimiser muon, groups with `use_muon` use Muon.
     """
     parts = [IN_VIT.fullmatch(name) for name, _ in model.named_parameters()]
     depth = len({part[2] for part in parts if part and part[2]})
@@ -54,7 +54,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def rate_scale(name: str, recipe: Recipe, depth: int) -> float:
-    """A parameter's factor of the rate, by its place in the ViT."""
+    """A parameter's learning rate relative to the recipe's, by its layer in the ViT."""
     part = IN_VIT.fullmatch(name)
     if part is None:
         return 1.0  # a decoder
@@ -75,7 +75,7 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int, warmup: int) -> float:
-    """The full rate at optimiser step 0 … steps − 1: warm-up over `warmup` steps, then cosine decay."""
+    """The learning rate at optimiser step 0 … steps − 1: warm-up over `warmup` steps, then cosine decay."""
     if step < warmup:
         share = (step + 1) / warmup
         if recipe.warmup_shape == "cosine":
@@ -86,7 +86,7 @@ def learning_rate(recipe: Recipe, step: int, steps: int, warmup: int) -> float:
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the rate of every group, by its factor."""
+    """Set the learning rate of every parameter group to rate × scale."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
 
@@ -101,9 +101,9 @@ def training_steps(
     every: int = 20,
     warmup: int = 20,
 ) -> Iterator[int]:
-    """The numbers of the steps of a small training run, with linear warm-up and cosine decay of the optimiser's rates.
+    """Yield the step numbers of a small training run, and set the learning rate: linear warm-up, then cosine decay.
 
-    The network and the optimiser are saved in the file after `every` steps, and a run resumes from there.
+    The network and the optimiser are saved to `file` every `every` steps. An interrupted run resumes from there.
     """
     rates, first = [group["lr"] for group in optimizer.param_groups], 0
     if file is not None and file.is_file():

@@ -1,8 +1,8 @@
-"""Recipes: the paper's training protocols (tab:all_config) and ours, as typed values.
+"""Training recipes: the paper's protocols (tab:all_config) and ours, as typed dataclasses.
 
-A recipe is a frozen dataclass that checks its values. Change a field with `override(recipe, {"lr": "1e-4"})` or on the
-command line with `--set lr=1e-4`. To add a recipe, list an instance in RECIPES. Where the paper's table has no value,
-the comment says whose value it is. Images are normalised as the checkpoint was trained, not as the table says.
+A recipe is a frozen dataclass that validates its fields. Change a field with `override(recipe, {"lr": "1e-4"})`, or on
+the command line with `--set lr=1e-4`. To add a recipe, list an instance in RECIPES. Comments give the origin of values
+that are not in the paper's table. Images use the checkpoint's normalisation, not the table's.
 """
 
 import ast
@@ -17,7 +17,7 @@ from spot.errors import InputError, unknown
 
 @dataclass(frozen=True)
 class Recipe:
-    """The fields of every kind of training."""
+    """The fields that all kinds of recipes share."""
 
     name: str
     origin: str  # where the values come from
@@ -28,24 +28,24 @@ class Recipe:
     batch_size: int = 2048  # images per optimiser step, over all processes and accumulation
     epochs: float = 50
     img_size: int = 224
-    # Drawn for every step. The paper's equation is uniform. Its table says isotropic, which is the grid itself with as
-    # many tokens as the grid has.
+    # One is drawn per step. The paper's equation uses uniform. Its table lists isotropic, which equals the grid at the
+    # grid's number of tokens.
     priors: tuple[str, ...] = ("uniform",)
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for random weights (spot/training/optim.py)
-    lr: float = 6e-5  # peak rate of the whole batch, not scaled by its size
+    lr: float = 6e-5  # peak learning rate, not scaled by the batch size
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
-    weight_decay: float = 0.05  # not for vectors (biases, norms, class token); not in the table
-    llrd: float = 0.65  # layer-wise rate decay: block i has the rate lr · llrd^i,
+    weight_decay: float = 0.05  # not for vectors (biases, norms, class token); not in the paper's table
+    llrd: float = 0.65  # layer-wise learning-rate decay: block i uses lr · llrd^i,
     faster: Literal["early", "late"] = "early"  # counted from the embedding (early) or from the head (late)
-    head_rate: float = 1.0  # factor of the rate for the final norm and the head; 0 freezes them
+    head_rate: float = 1.0  # learning rate of the final norm and the head, relative to lr; 0 freezes them
     warmup_epochs: float = 5  # then cosine decay to 0
     warmup_shape: Literal["linear", "cosine"] = "linear"
     warmup_lr: float = 0.0
-    clip_grad: float | None = None  # largest norm of the gradient
+    clip_grad: float | None = None  # maximum gradient norm
     drop_path: float = 0.1
-    ema: float = 0.0  # decay of the averaged weights per step; 0: none
+    ema: float = 0.0  # decay of the averaged weights per step; 0: off
 
     crop_scale: tuple[float, float] = (0.08, 1.0)  # random resized crop: share of the image's area
     randaug: tuple[int, float] | None = (15, 0.5)  # RandAugment's magnitude and its standard deviation
@@ -79,27 +79,27 @@ class SupervisedRecipe(Recipe):
     """Cross-entropy with labels."""
 
     smoothing: float = 0.1
-    global_pool: Literal["token", "avg"] | None = None  # None: as the ViT has it
-    budgets: tuple[int, ...] = ()  # numbers of tokens, drawn for every step; (): as many as the ViT's grid has
-    object_shares: tuple[float, ...] = ()  # scenes: shares of the tokens to place around the object, drawn for a step
+    global_pool: Literal["token", "avg"] | None = None  # None: the ViT's own pooling
+    budgets: tuple[int, ...] = ()  # numbers of tokens, one drawn per step; (): the number of cells of the ViT's grid
+    object_shares: tuple[float, ...] = ()  # scenes only: shares of tokens around the object, one drawn per step
 
 
 @dataclass(frozen=True)
 class DistilRecipe(Recipe):
-    """The frozen dense ViT on its grid teaches the same weights off the grid. No labels."""
+    """Distillation, without labels, from the frozen dense ViT on its grid to the same ViT with off-grid tokens."""
 
     # One forward pass per group; its number of tokens is drawn from the group for every step.
     budgets: tuple[tuple[int, ...], ...] = ((25, 25, 36), (49, 49, 64), (81, 100, 100, 121), (196,))
     shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # share of the batch in each pass
-    weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss: few tokens have large losses
+    weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss, which is larger for few tokens
     priors: tuple[str, ...] = ("isotropic",) * 5 + ("center", "center", "sobol", "uniform")
-    scale_std: float | None = None  # draw window scales around "auto", with this deviation as a share of log tiling
-    jitter: float = 1.0  # isotropic and center tokens move by up to half this share of their spacing
+    scale_std: float | None = None  # standard deviation of window scales around "auto", relative to log tiling
+    jitter: float = 1.0  # isotropic and center tokens move at random by up to half this share of their spacing
     features: float = 1.0  # weight of the squared error of the token features
-    balance: float = 0.5  # draw images with weight count^−balance, by the class that the teacher predicts
-    blend: float = 1.0  # share of the change to keep at the end; less restores some of the dense accuracy
-    min_tokens: int | None = None  # train weights by budget (spot.Family): a pass has the share of the change that
-    # belongs to its number of tokens, all of it with this many. None: all of the change in every pass
+    balance: float = 0.5  # images have sampling weight count^−balance, by the class that the teacher predicts
+    blend: float = 1.0  # share of the weight change kept at the end; lower values restore some dense accuracy
+    min_tokens: int | None = None  # train budget-dependent weights (spot.Family): each pass uses the share of the
+    # weight change for its number of tokens; with this many, the whole change. None: always the whole change
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,7 +112,7 @@ class DistilRecipe(Recipe):
 
 @dataclass(frozen=True)
 class MaskedRecipe(Recipe):
-    """Masked autoencoder: reconstruct the hidden windows from a visible share of them."""
+    """Masked autoencoder: reconstruct hidden windows from the visible ones."""
 
     visible: float = 0.25
     decoder_width: int = 512
@@ -122,7 +122,7 @@ class MaskedRecipe(Recipe):
 
 OBJECTIVES: dict[type[Recipe], str] = {SupervisedRecipe: "supervised", DistilRecipe: "distil", MaskedRecipe: "mae"}
 
-# Which numbers the named fields may hold.
+# The ranges of numeric fields.
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "a finite number": (lambda number: abs(number) < 1e300, ""),  # every field
     "above 0": (
@@ -143,7 +143,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """The numbers of a field, also of tuples in tuples."""
+    """All numbers in a field, also in nested tuples."""
     if isinstance(value, (tuple, list)):
         for part in value:
             yield from numbers(part)
@@ -151,7 +151,7 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-# A recipe's values stand in a few lines, not one in each.
+# Not formatted, so that a recipe's values share lines.
 # fmt: off
 PAPER = SupervisedRecipe(
     name="cls-in1k",
@@ -231,7 +231,7 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
     replace(
         DISTIL,
         name="distil-again",
-        origin="ours: continues from a retrofit and its policy, with weights as a delta with min_tokens=16 has them",
+        origin="ours: continues from a retrofit and its policy, with budget-dependent weights (min_tokens=16)",
         cost="ViT-Ti/16 on 5,000 images, 1,875 steps in bfloat16: 65 minutes of one CPU core",
         expected="see spot/assets/RETROFITS.md",
         command=f"spot retrofit {TINY}+spot --recipe distil-again "
@@ -244,7 +244,7 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
 
 
 def scenes(kind: type[Recipe], name: str, minutes: int, command: str, **values: Any) -> Recipe:
-    """A recipe of the built-in models: nano ViTs on scenes. Every scene is new, and 8,192 of them are an epoch."""
+    """A recipe for the built-in models, nano ViTs on scenes. Scenes never repeat; an epoch has 8,192 of them."""
     common: dict[str, Any] = {
         "origin": "ours: nano ViTs on the built-in scenes",
         "cost": f"about {minutes} minutes of one CPU core",
@@ -305,7 +305,7 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*PHOTOGRAPHS, *
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a name."""
+    """Look up a recipe by name."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     return RECIPES[name]
@@ -315,7 +315,7 @@ DESCRIPTIVE = ("name", "origin", "cost", "expected", "command")
 
 
 def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
-    """A recipe with other values; text is parsed as the field's type, so `{"lr": "1e-4"}` will do."""
+    """A copy of a recipe with changed fields. Text, such as `{"lr": "1e-4"}`, is parsed as the field's type."""
     hints = get_type_hints(type(recipe))
     known = [field.name for field in fields(recipe) if field.name not in DESCRIPTIVE]
     values = {}
@@ -330,17 +330,17 @@ def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as JSON has it."""
+    """The recipe's objective and fields as a dictionary."""
     return {"objective": recipe.objective, **asdict(recipe)}
 
 
 def decisive(recipe: Recipe) -> dict[str, Any]:
-    """Its name and the values that determine a run's outcome, without the texts, which a new version may change."""
+    """The recipe's name and the fields that determine a run's outcome, without the descriptive texts."""
     return {name: value for name, value in as_dict(recipe).items() if name == "name" or name not in DESCRIPTIVE}
 
 
 def pairs(words: Iterable[str], needed: str) -> dict[str, str]:
-    """NAME=VALUE words by name."""
+    """Parse NAME=VALUE words into a dictionary."""
     values = {}
     for word in words:
         name, equals, values[name] = word.partition("=")
@@ -350,7 +350,7 @@ def pairs(words: Iterable[str], needed: str) -> dict[str, str]:
 
 
 def literal(text: str) -> Any:
-    """Text as the Python value it writes; a bare word stays as it is."""
+    """Parse text as a Python literal. Any other text is returned unchanged."""
     with suppress(ValueError, SyntaxError):
         return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
     return text
@@ -360,7 +360,7 @@ REFUSED = object()
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """The value in the field's type (4 as 4.0, a list as a tuple, one name as a tuple of names), or REFUSED."""
+    """Convert a value to the field's type (4 to 4.0, a list to a tuple, a name to a tuple of names), or REFUSED."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind is Literal:
         return value if value in inner else REFUSED
@@ -377,7 +377,7 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def type_name(hint: Any) -> str:
-    """A type as a person writes its values."""
+    """A readable name of a type, for error messages."""
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     return str(getattr(hint, "__name__", hint) if not get_args(hint) else hint).replace("typing.", "")

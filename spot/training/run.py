@@ -1,7 +1,7 @@
-"""A training run: model, images, recipe and folder together.
+"""One training run: model, images, recipe and output folder.
 
-`begin` is what the verbs retrofit, pretrain and finetune call; they differ only in the recipes they take.
-`run` trains a model in Python.
+The verbs retrofit, pretrain and finetune call `begin`, and differ only in the recipes that they accept. In Python call
+`run`.
 """
 
 import hashlib
@@ -63,10 +63,10 @@ def begin(
     new_head: bool = False,
     classes: int | None = None,
 ) -> None:
-    """Train the model of a name, or with `options.dry_run` print what would be done.
+    """Load a model by name and train it, or with `options.dry_run` only print the plan.
 
-    objectives: those of the recipes that the verb takes.
-    new_head: replace the head by one for the data's classes, or for as many as `classes` says.
+    objectives: the objectives of recipes that the verb accepts.
+    new_head: replace the head with one for the data's classes, or for `classes` classes.
     """
     recipe = find_recipe(recipe_name)
     if recipe.objective not in objectives:
@@ -100,17 +100,17 @@ def run(
     teacher: SpotViT | None = None,
     objective: Callable[..., Objective] | None = None,
 ) -> SpotViT:
-    """Train a model by a recipe into a folder, or resume the run that is there.
+    """Train a model with a recipe, or resume the run in `options.out`.
 
-    teacher: of distillation: the ViT that the model was retrofitted from. By default the model before training.
-    objective: makes the objective, instead of the recipe's own.
+    teacher: for distillation, the ViT that the model was retrofitted from. Default: the model before training.
+    objective: builds the objective. Default: the recipe's own.
     """
     images = training_images(model, recipe, options)
     steps_in(recipe, len(images))  # refuses a batch or a warm-up that does not fit, before anything is written
     decoder = decoder_of(model, recipe, options)
     folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher, decoder))
-    this_process().wait_for_everyone()  # all have checked the folder before one writes to it
-    extra = [each for each in (teacher, decoder) if each is not None]  # at most one, by the recipe's kind
+    this_process().wait_for_everyone()  # all processes check the folder before one writes to it
+    extra = [each for each in (teacher, decoder) if each is not None]  # at most one, depending on the recipe
     goal = (objective or OBJECTIVES[recipe.objective])(model, recipe, *extra)
     validated = options.val is not None and recipe.objective != "mae"
     validate = Validation(model, str(options.val), options.val_limit, options.workers) if validated else None
@@ -121,7 +121,7 @@ def run(
 
 
 def decoder_of(model: SpotViT, recipe: Recipe, options: TrainOptions) -> dict[str, Tensor] | None:
-    """The weights of a masked autoencoder's file, if it has a decoder; if not, say that training starts a new one."""
+    """The weights of a masked autoencoder's checkpoint with a decoder, else None and a message to the user."""
     if not isinstance(recipe, MaskedRecipe):
         return None
     state = {} if options.weights is None else read_weights(options.weights)
@@ -137,7 +137,7 @@ def decoder_of(model: SpotViT, recipe: Recipe, options: TrainOptions) -> dict[st
 
 
 def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Images | Scenes:
-    """The images, with the model's own class numbers where the recipe needs labels; refuses what does not fit."""
+    """Open the training images, with the model's class indices if the recipe needs labels. Refuses unsuitable data."""
     if recipe.precision == "fp16" and this_process().device.type == "cpu":  # accelerate would use float32
         raise InputError("precision=fp16 needs an accelerator; on a CPU use precision=bf16 or no")
     supervised = isinstance(recipe, SupervisedRecipe)
@@ -145,7 +145,7 @@ def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Im
     if difficulty is not None:
         images: Any = Scenes("train", options.limit or SCENES_PER_EPOCH, difficulty=difficulty, seed=recipe.seed)
         size, count = images.difficulty.image_size, len(images.classes)
-        if recipe.img_size != size and model.vit.pos_embed is not None:  # rotary ViTs have no size of their own
+        if recipe.img_size != size and model.vit.pos_embed is not None:  # rotary ViTs have no fixed size
             raise InputError(
                 f"scenes have {size} pixels a side, recipe {recipe.name} wants {recipe.img_size}; "
                 "--recipe scenes, scenes-retrofit and so on are for them"
@@ -192,7 +192,7 @@ def settings_of(
     teacher: SpotViT | None = None,
     decoder: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """What determines the outcome of a run. A folder is only resumed under the same settings."""
+    """The settings that determine a run's outcome. A run resumes only with the same settings."""
     keys = hashlib.sha256("\n".join(images.keys).encode(errors="surrogateescape")).hexdigest()[:16]
     if isinstance(images, Scenes):
         keys = repr(images.difficulty)
@@ -209,9 +209,9 @@ def settings_of(
 def sampling_weights(
     teacher: SpotViT, recipe: Recipe, images: Images | Scenes, folder: RunFolder, workers: int
 ) -> Tensor | None:
-    """How often to draw each image, so that classes that the teacher rarely predicts are not forgotten; None: alike.
+    """Sampling weights of the images, higher for classes that the teacher rarely predicts. None: uniform.
 
-    Labels are not used: an image's class is the teacher's prediction on its grid.
+    Labels are not used. An image's class is the dense teacher's prediction.
     """
     if isinstance(images, Scenes) or not isinstance(recipe, DistilRecipe):
         return None
@@ -221,7 +221,7 @@ def sampling_weights(
     if state.is_main_process:
         folder.begin()
     there = file.is_file()
-    state.wait_for_everyone()  # all have checked before one writes
+    state.wait_for_everyone()  # all processes check before one writes
     if there:
         predictions = read_state(file, "the teacher's predictions")["classes"]
     else:
@@ -251,7 +251,7 @@ class Validation:
 
 
 def dry_run(model: SpotViT, recipe: Recipe, options: TrainOptions) -> None:
-    """Print the recipe, parameter groups, steps, time and memory of a run, after three backward passes."""
+    """Print the recipe, parameter groups, steps, time and memory of a run, measured over three backward passes."""
     images = training_images(model, recipe, options)
     decoder = decoder_of(model, recipe, options)
     folder = RunFolder(options.out, settings_of(model, recipe, images, options, decoder=decoder))

@@ -1,11 +1,11 @@
 """The folder of a training run.
 
-    run.json                the recipe and everything else that determines the outcome
-    log.csv, log.png        a row per epoch, and the paper's retrofit plot
-    checkpoints/STEP.pt     the last two; each is written whole or not at all
-    model/                  the result, for spot.load
+    run.json                the recipe and all other settings that determine the outcome
+    log.csv, log.png        one row per epoch, and the paper's retrofit plot
+    checkpoints/STEP.pt     the last two checkpoints, written atomically
+    model/                  the trained model, for spot.load
 
-The same command in the same folder resumes. A folder with other content is refused.
+The same command with the same folder resumes an interrupted run. A folder with other content is refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ KEPT = 2
 
 
 class RunFolder:
-    """The folder of a new run, or of the same run."""
+    """The folder of a new run, or of an earlier run with the same settings."""
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
         self.path = Path(folder)
@@ -55,7 +55,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """In the block no other run may write to the folder; the first process holds it for all of its run."""
+        """A context manager that locks the folder; the main process holds the lock for all processes of the run."""
         if not this_process().is_main_process:
             yield
             return
@@ -95,7 +95,7 @@ class RunFolder:
 
 @contextmanager
 def resumable(folder: Path, settings: Mapping[str, Any], what: str) -> Iterator[None]:
-    """Hold the folder of a smaller run, whose files are resumed under the same settings only."""
+    """Lock the folder of a smaller run, which resumes only with the same settings."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "settings.json"
     with locked(folder, what):

@@ -73,7 +73,7 @@ def test_the_share_asked_for_stands_around_the_object_and_the_rest_anywhere():
     halves = [around_object(even[one.first : one.first + 32], one.images, one, 0.75, seed=0) for one in two]
     assert torch.equal(torch.cat(halves), moved)
     assert torch.equal(around_object(even, images, part, 0.0, seed=0), even)
-    with pytest.raises(InputError, match="where it is known: in scenes"):
+    with pytest.raises(InputError, match="only for the built-in scenes"):
         around_object(even, images, part._replace(centers=None), 0.5, seed=0)
 
 
