@@ -1,10 +1,9 @@
-"""Options of the command line, each in one wording: what verbs share, and the dataclasses that Python gives too.
+"""Options that command-line verbs share, and the dataclasses of options for use in Python.
 
-A verb says `weights: options.Weights = None`. `LoadingOptions` and `EvaluateOptions` say which images are read and what
-is compared; `TrainOptions` is what a training run is given beside its recipe: only `data`, `split`, `limit`,
-`leave_out` and `accumulate` change its outcome, and those from `set` on are for `spot.training.run.begin` alone.
-`LearnOptions` is how `spot learn` trains a policy, `GlimpseOptions` how it does for large pictures. Imports nothing
-heavy.
+A verb declares `weights: options.Weights = None`. `LoadingOptions` and `EvaluateOptions` select images and comparisons.
+`TrainOptions` are a training run's options besides its recipe. Only `data`, `split`, `limit`, `leave_out` and
+`accumulate` change its outcome; those from `set` on are only for `spot.training.run.begin`. `LearnOptions` are for
+`spot learn`, `GlimpseOptions` for `spot learn --look glimpses`. This module imports nothing heavy.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from spot.data.difficulty import difficulty_of
 from spot.errors import InputError, unknown
 
-MODEL = "vit-ti"  # what predict, search and embed use unless told otherwise: a retrofitted ViT-Ti/16
+MODEL = "vit-ti"  # the default model of predict, search and embed: a retrofitted ViT-Ti/16
 NAME = "a name that spot models lists, a folder or file that spot saved, a hub id, or a timm name"
 
 Model = Annotated[str, arg(help=f"the model: {NAME}")]
@@ -73,7 +72,7 @@ Baselines = Annotated[tuple[Baseline, ...], arg(metavar="NAME ...")]
 
 
 def refuse_unknown_prior(prior: object) -> None:
-    """Refuse a prior that is neither a name nor a policy's file; several are checked one by one."""
+    """Refuse a prior, or a tuple of priors, that is neither a known name nor a policy's file."""
     for name in prior if isinstance(prior, tuple) else (prior,):
         if isinstance(name, str) and name not in PRIORS and not name.endswith(".safetensors"):
             raise unknown("prior", name, PRIORS, hint="or give the file of a policy that spot learn wrote")
@@ -81,7 +80,7 @@ def refuse_unknown_prior(prior: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """Which images of some data."""
+    """Which images of a data set to use."""
 
     split: str = "val"
     """val, train or test, if the data has several splits"""
@@ -93,14 +92,14 @@ class ImageOptions:
     """skip images that cannot be read"""
 
     def opening(self) -> dict[str, Any]:
-        """What `spot.data.images.open_data` calls them."""
+        """The options as arguments of `spot.data.images.open_data`."""
         unreadable = "skip" if self.skip_unreadable else "stop"
         return {"split": self.split, "root": self.data_root, "limit": self.limit, "unreadable": unreadable}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions(ImageOptions):
-    """Which images of some data, and how they are read."""
+    """Which images of a data set to use, and how to load them."""
 
     batch_size: int = 64
     """images per batch; changes the speed only"""
@@ -108,7 +107,7 @@ class LoadingOptions(ImageOptions):
     """processes that read images. Default: the number of cores minus one, at most 8"""
 
     def readers(self) -> dict[str, Any]:
-        """What `spot.data.loader.loader` calls them."""
+        """The options as arguments of `spot.data.loader.loader`."""
         from spot.data.loader import available_workers
 
         workers = available_workers() if self.workers is None else self.workers
@@ -119,7 +118,7 @@ class LoadingOptions(ImageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(LoadingOptions):
-    """What `spot evaluate` compares, and on which images."""
+    """The comparisons of `spot evaluate`, and their images."""
 
     prior: tuple[str, ...] = ()
     """where tokens go: priors (spot predict --help lists them) or files of policies. Default: the model's own"""
@@ -134,7 +133,7 @@ class EvaluateOptions(LoadingOptions):
     """baselines to measure at the same budgets: plain (the timm model itself), resize, patch-dropout, tome, tome-cost,
     tome-floor, merged, merged-learned, elastic"""
     glimpses: tuple[int, ...] = ()
-    """a model of spot learn --look glimpses: numbers of places to classify. Default: as many as it was trained for"""
+    """for models of spot learn --look glimpses: numbers of places to classify. Default: the trained number"""
     knn: Path | None = None
     """labelled images, or a bank file: also measure the kNN accuracy of the features"""
     k: int = 20
@@ -160,9 +159,9 @@ class TrainOptions:
     leave_out: Path | None = None
     """a file with images to exclude from training: one path per line, relative to the data's root"""
     val: str | None = None
-    """labelled images: measure the accuracy on them after every epoch"""
+    """labelled images for validation after every epoch"""
     val_limit: int | None = 500
-    """maximum number of these images"""
+    """maximum number of validation images"""
     accumulate: int = 1
     """backward passes per step, to fit the batch into memory"""
     workers: int = 0
@@ -195,13 +194,13 @@ class LearnOptions:
     """How a policy is trained; see spot.training.learn."""
 
     side: int | None = None
-    """side of the thumbnail that the policy sees, in pixels"""
+    """side of the policy's input thumbnail, in pixels"""
     target: str = "attention"
     """the map to learn: attention of the dense ViT, or an .onnx file of a saliency network"""
     center: float = 0.4
-    """width of a Gaussian around the middle that replaces the targets' mean, as a fraction of the side; 0 for none"""
+    """width of a centred Gaussian that replaces the targets' mean, as a fraction of the side; 0 for none"""
     power: float = 1.5
-    """the final map is raised to this power; values above 1 make it narrower"""
+    """the predicted map is raised to this power; values above 1 make it narrower"""
     strength: float = 0.9
     """weight of the map against even coverage, with very few tokens"""
     views: int = 6
@@ -225,23 +224,23 @@ Train = Annotated[TrainOptions, arg(name="")]
 
 @dataclass(frozen=True, kw_only=True)
 class GlimpseOptions:
-    """How a model is taught to find things in large pictures, and to classify them."""
+    """How to train a model to find and classify objects in large pictures."""
 
     tokens: int = 16
     """number of tokens on each place"""
     glimpses: int = 3
-    """number of places that predictions look at; evaluate and predict can ask for others"""
+    """number of places to classify per picture; evaluate and predict can use another number"""
     longest: int = 680
-    """longer side of the picture that the finder sees, in pixels"""
+    """longer side of the finder's input, in pixels"""
     candidates: int = 40
-    """number of places that the finder's second stage sees closely; 0 trains without a second stage"""
+    """number of candidates for the finder's second stage; 0 trains without a second stage"""
     steps: int = 2400
-    """training steps of the finder; its second stage has 5 / 12 of them"""
+    """training steps of the finder; its second stage uses 5 / 12 of this number"""
     epochs: int = 8
     """epochs of fine-tuning the model on glimpses; 0 fits only its head"""
     none: str = "none"
     """the class of pictures without an object, if there is one"""
     rounds: int = 2
-    """without boxes: how often the finder is trained again on the places found so far"""
+    """without boxes: number of times to retrain the finder on the places found so far"""
     seed: int = 0
     """random seed"""

@@ -1,4 +1,4 @@
-"""spot learn: train a policy, the learned prior of a model: on images without labels, or for large pictures."""
+"""spot learn: train a policy, a model's learned prior, on images without labels or for large pictures."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from spot import options
 from spot.options import GlimpseOptions, LearnOptions
 
 DEFAULT, GLIMPSES = LearnOptions(), GlimpseOptions()
-TOKENS = 25  # that the cost is reported for
+TOKENS = 25  # number of tokens for the reported cost
 
 
 def learn(
@@ -30,11 +30,11 @@ def learn(
 ) -> None:
     """Train a policy, the learned prior of a model, without labels, in minutes.
 
-    A small network learns an importance map from a dense ViT. Use the result with --prior FILE, or in Python with
-    model.policy = spot.load_policy(FILE, model), which makes it a part of the model. An interrupted run resumes.
+    A small network learns to predict importance maps from a dense ViT. Use the result with --prior FILE, or in Python
+    with model.policy = spot.load_policy(FILE, model), which makes it a part of the model. An interrupted run resumes.
 
-    --look glimpses is for large pictures with small objects: a small network finds places, and the model is fine-tuned
-    to classify glimpses of them. The pictures need labels; boxes are optional.
+    --look glimpses is for large pictures with small objects. A small network detects places, and the model is
+    fine-tuned to classify glimpses of them. The pictures need labels; boxes are optional.
 
     Args:
         out: the .safetensors file; with --look glimpses a folder, whose model/ contains the policy.
@@ -43,7 +43,7 @@ def learn(
         split: val, train or test, if the data has several splits.
         limit: maximum number of images, evenly spread over the classes.
         leave_out: a file with images to exclude: one path per line, relative to the data's root.
-        look: map, an importance map of the image; or glimpses, a few places in a large picture.
+        look: map (an importance map of the image) or glimpses (a few places in a large picture).
         boxes: for glimpses: a CSV file with the columns file, left, top, right, bottom. Default: learn from labels.
 
     example: spot learn vit-ti --data images --out vit-ti.policy.safetensors

@@ -1,4 +1,4 @@
-"""spot saliency: maps of what stands out, for images or a whole data set, as PNG files."""
+"""spot saliency: write saliency maps of images, or of a whole data set, as PNG files."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""spot search: the oracle on photographs, with pictures, or on a data set, into a placements file."""
+"""spot search: oracle search on photographs, drawn as pictures, or on a data set, saved as a placements file."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,10 +39,10 @@ def search(
 ) -> None:
     """Optimise token positions by gradient through the frozen model.
 
-    With images, it draws the windows at the start and at the end, and the path of each token from dark purple to
-    bright yellow (red for ascent). With --data, it writes the positions of all images to one placements file. An
+    With images, it draws the windows before and after the search, and the path of each token from dark purple to
+    bright yellow (red for ascent). With --data, it writes the positions of all images to one placements file, and an
     interrupted search resumes. Use the file with spot evaluate MODEL --data DIR --placements FILE.
-    `accelerate launch` or torchrun distributes the images.
+    `accelerate launch` or torchrun distributes the images over processes.
 
     Args:
         data: instead of images: a folder with one sub-folder per class, a timm data set, or scenes.

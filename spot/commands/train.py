@@ -1,4 +1,4 @@
-"""spot retrofit, spot pretrain and spot finetune: one training run, with the recipes that each takes."""
+"""spot retrofit, spot pretrain and spot finetune: training runs with different kinds of recipes."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from spot.options import ModelArgument, Train
 
 
 def begin(*args: Any, **options: Any) -> None:
-    from spot.training import run  # here: a verb's help should not wait for torch
+    from spot.training import run  # imported here, so that --help does not load torch
 
     run.begin(*args, **options)
 
@@ -32,7 +32,7 @@ def pretrain(
 ) -> None:
     """Train a masked autoencoder (MAE) on off-grid windows, without labels. Only the encoder is kept.
 
-    The paper retrofits MAE models in this way. With --fresh training starts from random weights, and the recipe can
+    The paper retrofits MAE models in this way. With --fresh, training starts from random weights, and the recipe can
     also be a supervised one. After an interruption the same command resumes.
 
     Args:
