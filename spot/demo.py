@@ -33,7 +33,7 @@ def on_scenes(
     """Show a small version of the paper's main table, and write its two figures to the folder `out`."""
     if model.num_classes != len(CLASSES):
         classes = f"{model.num_classes} classes, the scenes are of {len(CLASSES)}"
-        raise InputError(f"{name} knows {classes}; give a photograph with --image FILE")
+        raise InputError(f"{name} has {classes}; choose a model of the scenes, such as scenes-a")
     data: Any = data_for(model, "scenes", split="test", limit=count)
     scenes = data.draw(range(count))
     rows = accuracies(name, model, data, budgets, seed)

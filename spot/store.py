@@ -301,7 +301,7 @@ def _verify(path: str | Path, expected: str, what: str) -> None:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     if digest.hexdigest() != expected:
-        raise InputError(f"{path} is not {what}, or is damaged: its content is not what its checksum was made of")
+        raise InputError(f"{path} is not {what}, or is damaged: its content does not match its checksum")
 
 
 def _dumped(entries: Mapping[str, Any]) -> bytes:
@@ -348,7 +348,7 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
             with zipfile.ZipFile(path) as file:
                 broken = file.testzip()
             if broken is not None:
-                raise InputError(f"{path} is not {what}, or is damaged: {broken} is not what its checksum was made of")
+                raise InputError(f"{path} is not {what}, or is damaged: {broken} does not match its checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{path} is a pickle that holds more than weights, which could run code; refused") from error

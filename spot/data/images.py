@@ -114,7 +114,7 @@ class Images(Dataset[Sample | None]):
             classes.setdefault(self.source[number][1], []).append(index)
         each = min(limit // len(classes), min(map(len, classes.values())))
         if each < 1:
-            raise InputError(f"{limit} images cannot be of all {len(classes)} classes alike; give a larger limit")
+            raise InputError(f"{limit} images are too few for {len(classes)} classes; give a larger limit")
         self.keep([own[place * len(own) // each] for own in classes.values() for place in range(each)])
 
     def without(self, keys: Collection[str]) -> None:
@@ -316,7 +316,7 @@ def shards_of(root: Path, split: str) -> tuple[list[Path], str]:
             if found is not None:
                 return [root / file for file in found["filenames"]], found.get("alt_label") or ""
         except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise InputError(f"{about} names no shards of splits: {error}") from None
+            raise InputError(f"{about} does not list the shards of each split: {error}") from None
         raise InputError(f"{root} has the splits {', '.join(splits)}, and no {split}; name one of them")
     named = {path: set(re.split(r"[^a-z]+", path.name.lower())) for path in sorted(root.glob("*.tar"))}
     divided = any(each.intersection(names) for each in named.values() for names in SPLITS.values())

@@ -78,7 +78,7 @@ class Shards:
                         yield key, Entry(number, image.offset_data, image.size, label)
         except (tarfile.TarError, OSError, EOFError) as error:
             hint = "; unpack it to .tar" if file.endswith((".gz", ".tgz", ".zst", ".bz2", ".xz")) else ""
-            raise InputError(f"{file} is no shard that can be read: {error}{hint}") from None
+            raise InputError(f"{file} is not a readable shard: {error}{hint}") from None
 
     def _label(self, tar: tarfile.TarFile, sample: dict[str, tarfile.TarInfo], name: str) -> int:
         part = sample.get("json" if self.target else "cls")

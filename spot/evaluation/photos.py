@@ -95,9 +95,9 @@ def predict(
     if top < 1:
         raise InputError(f"at least one class is to be named, got {top}")
     if cascade is not None and not (prior is tokens is saliency is scale is None and fit != "whole" and not merge):
-        raise InputError("a cascade says itself where tokens go and how many, on images of the model's size")
+        raise InputError("a cascade sets the placement; leave out prior, tokens, scale, saliency, merge, fit='whole'")
     if until is not None and cascade is None:
-        raise InputError("until goes with a cascade, whose confidence is calibrated; make one with spot calibrate")
+        raise InputError("until needs a cascade, whose confidence is calibrated; make one with spot calibrate")
     model: SpotViT = at_budget(source, tokens, prior=prior, scale=scale)
     names = names_of(model)
     fit = fit or model.fit

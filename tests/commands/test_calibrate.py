@@ -45,7 +45,7 @@ def test_predict_exits_early(folder, tmp_path):
     [
         (["predict", "photo.png", "--model", "scenes-a", "--until", "0.8"], "has no calibrated cascade"),
         (["predict", "photo.png", "--model", "model", "--cascade", C, "--until", "80"], "until is a confidence"),
-        (["predict", "photo.png", "--model", "model", "--cascade", C, "--tokens", "9"], "says itself where tokens go"),
+        (["predict", "photo.png", "--model", "model", "--cascade", C, "--tokens", "9"], "a cascade sets the placement"),
         (["predict", "photo.png", "--model", "scenes-b", "--cascade", C], "calibrated for other weights"),
         (["evaluate", "scenes-a", "--data", "scenes", "--limit", "8", "--early-exit"], "has no calibrated cascade"),
         (

@@ -66,7 +66,7 @@ def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path
     assert found["settings"]["merge"] and said == sorted(said, reverse=True)
     (made,) = predict(model, [Path(file)], tokens=16, merge=True)
     assert len(made.positions) == merging.starting_tokens > 16
-    with pytest.raises(InputError, match="until goes with a cascade"):
+    with pytest.raises(InputError, match="until needs a cascade"):
         next(predict(model, [Path(file)], until=0.8, merge=True))
 
 

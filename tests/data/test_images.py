@@ -294,5 +294,5 @@ def test_a_balanced_set_has_as_many_of_every_class_spread_over_its_images(tmp_pa
     data.balance(7)
     assert data.keys == ["a/0.png", "a/4.png", "b/0.png", "b/1.png", "c/0.png", "c/2.png"]
     assert [data[index][1] for index in range(6)] == [0, 0, 1, 1, 2, 2]
-    with pytest.raises(InputError, match="2 images cannot be of all 3 classes alike"):
+    with pytest.raises(InputError, match="2 images are too few for 3 classes"):
         data.balance(2)

@@ -147,7 +147,7 @@ def test_shards_that_do_not_fit_are_one_sentence(tmp_path, samples, sentence):
 
 def test_what_is_no_shard_is_one_sentence(tmp_path):
     (tmp_path / "a.tar").write_bytes(b"x" * 2000)
-    with pytest.raises(InputError, match="no shard that can be read"):
+    with pytest.raises(InputError, match="not a readable shard"):
         open_data(f"wds/{tmp_path}", transform=plain)
 
 
