@@ -26,12 +26,12 @@ def study(
     cache: Path | None = None,
     redraw: bool = False,
 ) -> None:
-    """Measure a table or figure of the paper, and show the paper's numbers beside it.
+    """Measure a table or figure of the paper, and show it with the paper's numbers.
 
-    Studies: {studies}; all of them with `all`. `findings` measures nothing: it reads the results in --out and
+    Studies: {studies}; `all` runs all of them. `findings` measures nothing: it reads the results in --out and
     reports which of the paper's findings hold. Each study writes OUT/NAME.json (everything), .md (the table),
-    .png and .pdf (the figure). Measurements are cached, so that a study that was stopped resumes, and studies
-    share them. Under `accelerate launch` or torchrun the processes share the images.
+    .png and .pdf (the figure). Measurements are cached, so that interrupted studies resume and studies share
+    measurements. Under `accelerate launch` or torchrun the images are divided among the processes.
 
     Args:
         name: a study, all, or findings.
@@ -39,7 +39,7 @@ def study(
             weights of the timm ViT it is based on; by default scenes-a, scenes-b and scenes-mae.
         out: folder for results.
         cache: folder for measurements; by default OUT/cache.
-        redraw: make tables and figures of the results there are, without measuring.
+        redraw: redraw tables and figures from existing results, without measuring.
 
     example: python -m paper off-grid --model vit-ti=ti.safetensors --data imagenet
     """

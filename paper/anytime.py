@@ -1,9 +1,9 @@
-"""Stop when sure: accuracy against mean multiply-adds of cascades, single budgets, ToMe and a smaller image.
+"""Early exit: accuracy against mean multiply-adds of cascades, single budgets, ToMe and a smaller image.
 
-Cascades are calibrated on images of the bank (without one, on every second image), whose labels are not looked at, for
-several losses that the dense ViT expects, and measured on the study's images (on the others). Every possible stage is
-run once on every image; where an image stops follows from that. Beside them stand the published figures of two cascades
-of ViTs that were trained for it for 300 epochs.
+Cascades are calibrated for several expected losses on images of the bank, without their labels, and measured on the
+study's images. Without a bank every second image calibrates, and the others are measured. Every possible stage runs
+once on every image; the stage at which an image stops is computed from these predictions. For comparison the table
+contains published results of two cascades of ViTs that were trained for early exit for 300 epochs.
 """
 
 import time
@@ -33,8 +33,8 @@ from spot.plots.accuracy import accuracy
 LOSE = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05)
 RIVALS = ("tome-cost", "resize")
 CALIBRATING = 500  # images
-NEAR = 9  # points below the dense ViT that the figure shows
-TIMED, ROUNDS = 64, 5  # images whose cascade is timed, and how often
+NEAR = 9  # the figure shows results down to this many points below the dense ViT
+TIMED, ROUNDS = 64, 5  # number of images and of rounds for timing a cascade
 
 # DeiT-S, dense 79.8 % at 4.6 G; CF-ViT (AAAI 2023) and DVT (NeurIPS 2021), from their tables.
 PUBLISHED = {"CF-ViT": ((78.5, 1.53), (80.0, 1.97)), "DVT": ((79.1, 2.29),)}
@@ -42,7 +42,7 @@ DENSE = (79.8, 4.6)
 
 
 def run(lab: Lab) -> Result:
-    """Cascades for every wanted agreement, single budgets and rivals, each against the dense ViT on the same images."""
+    """Cascades for every calibration goal, single budgets and baselines, against the dense ViT on the same images."""
     rows: list[Row] = []
     rest, calibrated = resting(lab), 0
     for backbone in lab.backbones:
@@ -90,7 +90,7 @@ def run(lab: Lab) -> Result:
     return Result(rows, published(), notes)
 
 
-# Names of cascades, where their early stages place tokens, and whether stages may merge.
+# Names of cascades, the prior of their early stages, and whether stages may merge tokens.
 WAYS: tuple[tuple[str, str | None, bool], ...] = (
     ("cascade", None, False),
     ("cascade that merges", None, True),
@@ -100,21 +100,21 @@ WAYS: tuple[tuple[str, str | None, bool], ...] = (
 
 
 def named(stage: Stage) -> str:
-    """How a table names a stage."""
+    """A stage's name in tables."""
     return f"{stage.tokens}–{stage.left()}" if stage.merged else str(stage.tokens)
 
 
 def resting(lab: Lab) -> slice:
-    """The study's images that are measured: without a bank, every second one calibrates."""
+    """The measured images of the study: without a bank every second image is left for calibration."""
     return slice(None) if lab.settings.bank is not None else slice(1, None, 2)
 
 
 def predictions(
     lab: Lab, backbone: Backbone, budgets: Sequence[int], prior: str | None
 ) -> tuple[list[Stage], Predicted, Predicted]:
-    """The possible stages, their predictions for the images that are measured, and for those that calibrate."""
+    """The possible stages, and their predictions for the measured images and for the calibration images."""
     stages, models = possible_stages(backbone.loaded, budgets, prior=prior)
-    if backbone.parent is not None:  # the last stage is the ViT before the retrofit
+    if backbone.parent is not None:  # the last stage is the original ViT
         cells = stages[-1].tokens
         models = [
             stage_model(backbone.parent.at(tokens=cells), stage, grid=True) if stage.tokens == cells else model
@@ -124,7 +124,7 @@ def predictions(
 
     def both(bank: bool) -> Predicted:
         grid = Candidates(stages[few:], models[few:])
-        whole = predicted(lab, backbone, grid, bank=bank)  # the same wherever early tokens are
+        whole = predicted(lab, backbone, grid, bank=bank)  # does not depend on the prior of early stages
         early = Candidates([*stages[:few], stages[few]], [*models[:few], models[few]])
         first = predicted(lab, backbone, early, bank=bank, prior=prior)
         return whole._replace(stages=torch.cat([first.stages[:few], whole.stages]))
@@ -136,7 +136,7 @@ def predictions(
 
 
 def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -> Cascade:
-    """A cascade of the backbone, whose last stage is the ViT before the retrofit where that is known."""
+    """A cascade of the backbone, whose last stage is the original ViT if it is known."""
     cascade = Cascade(backbone.loaded, stages, prior=prior)
     if backbone.parent is not None:
         cascade.models[-1] = stage_model(backbone.parent.at(tokens=stages[-1].tokens), stages[-1], grid=True)
@@ -146,7 +146,7 @@ def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -
 def predicted(
     lab: Lab, backbone: Backbone, candidates: Candidates, *, bank: bool, prior: str | None = None
 ) -> Predicted:
-    """Every stage's predictions for the study's images, or for some of the bank's; kept in the lab's cache."""
+    """Every stage's predictions for the study's images, or for some of the bank's, from the lab's cache."""
     model = backbone.model
     images = lab.sources.bank(model) if bank else lab.sources.images(model)
     hashed = lab.sources.images_hash(model, bank=bank)
@@ -167,7 +167,7 @@ def predicted(
         else:
             subset = images
         made = predict_all(candidates, loader(subset, lab.settings.batch_size, lab.settings.workers))
-        order = torch.tensor(sorted(range(len(made.keys)), key=made.keys.__getitem__))  # as lab.accuracy has them
+        order = torch.tensor(sorted(range(len(made.keys)), key=made.keys.__getitem__))  # the order of lab.accuracy
         return {"stages": made.stages[:, order].half(), "dense": made.dense[order].half(), "labels": made.labels[order]}
 
     kept = lab.remember(about, compute)
@@ -175,7 +175,7 @@ def predicted(
 
 
 def part_of(made: Predicted, rows: slice) -> Predicted:
-    """What was said of some of the images."""
+    """The predictions for some of the images."""
     return Predicted(made.stages[:, rows], made.dense[rows], made.labels[rows])
 
 
@@ -184,7 +184,7 @@ def right_of(made: Predicted) -> list[Tensor]:
 
 
 def outcome(made: Predicted, stages: Sequence[Stage], every: Sequence[Stage]) -> tuple[Tensor, Tensor, float]:
-    """Which images a cascade has right (M,), what each cost (M,), and the percentage that agrees with the dense ViT."""
+    """A cascade's correctness (M,), cost per image (M,), and agreement with the dense ViT in percent."""
     known, answer = torch.zeros_like(made.dense), torch.zeros_like(made.labels)
     left, spent = torch.ones_like(answer, dtype=torch.bool), torch.zeros_like(answer)
     places = {(stage.tokens, stage.merged): index for index, stage in enumerate(every)}
@@ -201,13 +201,13 @@ def judged(right: Tensor, base: Tensor, cost: float) -> Row:
 
 
 def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[str, int], list[Any]]:
-    """ToMe and the smaller image at the same budgets, where they can have them."""
+    """ToMe and the smaller image at the same budgets, if these are possible."""
     settings = {}
     for rival in RIVALS:
         for tokens in budgets:
             try:
                 lab.candidate(backbone, Setting(rival, tokens))
-            except InputError:  # merging cannot reach so few, or the image has no such size
+            except InputError:  # merging cannot reach this budget, or there is no such image size
                 continue
             settings[rival, tokens] = [Setting(rival, tokens)]
     return lab.accuracies(backbone, settings)
@@ -215,7 +215,7 @@ def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[s
 
 @torch.no_grad()
 def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:
-    """The time of a cascade as a share of the dense ViT's, on images of the study, at batch 1 and 32."""
+    """A cascade's time as a share of the dense ViT's, on images of the study, at batch 1 and 32."""
     images = lab.sources.images(backbone.model)
     rows = [index * len(images) // TIMED for index in range(min(TIMED, len(images)))]
     batches: list[Batch] = list(loader(torch.utils.data.Subset(images, rows), 32))  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:
 
 
 def ratio(cascade: Cascade, dense: SpotViT, images: Tensor, batch: int) -> float:
-    """Processor time of the cascade by that of the dense ViT: the median over rounds in turns."""
+    """Ratio of the cascade's processor time to the dense ViT's: the median over interleaved rounds."""
     ratios = []
     grid = dense.grid(images[:1])
     with cpu_threads(1):
@@ -267,7 +267,7 @@ TABLE: Table = {
 
 
 def points(result: Result) -> list[Row]:
-    """What the figure shows: rows near enough to the dense ViT that lines can be told apart; the table has all."""
+    """Rows of the figure: those near the dense ViT, so that lines remain distinguishable. The table has all rows."""
     return [row for row in result.rows if row["share"] <= 1.5 and row.get("delta", 0.0) >= -NEAR]
 
 

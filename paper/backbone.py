@@ -1,4 +1,4 @@
-"""The models of a study: retrofitted ViTs, and the plain ViTs they were made of."""
+"""The models of a study: retrofitted ViTs, and the plain ViTs they are based on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ SCENE_BACKBONES = ("scenes-a", "scenes-b", "scenes-mae")
 
 @dataclass(eq=False)
 class Backbone:
-    """A retrofitted ViT and, where it is known, the plain ViT it was made of."""
+    """A retrofitted ViT and, if known, the plain ViT it is based on."""
 
     name: str  # in tables
-    source: str  # as spot.load takes it
-    weights: Path | None = None  # of the timm ViT below it
+    source: str  # for spot.load
+    weights: Path | None = None  # of the timm ViT it is based on
     device: Any = "cpu"
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Backbone:
         return load_source(self.source, weights=None if saved else self.weights)
 
     def at(self, tokens: int | None = None, image_size: tuple[int, int] | None = None) -> SpotViT:
-        """The model with the weights for a budget, of images of its own size or another."""
+        """The model with the weights for a budget, for images of its own size or another."""
         if isinstance(self.loaded, SpotViT):
             return self.loaded.to(self.device)
         if (tokens, image_size) not in self._made:
@@ -50,12 +50,12 @@ class Backbone:
 
     @property
     def model(self) -> SpotViT:
-        """The model with the weights of its default budget, for what does not depend on them."""
+        """The model with the weights of its default budget, for uses that do not depend on the weights."""
         return self.at()
 
     @cached_property
     def parent(self) -> SpotViT | None:
-        """The ViT before it was retrofitted; None where that is not known."""
+        """The original ViT before the retrofit, or None if unknown."""
         path = find(self.source)
         if f"{self.source}-grid" in built_in():
             return load(f"{self.source}-grid").to(self.device)
@@ -63,10 +63,10 @@ class Backbone:
             return load(read_about(path)["base"], weights=self.weights).to(self.device)
         if self.source in built_in():
             return None
-        if path.exists():  # a folder or file that spot saved names the timm ViT it began as
+        if path.exists():  # a folder or file that spot saved names its base timm ViT
             if self.weights is None:
                 return None
-            head = ("num_classes", "global_pool")  # its own: a file says what it pools and how many classes it has
+            head = ("num_classes", "global_pool")  # from the file, which stores its pooling and number of classes
             shape = {name: value for name, value in self.model.options.items() if name not in head}
             return load(self.model.name, weights=self.weights, **shape).to(self.device)
         return self.model
@@ -80,11 +80,11 @@ class Backbone:
         return "" if self.parent is None else hash_model(self.parent)
 
     def describe(self) -> dict[str, Any]:
-        """What a result says of its model: its name, and hashes of its weights and of its file."""
+        """The description of a model in results: its name, and hashes of its weights and of its file."""
         return {"source": self.source, "weights": self.hash, **stored(self.source)}
 
     def by_itself(self) -> "Backbone":
-        """The same without its parent, so that baselines too have the retrofitted weights."""
+        """The same without its parent, so that baselines also use the retrofitted weights."""
         alone = Backbone(self.name, self.source, self.weights, self.device)
         alone._made = self._made
         alone.__dict__ |= {"loaded": self.loaded, "hash": self.hash, "parent": None, "parent_hash": ""}
@@ -92,7 +92,7 @@ class Backbone:
 
 
 def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
-    """Models by `NAME` or `NAME=WEIGHTS FILE`, the file being of the timm ViT below it."""
+    """Models from `NAME` or `NAME=FILE`, with the weights of the timm ViT that NAME is based on."""
     pairs = [(given.rpartition("=")[0] or given, given.rpartition("=")[2] if "=" in given else "") for given in sources]
     if len(set(pairs)) < len(pairs):
         raise InputError(f"each model is studied once, got {', '.join(sources)}")
@@ -104,7 +104,7 @@ def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
 
 
 def budgets(cells: int) -> tuple[int, ...]:
-    """Square budgets nearest to an eighth, a quarter, a half and all of a grid: 25, 49, 100 and 196 of 196."""
+    """The square numbers nearest to an eighth, a quarter, a half and all of a grid: 25, 49, 100 and 196 of 196."""
     squares = [side * side for side in range(1, int(cells**0.5) + 2)]
     wanted = (cells / 8, cells / 4, cells / 2)
     return tuple(sorted({min(squares, key=lambda square: abs(square - each)) for each in wanted} | {cells}))
@@ -112,7 +112,7 @@ def budgets(cells: int) -> tuple[int, ...]:
 
 @cache
 def vit_b16() -> SpotViT:
-    """The paper's ViT-B/16, without numbers: for counting."""
+    """The paper's ViT-B/16 without weights, for counting operations."""
     with torch.device("meta"):
         vit = timm.create_model("vit_base_patch16_224")
     return adapt(vit).to("meta")
@@ -125,7 +125,7 @@ def vit_b16_macs(tokens: int) -> int:
 
 
 def _short(source: str) -> str:
-    """What tables call a model: without the tag of its weights, or the end of its path."""
+    """A model's name in tables: without the tag of its weights, or the last part of its path."""
     path = Path(source)
     if source not in built_in() and path.exists():
         return path.stem if path.is_file() else path.name

@@ -1,7 +1,7 @@
-"""Measurements on disk, found by what determines them (spot/evaluation/cache.py).
+"""Measurements on disk, keyed by everything that determines them (spot/evaluation/cache.py).
 
-An entry is written whole or not at all, so a study that was killed finds what it had finished. An entry of another
-version of this program, or a damaged one, is named and measured again.
+Entries are written atomically, so a study that was killed finds its finished measurements. An entry of another
+version of this program, or a damaged one, is reported and measured again.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ class Cache:
         self.folder = Path(folder)
 
     def path(self, about: Mapping[str, Any]) -> Path:
-        """Where the measurement is kept that this determines."""
+        """The file for the measurement with this description."""
         return entry_path(self.folder, about)
 
     def get(self, about: Mapping[str, Any]) -> dict[str, Tensor] | None:
-        """The measurement, if there is one that this version made."""
+        """The measurement, if this version of the program has stored it."""
         path = self.path(about)
         if not path.is_file():
             return None
@@ -45,6 +45,6 @@ class Cache:
         return tensors
 
     def put(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Keep a measurement."""
+        """Store a measurement."""
         header = {"format": FORMAT, "spot": spot_version(), "about": dict(about)}
         write_tensors(self.path(about), tensors, KEY, header)

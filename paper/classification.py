@@ -1,7 +1,7 @@
 """Priors, budgets and backbones: Acc@1 and kNN, with baselines and the oracle.
 
-The paper compares retrofitted models with a plain ViT on random patches of its grid, which changes the weights and
-the placement at once. So random patches, and a smaller image, are also measured with the retrofitted weights.
+The paper compares retrofitted models with a plain ViT on random patches of its grid, which changes both weights and
+placement. Random patches, and a smaller image, are therefore also measured with the retrofitted weights.
 """
 
 import torch
@@ -20,7 +20,7 @@ DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"
 SMALLER = "ViT, smaller image"
 SAME_DROPOUT, SAME_SMALLER = "patch dropout, SPoT's weights", "smaller image, SPoT's weights"
 PLAIN = {DROPOUT: "patch-dropout", SMALLER: "resize"}  # with the plain ViT's weights
-FIXED = "isotropic, scale 1"  # of a model that has windows of another scale: patches of the grid have scale 1
+FIXED = "isotropic, scale 1"  # for a model with windows of another scale: patches of the grid have scale 1
 SAME = {SAME_DROPOUT: "patch-dropout", SAME_SMALLER: "resize"}  # with the retrofitted ones
 UNDRAWN = ("uniform", "gaussian", "sobol")
 SEEDS = 5  # of random patches with the retrofitted weights, at every budget
@@ -62,7 +62,7 @@ PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
 
 
 def run(lab: Lab) -> Result:
-    """Every line at every budget; at the sparse one, and of random patches, over seeds."""
+    """Every line at every budget; over seeds at the sparse budget and for random patches."""
     rows: list[Row] = []
     absent = [backbone.name for backbone in lab.backbones if backbone.parent is None]
     for backbone in lab.backbones:
@@ -103,7 +103,7 @@ def run(lab: Lab) -> Result:
 
 
 def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
-    """By line and budget: what was predicted with each seed, the setting, and what isotropic was right about."""
+    """By line and budget: predictions with each seed, the setting, and the correctness of isotropic placement."""
     model, cells = backbone.model, len(backbone.model.grid())
     budgets = {"resize": shrinkable(model, lab.tokens), "patch-dropout": [n for n in lab.tokens if n <= cells]}
 
@@ -134,12 +134,12 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
 
 
 def voting(lab: Lab) -> tuple[int, ...]:
-    """The budgets at which neighbours vote: all, as in the paper, or two where a limited bank saves time."""
+    """The budgets for kNN: all, as in the paper, or two with a limited bank, to save time."""
     return lab.tokens if lab.settings.scenes or lab.settings.bank_limit is None else lab.tokens[:2]
 
 
 def map_note(lab: Lab) -> str:
-    """What looking costs, in a sentence."""
+    """A note on the cost of saliency maps."""
     cost, name = lab.sources.maps_cost(), lab.describe()["saliency"]
     if cost is None:
         return f"Salient and focus read {name}, whose cost is not known here and not in any figure."
@@ -151,7 +151,7 @@ def map_note(lab: Lab) -> str:
 
 
 def paper_rows() -> list[Row]:
-    """The paper's table, with the multiply-adds of ViT-B/16 in percent of all tokens'."""
+    """The paper's table, with the multiply-adds of ViT-B/16 in percent of those with all tokens."""
     counted = {tokens: vit_b16_macs(tokens) for tokens in PAPER_TOKENS}
     cost = {tokens: 100 * count / counted[PAPER_TOKENS[-1]] for tokens, count in counted.items()}
     return [
@@ -163,7 +163,7 @@ def paper_rows() -> list[Row]:
 
 
 def table(result: Result) -> list[Row]:
-    """Acc@1 with its interval and kNN, a column per budget; ours, then the paper's, which has other budgets."""
+    """Acc@1 with its interval and kNN, a column per budget; our rows, then the paper's, which has other budgets."""
 
     def both(row: Row) -> str:
         return cell(row) + (f" / {row['knn']:.1f}" if row.get("knn") is not None else "")
@@ -175,7 +175,7 @@ def table(result: Result) -> list[Row]:
 
 
 def with_maps(row: Row) -> str:
-    """The cost of the sparsest prediction with its map, by the dense ViT's; nothing where no map is read."""
+    """The cost of the sparsest prediction with its map, relative to the dense ViT; empty if no map is used."""
     if "maps" not in row:
         return ""
     if row["maps"] is None:
@@ -184,7 +184,7 @@ def with_maps(row: Row) -> str:
 
 
 def drawn(result: Result) -> list[Row]:
-    """Twelve lines at most can be told apart: those of priors that draw at random stand in the table alone."""
+    """Rows of the figure: only twelve lines are distinguishable, so random priors appear in the table only."""
     return [row for row in with_counts(result, "placement") if row["placement"] not in UNDRAWN]
 
 

@@ -1,9 +1,9 @@
-"""From a fifth of the tokens to all of them: SPoT beside elastic windows, with the same weights.
+"""From a fifth of the tokens to all of them: SPoT and elastic windows with the same weights.
 
-The paper compares with an ElasticViT that was trained as such, and sets its own numbers beside the
-published ones. There are no such weights here. Instead the retrofitted model itself is measured with
-three placements: windows on whole pixels, shifted and rescaled at random and some dropped, as ElasticViT's
-are in training; patches of the grid, some dropped at random; and SPoT's isotropic placement.
+The paper compares its results with published results of a trained ElasticViT, whose weights are not
+available here. Instead the retrofitted model itself is measured with three placements: windows on whole
+pixels that are randomly shifted, rescaled and dropped, as in ElasticViT's training; patches of the grid,
+randomly dropped; and SPoT's isotropic placement.
 """
 
 from paper.lab import Lab
@@ -15,7 +15,7 @@ from spot.plots.accuracy import accuracy
 SPOT, ELASTIC, DROPPED = "SPoT, isotropic", "elastic windows", "patch dropout"
 PLACEMENTS = {ELASTIC: "elastic", DROPPED: "patch-dropout", SPOT: "isotropic"}
 TENTHS = range(2, 11)  # of the grid: 39, 59, … 196 of 196
-SCENES = 512  # of the built-in images: nine budgets are many rows
+SCENES = 512  # limit for the built-in images, because nine budgets are many rows
 
 PAPER: dict[str, tuple[float, ...]] = {
     "ElasticViT, as published": (67.17, 72.65, 75.47, 77.47, 78.18, 79.73, 80.81, 81.31, 82.04),
@@ -24,7 +24,7 @@ PAPER: dict[str, tuple[float, ...]] = {
 
 
 def budgets(cells: int) -> list[int]:
-    """The paper's nine budgets, tenths of the grid, for a grid of so many cells."""
+    """The paper's nine budgets, tenths of the grid, for a grid with this many cells."""
     return [max(1, round(cells * tenth / 10)) for tenth in TENTHS]
 
 
@@ -59,10 +59,10 @@ def run(lab: Lab) -> Result:
 
 
 def table(result: Result) -> list[Row]:
-    """A column per budget: accuracy, and under it what SPoT gains over the other placements."""
+    """A column per budget: accuracy, and below it SPoT's gain over the other placements."""
     lines: list[Row] = []
     for rows in (result.rows, result.paper):
-        named = [{**row, "budget": f"{round(row['share'], -1):.0f} %"} for row in rows]  # 41 % of 64 beside 40 % of 196
+        named = [{**row, "budget": f"{round(row['share'], -1):.0f} %"} for row in rows]  # 41 % of 64 and 40 % of 196
         lines += pivot(named, ("backbone", "placement"), "budget", cell)
         gains = [{**row, "placement": f"SPoT minus {row['placement']}"} for row in named if "delta" in row]
         lines += pivot(gains, ("backbone", "placement"), "budget", signed) if gains else []

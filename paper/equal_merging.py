@@ -1,8 +1,8 @@
-"""Windows and a smaller image, trained alike and merged alike: python -m paper.equal_merging WEIGHTS TRAIN VAL [RUNS].
+"""Merged windows against a merged smaller image: python -m paper.equal_merging WEIGHTS TRAIN VAL [RUNS].
 
-The control of `merged`: a smaller image with more patches than its budget, merged at the same multiply-adds. Each is
-distilled alike, as in paper.equal_training, in RUNS (runs/equal by default, which holds its runs too). Each is then
-measured as it was taught, and merged at the same multiply-adds. Merging itself is not trained. Writes
+The control of `merged`: a smaller image with more patches than its budget, merged at the same multiply-adds. Both
+models are distilled in the same way, as in paper.equal_training, in RUNS (by default runs/equal, shared with that
+study). Each is measured as trained, and merged at the same multiply-adds. Merging itself is not trained. Writes
 docs/results/imagenet/equal-merging.*.
 """
 
@@ -35,7 +35,7 @@ from tools.make_retrofits import NAMES
 from tools.program import program
 
 SMALLER = "a smaller image"
-MOST = 0.9  # of a smaller image's patches may be merged away: it cannot have any number of them
+MOST = 0.9  # the largest share of a smaller image's patches to merge: not every number of patches is possible
 
 
 class SmallerMerged(ToMe):
@@ -55,13 +55,13 @@ class SmallerMerged(ToMe):
 
 
 def affordable(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
-    """The most patches of a smaller image whose merging costs no more than `tokens` do, and how they are merged."""
+    """The largest patch count of a smaller image that costs no more than `tokens` if merged, and the schedule."""
     depth, budget = len(model.vit.blocks), price(model, tokens, [0] * len(model.vit.blocks))
     for count in range(len(model.grid()), tokens, -1):
         try:
             small_grid(count, *model.img_size)
         except InputError:
-            continue  # its rows and columns would be too different
+            continue  # the aspect would change too much
         for percent in range(round(100 * MERGED), round(100 * MOST) + 1):
             schedule = in_few_blocks(percent / 100, count, depth)
             if price(model, count, schedule) <= budget:
@@ -80,7 +80,7 @@ def main(
     budgets: Sequence[int] = BUDGETS,
     options: Sequence[str] = STEPS,
 ) -> None:
-    """Train and measure what is not there yet; `options` are recipe fields of both."""
+    """Train and measure what is missing in RUNS; `options` are recipe fields of both models."""
     base = weights / f"{name}.safetensors"
     right: dict[tuple[str, int, bool], Tensor] = {}
     made: dict[tuple[str, int, bool], TokenModel] = {}
@@ -110,7 +110,7 @@ ORDER = [(way, merged) for merged in (False, True) for way in (FIRST, SMALLER)]
 
 
 def lines(model: spot.SpotViT, way: str, budgets: Sequence[int]) -> dict[tuple[int, bool], TokenModel]:
-    """By budget and whether it merges: what is measured."""
+    """The measured models, by budget and whether they merge."""
     made: dict[tuple[int, bool], TokenModel] = {}
     for tokens in budgets:
         if way == SMALLER:
@@ -128,7 +128,7 @@ def row(
     made: Mapping[tuple[str, int, bool], TokenModel],
     right: Mapping[tuple[str, int, bool], Tensor],
 ) -> dict[str, Any]:
-    """A line: its accuracy, what merging adds to it, and how much better it is than windows that are treated alike."""
+    """A row: accuracy, the gain from merging, and the difference to windows with the same treatment."""
     model, ours = made[way, tokens, merged], right[way, tokens, merged]
     return {
         "at the cost of": tokens,
@@ -143,12 +143,12 @@ def row(
 
 
 def schedule(model: Any) -> str:
-    """How many tokens are merged away in which blocks, counted from 0."""
+    """The number of tokens merged away by block, counted from 0."""
     return ", ".join(f"{number}: {count}" for number, count in enumerate(model.schedule()) if count)
 
 
 def signed(first: Tensor, second: Tensor) -> str:
-    """How much more often the second is right, in points, with its interval."""
+    """The second's accuracy minus the first's, in points, with its interval."""
     apart = difference(first, second)
     return f"{apart['delta']:+.1f} ({apart['delta_low']:+.1f} to {apart['delta_high']:+.1f})"
 

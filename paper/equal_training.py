@@ -1,9 +1,9 @@
-"""Distil one ViT in several ways for as many steps: python -m paper.equal_training WEIGHTS TRAIN VAL [RUNS].
+"""Distil one ViT in several ways with equal training: python -m paper.equal_training WEIGHTS TRAIN VAL [RUNS].
 
-Every way has the same teacher, images, crops, losses, rates and steps; only what the student is shown differs. So the
-gain of placed windows is told from the gain of training. WEIGHTS holds timm's files, TRAIN unlabelled photographs of
-which those in tools/set_aside.txt are left out, VAL images that are read once for each row. What is done in RUNS
-(runs/equal by default) is skipped, what was interrupted goes on. Writes docs/results/imagenet/equal-training.*.
+All ways have the same teacher, images, crops, losses, learning rates and steps; only the student's input differs.
+This separates the gain from placed windows from the gain from training. WEIGHTS holds timm's files, TRAIN unlabelled
+photographs (without those in tools/set_aside.txt), VAL images that are read once for each row. Runs that are finished
+in RUNS (by default runs/equal) are skipped; interrupted ones resume. Writes docs/results/imagenet/equal-training.*.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ FIRST = "windows, sizes"
 
 
 class Resized(Distil):
-    """The student sees the grid of a smaller image; budgets are squares."""
+    """The student's input is the grid of a smaller image; budgets are square numbers."""
 
     def place(self, images: Tensor, number: int, part: Part) -> Tensor:
         tokens = self.budget(number, part)
@@ -57,7 +57,7 @@ class Resized(Distil):
 
 
 class Dropped(Distil):
-    """The student sees a random part of the grid's patches."""
+    """The student's input is a random subset of the grid's patches."""
 
     def place(self, images: Tensor, number: int, part: Part) -> Tensor:
         grid, tokens = self.model.grid(images), self.budget(number, part)
@@ -67,7 +67,7 @@ class Dropped(Distil):
 
 
 class Merged(Distil):
-    """The student sees all patches, merged by ToMe at the cost of the budget. Merged tokens match none of the map."""
+    """The student merges all patches with ToMe at the budget's cost. The feature-map loss skips merged tokens."""
 
     def place(self, images: Tensor, number: int, part: Part) -> Tensor:
         return self.model.grid(images)
@@ -79,7 +79,7 @@ class Merged(Distil):
         return Prediction(logits, pooled, [])
 
 
-# What is changed in the recipe, the objective, and how the result is measured (a scale of windows, or a baseline).
+# Changes to the recipe, the objective, and how the result is measured (a scale of windows, or a baseline).
 WAYS: dict[str, tuple[tuple[str, ...], type[Distil], str]] = {
     FIRST: ((), Distil, "auto"),
     "windows, sizes, another seed": (("seed=1",), Distil, "auto"),
@@ -103,7 +103,7 @@ def main(
     budgets: Sequence[int] = BUDGETS,
     options: Sequence[str] = STEPS,
 ) -> None:
-    """Train and measure what is not there yet; `options` are recipe fields of all ways."""
+    """Train and measure what is missing in RUNS; `options` are recipe fields of all ways."""
     base = weights / f"{name}.safetensors"
     right: dict[str, dict[str, torch.Tensor]] = {}
     for way, (changes, objective, measured) in ways.items():
@@ -130,7 +130,7 @@ def trained(
     runs: Path,
     options: Sequence[str],
 ) -> Path:
-    """The folder of a way's run, which is trained now unless it was before."""
+    """The folder of a way's run, which is trained first if necessary."""
     run = runs / way.replace(",", "").replace(" ", "-")
     if not (run / "model" / "model.safetensors").is_file():
         where = TrainOptions(data=str(train), out=run, leave_out=SET_ASIDE)
@@ -140,7 +140,7 @@ def trained(
 
 
 def outcomes(model: spot.SpotViT, measured: str, val: Path, budgets: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Whether the model is right about each image, by budget, with what it was taught."""
+    """Whether the model is right about each image, by budget, with the inputs it was trained on."""
     if measured[0].isalpha() and measured != "auto":
         settings = [Setting(measured, tokens) for tokens in budgets]
     else:
@@ -151,7 +151,7 @@ def outcomes(model: spot.SpotViT, measured: str, val: Path, budgets: Sequence[in
 
 
 def row(way: str, ours: dict[str, torch.Tensor], first: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """A way's accuracies and how much less they are than the first way's, with intervals."""
+    """A way's accuracies and their differences from the first way's, with intervals."""
     cells: dict[str, Any] = {"what the student is shown": way}
     for tokens, right in ours.items():
         cells[f"{tokens} tokens"] = share(right)["top1"]

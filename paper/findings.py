@@ -1,16 +1,15 @@
-"""Do the paper's findings hold here? Read from the results of studies; nothing is measured.
+"""Do the paper's findings hold here? The answer is computed from the results of studies, without measuring.
 
-A finding is a list of checks, each a difference with its 95 % interval. A check says yes if the
-interval lies on the claim's side, no if it lies on the other, and else that it is not decided. A
-finding holds if all its checks do, and does not if any says no: what is claimed in general is refuted
-by one case, and the checks say which. Of many checks one would say no by chance, so a no must pass
-Holm's correction over the checks of its claim: if the claim is true, the chance of any no is that of one
-check alone. A finding needs all yes, so a yes needs no correction. Where the paper says "substantially",
-the difference must reach SUBSTANTIAL points; where it says "slight", there must be an effect, and it must
-stay below SLIGHT percent.
+A finding is a list of checks, each a difference with its 95 % interval. A check is "yes" if the interval
+lies on the claim's side, "no" if it lies on the other side, and otherwise not decided. A finding holds if
+all its checks are yes. It does not hold if any check is no, because one case refutes a general claim.
+Among many checks one may be no by chance. A no must therefore pass Holm's correction over the checks of
+its claim: if the claim is true, the chance of any no is that of a single check. A finding needs every
+check to be yes, so a yes needs no correction. If the paper says "substantially", the difference must reach
+SUBSTANTIAL points; if it says "slight", there must be an effect below SLIGHT percent.
 
-Where the paper's own comparison cannot tell its claim from something else, a comparison that can decides
-instead, and the paper's is shown as its design: it says yes or no, and decides nothing.
+If the paper's own comparison allows another explanation of its claim, a comparison with a control decides
+instead. The paper's comparison is still shown, as "the paper's design", but does not count.
 """
 
 import shlex
@@ -34,7 +33,7 @@ SETTINGS = ("models", "data", "images", "oracle_images", "seeds", "saliency")  #
 
 @dataclass(frozen=True)
 class Check:
-    """One difference that a finding rests on, in points or percent, and what it says."""
+    """One difference that a finding depends on, in points or percent, and its result."""
 
     what: str
     value: float
@@ -42,11 +41,11 @@ class Check:
     high: float
     result: str
     against: float = 1.0  # p of the claim's opposite, one-sided, before correction
-    decides: bool = True  # or is the paper's design, which leaves another explanation
+    decides: bool = True  # False for the paper's design, if it allows another explanation
 
 
 def more(what: str, value: float, low: float, high: float, *, least: float = 0.0) -> Check:
-    """The claim that something is more, by at least `least`."""
+    """Check the claim that a value is larger, by at least `least`."""
     against = tail(least - value, high - value)
     yes, no = low > 0 and value >= least, against < ALPHA
     return Check(what, value, low, high, YES if yes else NO if no else OPEN, against)
@@ -56,21 +55,21 @@ substantially = partial(more, least=SUBSTANTIAL)
 
 
 def slight(what: str, value: float, low: float, high: float) -> Check:
-    """The claim that something is more, and no more than slightly."""
+    """Check the claim that a value is larger, but only slightly."""
     against = min(tail(0 - value, high - value), tail(value - SLIGHT, value - low))
     yes, no = low > 0 and high < SLIGHT, against < ALPHA
     return Check(what, value, low, high, YES if yes else NO if no else OPEN, against)
 
 
 def tail(distance: float, half: float) -> float:
-    """One-sided p that a value so far beyond a bound is chance; half is the side of its 95 % interval that faces it."""
+    """One-sided p of a value at this distance from a bound; half: half-width of its 95 % interval towards the bound."""
     if half <= 0:
         return 0.0 if distance >= 0 else 1.0
     return NormalDist().cdf(-distance / half * NormalDist().inv_cdf(1 - ALPHA))
 
 
 def holm(checks: Sequence[Check]) -> list[Check]:
-    """The checks of a claim, where a no stays only if it passes Holm's step-down correction over all of them."""
+    """The checks of a claim; a no remains only if it passes Holm's step-down correction over all of them."""
     order = sorted(range(len(checks)), key=lambda number: checks[number].against)
     judged, still = list(checks), True
     for rank, number in enumerate(order):
@@ -81,27 +80,27 @@ def holm(checks: Sequence[Check]) -> list[Check]:
 
 
 def combined(results: Iterable[str], *, complete: bool = True) -> str:
-    """One result of many: no if any is no, yes if all are yes and none is missing."""
+    """Combine results: no if any is no, yes if all are yes and none is missing."""
     seen = set(results)
     return NO if NO in seen else YES if seen == {YES} and complete else OPEN
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which rows of a study are checks of a claim."""
+    """Selects the rows of a study that are checks of a claim."""
 
     claim: str
     study: str
-    what: str  # the difference in words, with values of the row
-    name: str = "delta"  # of the difference in the row
+    what: str  # description of the difference, with values of the row
+    name: str = "delta"  # the difference's column
     placements: Sequence[str] = ()  # of the row; by default any
-    budget: str = ""  # few or many: only rows with the fewest or the most tokens; fewer: all but the most
-    turned: bool = False  # the difference the other way round
+    budget: str = ""  # few or many: only rows with the smallest or the largest budget; fewer: all but the largest
+    turned: bool = False  # reverse the sign of the difference
     check: Callable[..., Check] = more
     decides: bool = True
 
     def applies(self, row: Row, budgets: Sequence[int]) -> bool:
-        """Whether a row of the study, with these budgets in rising order, is a check."""
+        """Whether a row of the study, with these budgets in ascending order, is a check."""
         if self.budget == "many" and len(budgets) < 2:
             return False
         wanted = {"few": budgets[:1], "many": budgets[-1:], "fewer": budgets[: max(1, len(budgets) - 1)]}
@@ -166,7 +165,7 @@ NEEDED = tuple(dict.fromkeys(rule.study for rule in RULES))
 
 
 def findings(results: Mapping[str, Result]) -> Result:
-    """A row for each claim, whether it holds, and in `data` every check behind it."""
+    """A row for each claim and whether it holds; `data` has all its checks."""
     rows: list[Row] = []
     checks: list[Row] = []
     for name, says in CLAIMS.items():
@@ -208,7 +207,7 @@ def checked(claim: str, study: str, rows: Sequence[Row]) -> list[Check]:
 
 
 def command_for(study: str, results: Mapping[str, Result]) -> str:
-    """What measures a study, on the same models and images as one of the results."""
+    """The command to measure a study on the same models and images as one of the results."""
     for result in results.values():
         words = shlex.split(result.settings.get("command", ""))
         for name in (*STUDIES, "all"):
@@ -218,7 +217,7 @@ def command_for(study: str, results: Mapping[str, Result]) -> str:
 
 
 def read(folder: str | Path) -> Result:
-    """The findings by the results in a folder."""
+    """The findings from the results in a folder."""
     paths = {study: Path(folder) / f"{study}.json" for study in NEEDED}
     results = {study: Result.load(path) for study, path in paths.items() if path.is_file()}
     if not results:
@@ -227,13 +226,13 @@ def read(folder: str | Path) -> Result:
 
 
 def markdown(result: Result) -> str:
-    """A page: the claims, then the checks behind them."""
+    """A page: the claims, then their checks."""
     checks = ("## Checks", report.markdown(lines(result)))
     return page("# findings", report.markdown(result.rows), result.notes, *checks)
 
 
 def lines(result: Result) -> list[Row]:
-    """The checks as a person reads them."""
+    """The checks, formatted for display."""
     return [
         {
             "claim": row["claim"],

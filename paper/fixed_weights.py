@@ -1,7 +1,7 @@
-"""What does one set of weights cost at other budgets? `python -m paper.fixed_weights WEIGHTS VAL OUT.md`
+"""The loss of accuracy from one set of weights at all budgets: `python -m paper.fixed_weights WEIGHTS VAL OUT.md`
 
-A shipped retrofit has weights for every budget (spot.Family); spot.load takes those for 49 tokens unless it is told
-otherwise. This measures both on the same images: the weights for each budget, and those for 49 at every budget.
+A shipped retrofit has weights for every budget (spot.Family); spot.load uses those for 49 tokens by default.
+This measures both on the same images: the weights for each budget, and those for 49 tokens at every budget.
 """
 
 from pathlib import Path

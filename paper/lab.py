@@ -1,15 +1,15 @@
-"""What studies measure with: models, images and budgets, and measurements that are kept image by image.
+"""The lab that studies use: models, images, budgets, and cached measurements per image.
 
     lab = Lab(backbones(["scenes-a", "scenes-b"]), StudySettings(), cache="studies/cache")
     isotropic, dropped = lab.accuracy(lab.backbones[0], [Setting("isotropic", 9), Setting("patch-dropout", 9)])
-    isotropic.right                                   # (M,) bool, image by image, in the order of isotropic.keys
+    isotropic.right                                   # (M,) bool, per image, in the order of isotropic.keys
     placements = lab.oracle(lab.backbones[0], tokens=9)    # with their trajectories
     lab.at(lab.backbones[1], placements).right        # another model at the same positions
 
-Every measurement is kept in the cache under what determines it, so that studies share it and a study
-that was killed goes on. Only predictions stay in memory: trajectories are read from their file,
-features are compared with a kNN bank and dropped, group by group. Under `accelerate launch` or
-torchrun the images are shared out, every process gets every prediction, and the first one writes.
+Every measurement is cached under a key of everything that determines it, so that studies share it and a
+study that was killed resumes. Only predictions stay in memory: trajectories are read from their file,
+and features are compared with a kNN bank and freed, group by group. Under `accelerate launch` or torchrun
+the images are divided among the processes; all get every prediction, and the first one writes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +44,13 @@ from spot.placement.sizes import Scale
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
 
-AT_ONCE = 12  # placements measured in one pass over the images, at most
+AT_ONCE = 12  # the largest number of placements measured in one pass over the images
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
 
 class Lab:
-    """Models, what they are measured on, and where measurements are kept."""
+    """Models, the data they are measured on, and the cache of measurements."""
 
     def __init__(
         self, backbones: Sequence[Backbone], settings: StudySettings | None = None, *, cache: str | Path
@@ -63,21 +63,21 @@ class Lab:
         self.loading["shown"] = self.main
         self._macs: dict[Any, int] = {}
 
-    # What is measured
+    # Models, budgets and settings
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The budgets, rising."""
+        """The budgets, in ascending order."""
         return self.settings.tokens or budgets(len(self.backbones[0].model.grid()))
 
     @property
     def sparse(self) -> int:
-        """The sparse budget, about 12.5 % of the grid: the smallest."""
+        """The smallest budget, about 12.5 % of the grid."""
         return self.tokens[0]
 
     @property
     def main(self) -> bool:
-        """Whether this process writes; the others only share the work."""
+        """Whether this process writes results; the others only share the computation."""
         return bool(self.state.is_main_process)
 
     def describe(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Lab:
         }
 
     def differs(self, *, searched: bool = True) -> str:
-        """What the paper's numbers and ours do not have in common, in a sentence."""
+        """A sentence on how the conditions of the paper's numbers and ours differ."""
         kind = "scenes" if self.settings.scenes else "images"
         first = self.backbones[0].model
         counts = [len(self.sources.images(first, oracle=oracle)) for oracle in (False, True)]
@@ -113,23 +113,23 @@ class Lab:
         )
 
     def fewer(self, limit: int) -> "Lab":
-        """The same lab with at most so many images for plain rows, for a study of many of them."""
+        """The same lab with at most this many images for rows without a search, for a study with many such rows."""
         limit = min(limit, self.settings.limit or limit)
         return Lab(self.backbones, replace(self.settings, limit=limit), cache=self.cache.folder)
 
     def wanted(self, placements: Sequence[str], needed: Sequence[str] = ()) -> tuple[str, ...]:
-        """The placements that --only names, and those that they are compared with; without it all of them."""
+        """The placements in --only and those that they are compared with; without --only all placements."""
         only = self.settings.only
         return tuple(name for name in placements if not only or name in (*only, *needed))
 
     def seeded(self, placement: str, tokens: int, seeds: int | None = None) -> list[Setting]:
-        """A placement once for each seed, or once where another seed would change nothing."""
+        """A placement with each seed, or once if it does not depend on the seed."""
         random = BASELINES[placement].random if placement in BASELINES else resolve_prior(placement).random
         count = (self.settings.seeds if seeds is None else seeds) if random else 1
         return [Setting(placement, tokens, seed) for seed in range(count)]
 
     def candidate(self, backbone: Backbone, setting: Setting) -> Setting:
-        """The setting with its model: a baseline is made of the plain ViT, where that is known."""
+        """The setting with its model: a baseline uses the plain ViT if that is known."""
         name = setting.placement
         if not isinstance(name, str) or name not in (*PRIORS, LEARNED, *BASELINES):
             raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
@@ -138,32 +138,32 @@ class Lab:
         return setting.of(backbone.at(setting.tokens))
 
     def model(self, backbone: Backbone, setting: Setting) -> TokenModel:
-        """The model of a setting, as `model(images)`, for timing."""
+        """The model of a setting, called `model(images)`, for timing."""
         return self.candidate(backbone, setting).module
 
     def cost(self, backbone: Backbone, setting: Setting) -> dict[str, Any]:
-        """Of one image's prediction: GMACs, those of making its saliency map with them, and `maps`, these alone.
+        """The cost of one image's prediction: GMACs including its saliency map, and `maps`, the GMACs of the map alone.
 
-        maps is None where their cost is not known, and absent where no map is read.
+        maps is None if the map's cost is unknown, and absent if no map is used.
         """
         candidate = self.candidate(backbone, setting)
         reads, kind = candidate.needs_map, type(candidate.bound).__name__
         maps = self.sources.maps_cost() if reads else None
         own = setting.placement if kind == "ToMe" or setting.placement == LEARNED else ""
         key = (backbone.hash, kind, own, candidate.budget, str(setting.scale))
-        if key not in self._macs:  # of a prior that does not look, whichever it is, a budget costs the same
+        if key not in self._macs:  # for priors that ignore the image the cost depends only on the budget
             self._macs[key] = macs(candidate.module)
         cost = {"GMACs": (self._macs[key] + (maps or 0)) / 1e9}
         return cost | {"maps": None if maps is None else maps / 1e9} if reads else cost
 
-    # Measurements, kept
+    # Cached measurements
 
     def accuracy(self, backbone: Backbone, settings: Sequence[Setting], *, knn: bool = False) -> list[Predictions]:
-        """What a backbone predicts of all images with each placement, in one pass over the images.
+        """Predictions of a backbone for all images with each placement, in one pass over the images.
 
-        A setting's placement is a prior's name, or one in BASELINES: that is made of the backbone's
-        parent if it has one, else of the backbone itself. With `knn`, neighbours vote too, where
-        there is a bank (and, for priors that read maps, maps of its images).
+        A setting's placement is the name of a prior or of a baseline in BASELINES. A baseline uses the
+        weights of the backbone's parent if it has one, else of the backbone itself. With `knn`, there are
+        kNN predictions too if there is a bank (and, for priors that use maps, maps of its images).
         """
         candidates = [self.candidate(backbone, setting) for setting in settings]
         return self._predictions(backbone, [(each, each if knn else None) for each in candidates])
@@ -171,18 +171,18 @@ class Lab:
     def accuracies(
         self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], *, knn: bool = False
     ) -> dict[T, list[Predictions]]:
-        """The same for settings under names, such as a placement's seeds."""
+        """The same for lists of settings by name, such as a placement's seeds."""
         made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], knn=knn))
         return {name: list(islice(made, len(own))) for name, own in settings.items()}
 
     def candidates(self, backbone: Backbone, candidates: Sequence[Setting]) -> list[Predictions]:
-        """The same for candidates that a study has made of the backbone's model itself."""
+        """The same for candidates whose models a study has built itself."""
         return self._predictions(backbone, [(candidate, None) for candidate in candidates])
 
     def at(self, backbone: Backbone, placements: Placements, *, bank: Setting | None = None) -> Predictions:
-        """What a backbone predicts at given positions.
+        """Predictions of a backbone at given positions.
 
-        bank: with it, neighbours vote too, from images placed so (placements are of these images only).
+        bank: adds kNN predictions, with this placement of the bank's images.
         """
         keys = sorted(placements.keys)
         positions = Placements(keys, placements.positions_for(keys))
@@ -200,9 +200,9 @@ class Lab:
         objective: str = "descent",
         scale: Scale | None = None,
     ) -> Placements:
-        """Searched positions of every oracle image, from a prior, with their trajectories.
+        """Positions found by the oracle search for every oracle image, starting from a prior, with trajectories.
 
-        With a scale other than 1 the search starts there, and moves the windows' scales too.
+        With a scale other than 1 the search starts at that scale, and also optimises the windows' scales.
         `values` has labels (M,), predictions and losses (M, steps + 1); see `predicted`.
         """
         tokens = self.sparse if tokens is None else tokens
@@ -225,7 +225,7 @@ class Lab:
         ).placements
 
     def remember(self, about: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
-        """Any other measurement: read from the cache, or computed (by every process) and kept."""
+        """Any other measurement: read from the cache, or computed (by every process) and stored."""
         about = as_json(about)
         known = self.cache.get(about)
         self.state.wait_for_everyone()
@@ -236,19 +236,19 @@ class Lab:
         return known
 
     def about(self, backbone: Backbone, candidate: Setting, *, oracle: bool = False) -> dict[str, Any]:
-        """What determines a measurement, and the backbone's name, for the name of its file."""
+        """Everything that determines a measurement, with the backbone's name for the file name."""
         images = self.sources.images_hash(backbone.model, oracle=oracle)
         name = backbone.name.replace("/", "-")
         return {"kind": "predictions", "name": name, **self._determinants(backbone, candidate, images)}
 
-    # Inside
+    # Internals
 
     def _predictions(
         self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], *, oracle: bool = False
     ) -> list[Predictions]:
-        """Predictions of candidates and, where there can be a bank, votes of neighbours in a bank placed so."""
+        """Predictions of candidates and, if there is a bank, kNN predictions with the bank placed in the same way."""
         pairs = [(each, bank if bank is not None and self._can_vote(backbone, bank) else None) for each, bank in pairs]
-        # Of every pair two entries: the outcome, and the votes, which also depend on the bank.
+        # Two cache entries for every pair: the outcome, and the kNN votes, which also depend on the bank.
         abouts: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
         for candidate, bank in pairs:
             about, vote = self.about(backbone, candidate, oracle=oracle), None
@@ -257,14 +257,14 @@ class Lab:
                 vote = {**about, "kind": "knn", "bank": self._determinants(backbone, bank, images)}
             abouts.append((about, vote))
         known = [(self.cache.get(about), vote and self.cache.get(vote)) for about, vote in abouts]
-        self.state.wait_for_everyone()  # before the first process writes what another looks for
+        self.state.wait_for_everyone()  # before the first process writes entries that others look for
         missing = [
             index for index, (_, vote) in enumerate(abouts) if known[index][0] is None or (vote and not known[index][1])
         ]
-        # Features must fit into memory, and a kill must not undo much.
+        # In groups, so that features fit into memory and an interruption loses little work.
         count = len(self.sources.images(backbone.model))
         at_once = max(1, min(AT_ONCE, int(self.settings.memory / (4 * count * backbone.model.embed_dim))))
-        for knn in (False, True):  # features are kept only where neighbours vote
+        for knn in (False, True):  # features are needed only for kNN
             rows = [index for index in missing if (pairs[index][1] is not None) == knn]
             for group in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
                 made = self._measured(backbone, [pairs[index] for index in group], oracle)
@@ -282,7 +282,7 @@ class Lab:
     def _measured(
         self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], oracle: bool
     ) -> list[tuple[Tensors, Tensors | None]]:
-        """Outcomes and votes of some candidates, in one pass over the images; of the voters all or none."""
+        """Outcomes and kNN votes of some candidates, in one pass over the images; all of them vote or none."""
         model, given = backbone.model, self.settings
         candidates, voters = [each for each, _ in pairs], [bank for _, bank in pairs if bank is not None]
         banks = []
@@ -323,7 +323,7 @@ class Lab:
         return determinants(candidate, backbone.hash if own else backbone.parent_hash, images, maps)
 
     def _can_vote(self, backbone: Backbone, bank: Setting) -> bool:
-        """Whether there is a bank, and where this placement reads maps, whether there are maps of its images too."""
+        """Whether there is a bank and, if this placement uses maps, maps of the bank's images."""
         if self.settings.bank is None or not bank.needs_map:
             return self.settings.bank is not None
         maps = Path(self.settings.saliency)

@@ -1,8 +1,8 @@
-"""A small thing in a large picture: accuracy and cost as the picture grows and the number of tokens does not.
+"""A small object in a large picture: accuracy and cost as the picture grows at a constant number of tokens.
 
 The paper has no such table, so all rows are ours. Scenes are those of the data set `needle`, with an object of 24 to
-40 pixels whatever the image's size; photographs stand in a canvas four times as large (spot/data/canvas.py), which
-is a stress test and no data set of its own. All placements have the same weights; costs include looking.
+40 pixels at every image size. Photographs are placed on a canvas four times as large (spot/data/canvas.py), which is
+a stress test and not a real data set. All placements use the same weights; costs include the saliency map.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ STRENGTH = 0.9  # of the box against even coverage, where the model has no polic
 
 
 def run(lab: Lab) -> Result:
-    """Every placement at every image size, against the dense grid on the same images."""
+    """Every placement at every image size, compared with the dense grid on the same images."""
     rows: list[Row] = []
     given = lab.settings
     if given.scenes:
@@ -90,7 +90,7 @@ def measured(lab: Lab, backbone: Backbone, size: int, tokens: int) -> list[Row]:
 
 
 def candidates(lab: Lab, backbone: Backbone, size: int, tokens: int) -> dict[str, Setting]:
-    """What is compared, by name."""
+    """The settings to compare, by name."""
     model = backbone.at(tokens, (size, size))
     cells = (size // model.patch_size) ** 2
     compared = {
@@ -108,7 +108,7 @@ def candidates(lab: Lab, backbone: Backbone, size: int, tokens: int) -> dict[str
 
 
 def spectral(policy: Policy, model: SpotViT) -> Callable[..., Tensor]:
-    """A prior that is the model's policy but for its map, which is of what is unexpected in the spectrum."""
+    """A prior with the rule of the model's policy on spectral-residual saliency maps."""
 
     def place(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
         maps = spectral_residual(rgb(images, model.data_config))
@@ -145,7 +145,7 @@ def told(model: SpotViT, at: Tensor, size: int, tokens: int) -> Tensor:
 
 
 def cost(candidate: Setting, size: int) -> int:
-    """Multiply-adds of one image's prediction, with looking."""
+    """Multiply-adds of one image's prediction, including its placement."""
     model, shape = candidate.bound.spot_vit, (3, size, size)
     if candidate.placement == "learned":
         return macs(candidate.module, shape)
@@ -172,7 +172,7 @@ def table(result: Result) -> list[Row]:
 
 
 def points(result: Result) -> list[Row]:
-    """What the figure shows: accuracy against the image's size, and against cost."""
+    """Points of the figure: accuracy against image size, and against cost."""
     shown = ("backbone", "placement", "pixels", "gmacs", "top1", "low", "high")
     several = len({row["tokens"] for row in result.rows}) > 1
     named = [{**row, "placement": f"{row['placement']}, {row['tokens']}"} if several else row for row in result.rows]
@@ -180,7 +180,7 @@ def points(result: Result) -> list[Row]:
 
 
 def draw(result: Result) -> Figure:
-    """One model against the image's size and against cost; of several each against cost, in a panel of its own."""
+    """One model against image size and against cost; several models each in a panel against cost."""
     title = "A small thing in a large picture, {tokens} tokens or the dense grid"
     if len({row["backbone"] for row in result.rows}) == 1:
         return figure(accuracy, points, title=title)(result)

@@ -1,8 +1,8 @@
-"""The control of `needle`: a ViT that was trained densely, for as many steps as the model whose tokens are placed.
+"""The control of `needle`: a ViT that was trained on dense grids, for the same number of steps as the sparse model.
 
     python -m paper.needle_control --mix RUN/model --dense RUN/model
 
-Both start from the same weights, learned on crops, and have the same recipe, images and steps:
+Both start from the same weights, pretrained on crops, and have the same recipe, images and steps:
 
     spot pretrain vit_small_patch16_rope_224 --fresh img_size=192 patch_size=8 embed_dim=128 depth=6 num_heads=4 \\
         init_values=1.0 num_classes=32 --recipe scenes-needle-crops --set precision=no epochs=5 \\
@@ -11,9 +11,9 @@ Both start from the same weights, learned on crops, and have the same recipe, im
     spot retrofit crops/model --recipe scenes-needle --set precision=no epochs=0.78125 'budgets=(576,)' 'near=()' \\
         'priors=("isotropic",)' --data needle --out dense
 
-`mix` has few tokens around the true object in most steps, as the shipped `scenes-needle` had. `dense` has
-all patches in every step. The shipped policy, which was learned without labels, places the 64 tokens of `mix`. Beside
-them stands the shipped model, which was trained for longer.
+`mix` has few tokens around the true object in most steps, like the shipped `scenes-needle`. `dense` has
+all patches in every step. The shipped policy, which was learned without labels, places the 64 tokens of `mix`. The
+shipped model, which was trained for longer, is measured for comparison.
 """
 
 from pathlib import Path
@@ -53,7 +53,7 @@ def main(
     sizes: tuple[int, ...] = SIZES,
     out: Path = Path("docs/results/scenes"),
 ) -> None:
-    """Measure the shipped model and the two controls on scenes that no training has seen.
+    """Measure the shipped model and the two controls on scenes that were not used in training.
 
     Args:
         mix: a model folder: few tokens around the object in most steps.

@@ -1,9 +1,9 @@
 """Are grids a limitation? Searched positions, on the grid and off it, at about 12.5 % of the tokens.
 
-The paper moves the final positions of a search to the nearest cells and finds them much worse. That moves them by
-several pixels, and any such move may do the same. So searched positions are also moved as far in random directions,
-rounded to whole pixels and jittered; and a search that sees nothing but cells is set beside one that makes the same
-trials off the grid (spot/placement/trial_search.py).
+The paper moves the final positions of a search to the nearest cells, which makes them much worse. This is a move by
+several pixels, and any such move may have the same effect. As controls, searched positions are also moved by the same
+distance in random directions, rounded to whole pixels, and jittered. In addition a search restricted to cells is
+compared with a search that makes the same trials off the grid (paper/trial_search.py).
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ PRIOR, GRID, SUBPIXEL = "prior", "oracle, grid", "oracle, subpixel"
 MOVED, PIXELS = "moved as far, any direction", "rounded to whole pixels"
 JITTERS = {f"jittered by up to {pixels} px": pixels for pixels in (1, 2, 4)}
 TRIALS, FREE_TRIALS = "trials on the grid", "trials off the grid"
-STEP = 2.2  # forward passes that a step of the gradient search costs, with its backward pass
+STEP = 2.2  # cost of a step of the gradient search, with its backward pass, in forward passes
 
 PAPER: list[Row] = [
     {"placement": PRIOR, "top1": 61.7},
@@ -39,7 +39,7 @@ PAPER: list[Row] = [
 
 
 def run(lab: Lab) -> Result:
-    """Both of the paper's searches from isotropic, each with its controls; differences are on the same images."""
+    """Both of the paper's searches from isotropic, with controls; differences are on the same images."""
     rows: list[Row] = []
     for backbone in lab.backbones:
         about = {"backbone": backbone.name, "tokens": lab.sparse}
@@ -64,7 +64,7 @@ def run(lab: Lab) -> Result:
 
 
 def searched(lab: Lab, backbone: Backbone, preset: SearchSettings) -> list[Row]:
-    """One search's rows: where it ends, that moved in several ways, and trials at the same cost."""
+    """One search's rows: its final positions, the same moved in several ways, and a trial search at the same cost."""
     placements, model = lab.oracle(backbone, preset=preset), backbone.at(lab.sparse)
     size, ends = model.img_size, placements.positions_for(sorted(placements.keys))
     on_grid = snapped(ends, model.grid_size)
@@ -93,7 +93,7 @@ def searched(lab: Lab, backbone: Backbone, preset: SearchSettings) -> list[Row]:
 
 
 def tried(lab: Lab, backbone: Backbone, passes: int, on_grid: bool) -> Predictions:
-    """What the model predicts where a search by trials ends."""
+    """The model's predictions at the final positions of a trial search."""
     model, tokens = backbone.at(lab.sparse), lab.sparse
     about = lab.about(backbone, lab.candidate(backbone, Setting("isotropic", tokens)), oracle=True)
 
@@ -114,7 +114,7 @@ def tried(lab: Lab, backbone: Backbone, passes: int, on_grid: bool) -> Predictio
 
 
 def distance(first: Tensor, second: Tensor, size: tuple[int, int]) -> float:
-    """How far apart positions are on average, in pixels."""
+    """The mean distance between positions, in pixels."""
     return ((first - second)[..., :2] * first.new_tensor(size)).norm(dim=-1).mean().item()
 
 
@@ -127,7 +127,7 @@ TABLE: Table = {
 
 
 def bars(result: Result) -> list[Row]:
-    """The shorter search of ours and of the paper's, a bar for each way of moving its positions."""
+    """The shorter search of ours and of the paper's, with a bar for each way of moving its positions."""
     rows = [row for row in [*result.rows, *result.paper] if row.get("steps", 5) == PRESETS["paper"].steps]
     return [{**row, "where": row["placement"]} for row in rows]
 

@@ -1,4 +1,4 @@
-"""Plots of studies: bars in groups with intervals, a matrix of sources and targets, and accuracy against speed."""
+"""Plots of studies: grouped bars with intervals, a matrix of sources and targets, and accuracy against speed."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from spot.errors import InputError
 from spot.plots.accuracy import accuracy
 from spot.plots.layout import PlainFigure, Row, colours_of, distinct, interval, legend, parts_of, quiet, wrapped
 
-WIDTH = 0.84  # of a group, of the room it has
-NUMBERED = 36  # bars of a panel that still leave room for their values
-CEILING, GAP = "#f9d5d5", "#fdf3d0"  # above what an oracle reaches; between it and what is reached
-LETTER = 0.085  # inches, of a group's name
+WIDTH = 0.84  # of a group, as a share of its spacing
+NUMBERED = 36  # the largest number of bars in a panel with space for their values
+CEILING, GAP = "#f9d5d5", "#fdf3d0"  # above the oracle; between the oracle and the best method
+LETTER = 0.085  # inches per letter of a group's name
 
 
 def grouped_bars(
@@ -32,11 +32,11 @@ def grouped_bars(
 
     Args:
         rows: a table; each row with a value is one bar.
-        group, bar: the columns that say which group a bar stands in and which of its bars it is.
-        value: its height; low and high are the ends of its interval.
-        panel: a column whose values get a panel each, one above the other.
+        group, bar: the columns with a bar's group and its name within the group.
+        value: the column with its height; low and high are the ends of its interval.
+        panel: a column with one panel for each value, one above the other.
         label: of the vertical axis.
-        digits: of the numbers on the bars.
+        digits: number of decimals on the bars.
     """
     rows = [row for row in rows if row.get(value) is not None]
     if not rows:
@@ -51,7 +51,7 @@ def grouped_bars(
         groups, each = parts_of(part, group), WIDTH / len(distinct(part, bar))
         for middle, members in enumerate(groups.values()):
             here = [known for known in colours if known in distinct(members, bar)]
-            for row in members:  # where a group lacks some of the bars, those it has stand in its middle
+            for row in members:  # the bars of an incomplete group are centred
                 place = middle + (here.index(str(row[bar])) - (len(here) - 1) / 2) * each
                 height = float(row[value])
                 axes.bar(place, height, width=0.92 * each, color=colours[str(row[bar])], alpha=0.85)
@@ -74,12 +74,12 @@ def grouped_bars(
 
 
 def matrix(rows: Sequence[Row], *, panel: str | None = None, title: str = "") -> Figure:
-    """A cell per pair: the change with sign and interval; pink lowers, green raises.
+    """A cell per pair: the change with sign and interval; pink is a decrease, green an increase.
 
     Args:
         rows: one per pair, with `source`, `target`, `delta` and perhaps `delta_low` and `delta_high`;
             a pair without a row stays empty.
-        panel: a column whose values get a matrix each, side by side, in the same colours.
+        panel: a column with one matrix for each value, side by side, with the same colour scale.
     """
     if not rows:
         raise InputError("a matrix needs at least one pair")
@@ -102,7 +102,7 @@ def matrix(rows: Sequence[Row], *, panel: str | None = None, title: str = "") ->
             common = {"textcoords": "offset points", "ha": "center", "va": "center"}
             axes.annotate(f"{row['delta']:+.1f}", (x, y), (0, 5 if span else 0), size=11, weight="bold", **common)
             axes.annotate(span, (x, y), (0, -8), size=7, **common)
-        # Lightened at the ends by a wider range, so that the text stays readable.
+        # A wider range lightens the colours at its ends, so that the text stays readable.
         shown = axes.imshow(cells, cmap="PiYG", vmin=-1.5 * most, vmax=1.5 * most, aspect="auto")
         axes.set_facecolor("0.93")
         axes.set_xticks(range(len(targets)), [wrapped(each, 16) for each in targets])
@@ -129,13 +129,13 @@ def trade_off(
     across_label: str = "throughput, relative to the dense model",
     title: str = "",
 ) -> Figure:
-    """A line per method, with the numbers of tokens of the one reached.
+    """A line per method, with the numbers of tokens on the line of `reached`.
 
     Args:
         rows: `method`, `tokens`, `speed-up`, `top1` and perhaps `low` and `high`, in percent.
-        oracle: how the name of the method begins above which is the ceiling; reached: the one that the gap is
-            measured from.
-        panel: a column whose values get a panel each.
+        oracle: prefix of the name of the method that is the ceiling; reached: the method below the gap to
+            the oracle.
+        panel: a column with one panel for each value.
     """
     figure = accuracy(
         rows, line="method", across="speed-up", value="top1", panel=panel, across_label=across_label, title=title,
@@ -153,7 +153,7 @@ def trade_off(
             axes.fill_between(*above, 102, color=CEILING, linewidth=0, zorder=0)
             axes.text(0.97 * right, 101, "ceiling", ha="right", va="top", color="#b55")
         if above and below:
-            # Between two curves of different points, each continued level at both ends.
+            # Between two curves with different points, each extended horizontally at both ends.
             axes.fill_between(*above, bottom, color=GAP, linewidth=0, zorder=0)
             axes.fill_between(*below, bottom, color="white", linewidth=0, zorder=0)
             axes.text(0.97 * right, (above[1][-1] + below[1][-1]) / 2, "gap", ha="right", va="center", color="#997")
@@ -161,6 +161,6 @@ def trade_off(
 
 
 def edge(points: Sequence[Row], right: float) -> tuple[list[float], list[float]]:
-    """A curve from 0 to the right end, level beyond its first and last point."""
+    """A curve from 0 to the right end, horizontal before its first and after its last point."""
     x, y = [row["speed-up"] for row in points], [row["top1"] for row in points]
     return [0.0, *x, right], [y[0], *y, y[-1]]

@@ -1,11 +1,11 @@
-"""What learned placement is worth and whether it looks: `python -m paper.policies MODEL=WEIGHTS DATA [FILE …]`.
+"""The gain from learned placement, and its use of the image: `python -m paper.policies MODEL=WEIGHTS DATA [FILE …]`.
 
     python -m paper.policies vit-ti=vit.safetensors imagenet-train-5k runs/attention.safetensors runs/oracle.safetensors
 
-On the images that tools/set_aside.txt names: the model's own policy and those of the files, each beside its controls
-(its map of another image, the mean of its maps), isotropic placement, the class attention of the dense ViT, which no
-look could know, and the maps of saliency networks (.onnx files). Agreement and KL are with the dense ViT; ± is the
-standard error of the KL's difference from isotropic placement. Prints a table.
+Measured on the images in tools/set_aside.txt: the model's own policy and those of the files, each with its controls
+(its map of another image, the mean of its maps); isotropic placement; the class attention of the dense ViT, which is
+an oracle; and the maps of saliency networks (.onnx files). Agreement and KL are with the dense ViT; ± is the standard
+error of the KL's difference from isotropic placement. Prints a table.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Which prior is best with few tokens, and what a search adds to each (paper, "Do object-centric priors help?")."""
+"""The best prior with few tokens, and the gain of a search from each (paper, "Do object-centric priors help?")."""
 
 import torch
 
@@ -9,13 +9,13 @@ from paper.statistics import NO_KNN, difference, over_seeds, predicted, share
 from paper.study import Result, Row, Study, cell, each_value, figure, gmacs, paper_row, signed
 from spot.placement.priors import LEARNED, SOFTNESS
 
-CENTER, OWN_CENTER = "center-authors", "center"  # the paper's, and ours, which fades to isotropic at a full budget
+CENTER, OWN_CENTER = "center-authors", "center"  # the paper's, and ours, which approaches isotropic at a full budget
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", CENTER, "salient", OWN_CENTER, "focus")  # the last two are ours
 CENTER_NOTE = (
     f"{CENTER} is the paper's center: with every budget it draws tokens to the middle. {OWN_CENTER} is ours: it "
     "fades to isotropic as the budget reaches the grid."
 )
-VARIANTS = ("salient-distinct", "salient-soft")  # of salient, to tell what its draws lose; not searched
+VARIANTS = ("salient-distinct", "salient-soft")  # of salient, to measure the effect of its sampling; not searched
 
 # Backbone → prior → kNN, its standard deviation, Acc@1, oracle gain.
 PAPER = {
@@ -39,12 +39,12 @@ PAPER = {
 
 
 def learned(backbone: Backbone) -> tuple[str, ...]:
-    """The name of the model's own learned prior, if it has one."""
+    """The name of the model's learned prior, if it has one."""
     return () if backbone.model.policy is None else (LEARNED,)
 
 
 def run(lab: Lab) -> Result:
-    """Every prior at the sparse budget, as it is and searched from."""
+    """Every prior at the sparse budget, as it is and after a search from it."""
     rows: list[Row] = []
     for backbone in lab.backbones:
         chosen = lab.wanted((*PRIORS, *VARIANTS, *learned(backbone)), ["isotropic"])
@@ -100,7 +100,7 @@ def deviation(row: Row) -> str:
 
 
 def table(result: Result) -> list[Row]:
-    """A line for each prior, and below all of a backbone's priors one for each after the search, on its own images."""
+    """A line for each prior of a backbone, followed by one for each prior after the search, on the searched images."""
     lines: list[Row] = []
     rows = [*result.rows, *result.paper]
     for backbone in dict.fromkeys(row["backbone"] for row in rows):

@@ -1,7 +1,7 @@
-"""Which model files a result is of. Every result has their hashes, and a test compares them with what ships.
+"""The model files that a result was measured with. Results have their hashes; a test compares these with shipped files.
 
-A file is known by the tensors of the ViT in it (of a retrofit: the change that it stores), and by those of its
-policy. Neither depends on how the file is laid out or what else its header says.
+A file is identified by hashes of the ViT's tensors (for a retrofit: the stored change) and of its policy's
+tensors. Neither depends on the file's layout or on the rest of its header.
 """
 
 import re
@@ -14,11 +14,11 @@ from spot.models.deltas import POLICY, is_delta, read_about
 from spot.models.shipped import ALIASES, built_in, find
 from spot.store import read_tensors
 
-USES_POLICY = ("learned", "merged-learned", "policy")  # in the name of a row that a policy has a part in
+USES_POLICY = ("learned", "merged-learned", "policy")  # in the names of rows that use a policy
 
 
 def stored(source: str | Path) -> dict[str, str]:
-    """Hashes of a model's file: "file" of the ViT, and "policy" if it has one; nothing for a name that is no file."""
+    """Hashes of a model's file: "file" of the ViT, and "policy" if it has one; empty for a name without a file."""
     path = find(source)
     path = path / "model.safetensors" if path.is_dir() else path
     if not path.is_file() or path.suffix != ".safetensors":
@@ -30,7 +30,7 @@ def stored(source: str | Path) -> dict[str, str]:
 
 
 def sentence(settings: Mapping[str, Any]) -> str:
-    """What a result is of and what made it, for the end of its page."""
+    """A sentence on a result's model files and command, for the end of its page."""
     models = [
         f"`{name}` ({', '.join(f'{part} {about[part]}' for part in ('file', 'policy') if about.get(part))})"
         for name, about in settings.get("models", {}).items()
@@ -42,7 +42,7 @@ def sentence(settings: Mapping[str, Any]) -> str:
 
 
 def stale(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Why a result is not of the files that ship, in sentences; none if it is."""
+    """Sentences on why a result does not match the shipped files; none if it does."""
     learned = any(word in str(value) for row in rows for value in row.values() for word in USES_POLICY)
     for name, about in settings.get("models", {}).items():
         source = ALIASES.get(about["source"], about["source"])
@@ -53,9 +53,9 @@ def stale(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ite
                 yield f"{name}: measured with {part} {about.get(part)}, what ships has {needed}"
 
 
-# Documents. A table is copied from a result (tools/fill_results.py), or has a comment above it that names its files:
+# Documents. A table is copied from a result (tools/fill_results.py), or a comment above it names its files:
 #     <!-- of: vit-ti file 1f384a4d10ae4cb3 policy 80fc4d2598b0e9ed, deit-ti base 39292d92f61fd31d -->
-# or says why it is not about files that ship:
+# or explains why it is not about shipped files:
 #     <!-- of no shipped file: training runs of the recipe, one seed each -->
 BLOCK = re.compile(r"<!-- (?:accuracy: )?\S+\.(?:md|json)(?: [^>]*)?-->.*?<!-- end -->", re.DOTALL)
 NAMED = re.compile(r"<!-- of: (.+?) -->")
@@ -65,7 +65,7 @@ NUMBERS = re.compile(r"^(?:.*\|)?\s*[-+−]?\d+\.\d[^|\n]*\|(?:.*\|)?\s*[-+−]?
 
 
 def comment(models: Mapping[str, str | Path]) -> str:
-    """The comment above a table that names these models' files; base is the ViT that a retrofit is a change of."""
+    """The comment above a table that names these models' files; base is the ViT that a retrofit is based on."""
     parts = []
     for name, source in models.items():
         known = stored(source) | ({"base": read_about(find(source))["hash"]} if is_delta(find(source)) else {})
@@ -74,7 +74,7 @@ def comment(models: Mapping[str, str | Path]) -> str:
 
 
 def unproven(text: str) -> Iterator[str]:
-    """Tables of measured numbers in a document that name no files, or files that do not ship, in sentences."""
+    """Sentences on tables of measured numbers in a document that name no files, or files that are not shipped."""
     text = BLOCK.sub("", text)
     for named in NAMED.finditer(text):
         for model in named[1].split(","):

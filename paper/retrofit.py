@@ -1,8 +1,8 @@
 """Accuracy per epoch while a ViT is retrofitted.
 
 Runs are read from their folders (`--run`, or the folders that the studied models were trained in).
-Without any, on scenes, the first built-in grid model is retrofitted a little: about a minute, kept in
-the cache, and a run that was stopped goes on.
+Without any, on scenes, the first built-in grid model is retrofitted for about a minute. The run is
+cached, and an interrupted run resumes.
 """
 
 import copy
@@ -21,7 +21,7 @@ from spot.hashes import hash_json
 from spot.store import read_json
 
 RECIPE = "scenes-retrofit"
-CHANGES = {"epochs": 6.0, "warmup_epochs": 0.4}  # of SCENES scenes each, where the recipe's epochs are longer
+CHANGES = {"epochs": 6.0, "warmup_epochs": 0.4}  # of SCENES scenes each; the recipe's epochs are longer
 SCENES, VALIDATED = 1024, 256
 
 PAPER: list[Row] = [
@@ -31,7 +31,7 @@ PAPER: list[Row] = [
 
 
 def run(lab: Lab) -> Result:
-    """Read the logs of runs, or make one."""
+    """Read the logs of runs, or do a small run."""
     folders = [Path(folder) for folder in lab.settings.runs] or own_runs(lab.backbones)
     if folders:
         logs = {name_of(folder, folders): read_log(folder) for folder in folders}
@@ -53,13 +53,13 @@ def run(lab: Lab) -> Result:
 
 
 def own_runs(backbones: list[Backbone]) -> list[Path]:
-    """The folders of the runs that ended in these models: RUN/model or a file in it."""
+    """The folders of the runs that produced these models: RUN/model or a file in it."""
     near = [place for each in backbones for place in (Path(each.source), *Path(each.source).parents[:2])]
     return list(dict.fromkeys(place for place in near if (place / "log.csv").is_file()))
 
 
 def name_of(folder: Path, others: Sequence[Path] = ()) -> str:
-    """What tables call a run: its folder's name (its path, if another has the same) and its recipe."""
+    """A run's name in tables: its folder's name (its path, if another has the same name) and its recipe."""
     file, same = folder / "run.json", [other for other in others if other.name == folder.name]
     name = folder.name if len(same) < 2 else str(folder)
     return f"{name}, {read_json(file)['settings']['recipe']['name']}" if file.is_file() else name
@@ -80,12 +80,12 @@ def read_log(folder: Path) -> list[Row]:
 
 
 def validations(row: Row) -> list[str]:
-    """The columns of accuracy on the images set aside: val_ and a number of tokens."""
+    """The columns with accuracy on the images set aside: val_ and a number of tokens."""
     return [name for name in row if name[:4] == "val_" and name[4:].isdecimal()]
 
 
 def small_run(lab: Lab) -> dict[str, list[Row]]:
-    """Retrofit the first grid parent on scenes, or go on with that; validation rows have intervals."""
+    """Retrofit the first grid parent on scenes, or resume that run; validation rows have intervals."""
     parents = [each for each in lab.backbones if each.parent is not None]
     if not lab.settings.scenes or not parents:
         raise InputError(
@@ -117,7 +117,7 @@ def small_run(lab: Lab) -> dict[str, list[Row]]:
 
 
 def summary(name: str, log: list[Row]) -> list[str]:
-    """How fast it was: by the first tenth of the epochs, and in the last fifth, as the paper says of its own."""
+    """The gain in the first tenth of the epochs and in the last fifth, as the paper reports its own."""
     curves = [key for key in validations(log[-1]) if key in log[0]]
     if not curves or len(log) < 3:
         return []

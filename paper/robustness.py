@@ -1,4 +1,4 @@
-"""Harmful priors and adversarial searches with few tokens, and how much accuracy they cost."""
+"""The accuracy lost to harmful priors and adversarial searches with few tokens."""
 
 from functools import partial
 
@@ -16,17 +16,17 @@ HARMS = ("background", BOUNDARY, OWN_BOUNDARY, "ascent", OBFUSCATED)
 SEARCHES = {"ascent": "ascent", OBFUSCATED: "obfuscate"}
 COLUMNS = ("background", BOUNDARY, "ascent", TARGET)  # of the paper's table
 
-# Backbone → its accuracy with isotropic tokens, and per column of the paper's table the figure and the drop as printed.
+# Backbone → accuracy with isotropic tokens, and for each column of the paper's table the accuracy and drop as printed.
 PAPER: dict[str, tuple[float, tuple[tuple[float, float], ...]]] = {
     "CLS-IN21k": (46.85, ((40.80, 6.85), (10.68, 36.17), (13.75, 33.09), (1.17, 45.69))),
     "CLS-IN1k": (33.52, ((20.06, 13.46), (4.15, 29.37), (5.90, 27.82), (2.68, 33.52))),
     "MAE-IN1k": (61.72, ((31.89, 29.83), (10.83, 50.89), (16.54, 45.18), (1.11, 60.61))),
 }
-ROUNDING = 0.015  # two figures with two decimals may differ by so much from the third
+ROUNDING = 0.015  # the largest rounding error of a difference of numbers with two decimals
 
 
 def run(lab: Lab) -> Result:
-    """Harmful priors over seeds, two adversarial searches; each against isotropic tokens on the same images."""
+    """Harmful priors over seeds and two adversarial searches, each against isotropic tokens on the same images."""
     rows: list[Row] = []
     for backbone in lab.backbones:
         about = {"backbone": backbone.name, "tokens": lab.sparse}
@@ -67,7 +67,7 @@ def notes(lab: Lab) -> list[str]:
 
 
 def slips() -> list[str]:
-    """Drops that the paper prints and that are not the difference of the accuracies it prints."""
+    """Printed drops of the paper that differ from the difference of its printed accuracies."""
     wrong = [
         f"{backbone}, {name}: {printed} is printed, {original:.2f} − {top1:.2f} = {original - top1:.2f}"
         for backbone, (original, values) in PAPER.items()
@@ -82,7 +82,7 @@ def paper_rows() -> list[Row]:
     for backbone, (original, values) in PAPER.items():
         rows.append(paper_row(backbone, tokens=25, placement=BASELINE, top1=original))
         for name, (top1, printed) in zip(COLUMNS, values, strict=True):
-            # What is predicted with a wrong label is no accuracy, so nothing has dropped to it.
+            # The result with a wrong label as target is not an accuracy, so it has no drop.
             drop = {} if name == TARGET else {"drop": round(original - top1, 2)}
             rows.append(paper_row(backbone, tokens=25, placement=name, top1=top1, printed_drop=printed, **drop))
     return rows
@@ -96,7 +96,7 @@ def table(result: Result) -> list[Row]:
         return f"{row['top1']:.1f} ↓{row['drop']:.1f}{interval}"
 
     lines = pivot([*result.rows, *result.paper], ("backbone", "tokens", "images"), "placement", both)
-    return [{**line, "images": line.pop("images")} for line in lines]  # rows on fewer images are lines of their own
+    return [{**line, "images": line.pop("images")} for line in lines]  # rows on fewer images become separate lines
 
 
 STUDY = Study(

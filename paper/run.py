@@ -1,4 +1,4 @@
-"""Studies one after the other, and their files: what `python -m paper` does."""
+"""Run studies one after the other and write their files, for `python -m paper`."""
 
 import time
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from spot.errors import InputError
 from spot.plots import save
 from spot.store import as_json, write_text
 
-SAME = 0.25  # points by which sums that round differently may change an accuracy
-# Studies that --only can add to, and what their rows call a placement:
+SAME = 0.25  # points by which different rounding of sums may change an accuracy
+# Studies that --only can add to, and the column of their rows that names a placement:
 PARTS = {"priors": "prior", "classification": "placement", "robustness": "placement"}
 
 
 def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
-    """Measure studies and write each; where one of several cannot be measured, the others still are."""
+    """Measure studies and write each; if one of several fails, the others are still measured."""
     troubles = {}
     only = list(lab.settings.only)
     kept = {study.name: to_add_to(study, lab, out) for study in studies if only}
@@ -31,7 +31,7 @@ def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
             result = study.run(lab)
         except InputError as error:
             if isinstance(error.__cause__, OSError) or len(studies) == 1:
-                raise  # nothing that follows could be kept either
+                raise  # the following studies could not be written either
             troubles[study.name] = str(error)
             if lab.main:
                 report.warn(f"{study.name}: {error}")
@@ -39,7 +39,7 @@ def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
         result.study = study.name
         result.settings = {**lab.describe(), **result.settings, "command": report.command("python -m paper")}
         result.settings["seconds"] = round(time.perf_counter() - begun, 1)
-        # What a busy machine does not change:
+        # Values that do not depend on the load of the machine:
         result.settings["processor_seconds"] = round(time.process_time() - worked, 1)
         if lab.main:
             write(study, joined(kept[study.name], result, only) if only else result, out)
@@ -50,7 +50,7 @@ def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
 
 
 def to_add_to(study: Study, lab: Lab, out: Path) -> Result:
-    """The result in the folder, if --only can add rows to it: of the same models and images."""
+    """The result in the folder, if --only can add rows to it because models and images are the same."""
     if study.name not in PARTS:
         raise InputError(f"--only is for {', '.join(PARTS)}, not for {study.name}")
     kept, now = Result.load(out / f"{study.name}.json"), as_json(lab.describe())
@@ -61,7 +61,7 @@ def to_add_to(study: Study, lab: Lab, out: Path) -> Result:
 
 
 def joined(kept: Result, new: Result, only: Sequence[str]) -> Result:
-    """The rows of a result that there was, but for those of some placements, which were measured anew."""
+    """An existing result with the rows of some placements replaced by new ones."""
     label = PARTS[new.study]
     before = {(row["backbone"], row["tokens"]): row["top1"] for row in kept.rows if row[label] == "isotropic"}
     for row in new.rows:
@@ -80,7 +80,7 @@ def joined(kept: Result, new: Result, only: Sequence[str]) -> Result:
 
 
 def write(study: Study, result: Result, out: Path) -> None:
-    """A result as JSON, Markdown, PNG and PDF, and in the terminal."""
+    """Write a result as JSON, Markdown, PNG and PDF, and show it in the terminal."""
     result.save(out / f"{study.name}.json")
     figure = study.draw(result)
     for ending in ("png", "pdf"):
@@ -91,7 +91,7 @@ def write(study: Study, result: Result, out: Path) -> None:
 
 
 def tell_findings(out: Path) -> None:
-    """Say which of the paper's findings hold, by the results in a folder, and write it there."""
+    """Report which of the paper's findings hold according to the results in a folder, and write the report there."""
     result = findings.read(out)
     result.save(out / "findings.json")
     write_text(out / "findings.md", findings.markdown(result))

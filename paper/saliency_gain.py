@@ -1,10 +1,10 @@
 """Does the search move tokens to salient places: relative saliency gain (RSG) at every budget.
 
-RSG = (score(end) − score(start)) / score(start), of the mean saliency in a token's window. The paper
-averages it over tokens. Such a mean leans to the positive for any movement, the more so the sharper
-the maps: a token that starts at an object's edge can gain tenfold, and lose no more than all. So the
-same is computed for a control, each image's tokens moved as another image's were; what the search
-prefers is the excess over that. The ratio of the mean scores of all of an image's tokens is less
+RSG = (score(end) − score(start)) / score(start), where score is the mean saliency in a token's window. The
+paper averages it over tokens. This mean is biased upwards for any movement, more so for sharper maps: a
+token that starts at an object's edge can gain tenfold, but lose at most everything. The same mean is
+therefore computed for a control that moves each image's tokens as another image's were moved. The search's
+preference is the excess over this control. The ratio of the mean scores of all tokens of an image is less
 sensitive to edges.
 """
 
@@ -69,7 +69,7 @@ def run(lab: Lab) -> Result:
 
 def measured(lab: Lab, backbone: Backbone, searched: Mapping[int, Placements]) -> dict[int, dict[str, Tensor]]:
     """Gains (M,) per image by budget, in the placements' order: mean over tokens, of all tokens together, and the
-    control's. In one pass over the images, as maps may be slow to make."""
+    control's. Uses one pass over the images, because maps may be slow to compute."""
     model = backbone.model
     ends = {tokens: placements.trajectory[:, [0, -1], :, :2] for tokens, placements in searched.items()}
     source, size = lab.sources.saliency(model), model.patch_size
@@ -113,7 +113,7 @@ def measured(lab: Lab, backbone: Backbone, searched: Mapping[int, Placements]) -
 def score(maps: Tensor, positions: Tensor, size: int = 16) -> Tensor:
     """Mean of saliency maps (B, H, W) in the size × size window at each position (B, N, 2) → (B, N).
 
-    Windows are the tokens' own: bilinear, the border repeated.
+    Windows are read as for tokens: bilinear, with the border repeated.
     """
     if maps.ndim != 3:
         raise InputError(f"saliency maps must have shape (B, H, W), got {tuple(maps.shape)}")
@@ -130,10 +130,10 @@ def relative_gain(
 ) -> Tensor:
     """Relative saliency gain, (score(end) − score(start)) / score(start).
 
-    Per token (the paper's formula) it is (B, N); per image (B,), of the mean scores of its tokens,
-    where a token that starts on nothing still counts. Where the first score is below NEAR_ZERO
-    the gain is NaN: a ratio to nothing says nothing, and one such token would decide the mean.
-    Average with `nanmean`, and report how many were left out.
+    Per token (the paper's formula) it is (B, N). Per image it is (B,), from the mean scores of its tokens,
+    which include tokens that start at zero saliency. If the first score is below NEAR_ZERO the gain is
+    NaN, because the ratio is meaningless and one such token would dominate the mean. Average with
+    `nanmean`, and report how many values were left out.
 
     Args:
         maps: saliency (B, H, W) in [0, 1].

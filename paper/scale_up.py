@@ -1,4 +1,4 @@
-"""The paper at its own scale, in one program: ViT-B/16 of three kinds, ImageNet, every table and figure.
+"""The paper at its original scale in one program: three kinds of ViT-B/16, ImageNet, every table and figure.
 
     python -m paper.scale_up --plan-only                                                 # the steps, hours and memory
     accelerate launch -m paper.scale_up --data imagenet --weights weights --out runs/paper        # one node, all GPUs
@@ -6,15 +6,15 @@
         --main_process_port 29500 -m paper.scale_up --data imagenet --weights weights --out runs/paper   # on each of 4
     torchrun --nproc_per_node 2 -m paper.scale_up --rehearse --out runs/rehearsal   # two processes on a CPU, gloo
 
-The same command resumes: a step whose file is there is skipped, training goes on from its last checkpoint, and studies
-from their measurements. With several nodes --out and --data are on a file system that all of them see.
+The same command resumes: steps whose file exists are skipped, training continues from its last checkpoint, and studies
+from their measurements. With several nodes --out and --data must be on a shared file system.
 
 --weights holds four files: timm's vit_base_patch16_224.augreg_in1k.safetensors and
 vit_base_patch16_224.augreg2_in21k_ft_in1k.safetensors, and He et al.'s mae_pretrain_vit_base_full.pth (retrofitted)
 and mae_finetuned_vit_base.pth (the baseline). --data is ImageNet's root, with train/<wnid> and val/<wnid>.
 
-Nobody here has run it at that scale. --rehearse runs every step on ViT-B cut to 2 blocks and 96 pixels, with random
-weights, on 40 random images, and ends with the same tables.
+We have not run it at that scale. --rehearse runs every step on ViT-B reduced to 2 blocks and 96 pixels, with random
+weights, on 40 random images, and writes the same tables.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +53,8 @@ from spot.training.run import run as train
 
 TRAIN_IMAGES, VAL_IMAGES, BUDGETS = 1_281_167, 50_000, (25, 49, 100, 196)
 GPUS = 8
-FLOPS = 1e14  # a second that each GPU sustains: a third of an A100's bfloat16 peak
-READ = 500  # images a second that 8 workers decode for each GPU
+FLOPS = 1e14  # sustained per GPU and second: a third of an A100's bfloat16 peak
+READ = 500  # images per second that 8 workers decode for each GPU
 FULL, FINETUNED = "mae_pretrain_vit_base_full.pth", "mae_finetuned_vit_base.pth"
 IN21K, IN1K = "vit_base_patch16_224.augreg2_in21k_ft_in1k", "vit_base_patch16_224.augreg_in1k"
 MAE, WNIDS = "vit_base_patch16_224.mae", ("n01440764", "n02123045", "n02504458", "n07753592")
@@ -64,10 +64,10 @@ MAE, WNIDS = "vit_base_patch16_224.mae", ("n01440764", "n02123045", "n02504458",
 class Kind:
     """One of the paper's three models."""
 
-    run: str  # the folder of the model that is studied
+    run: str  # the folder of the model to study
     model: str  # timm's name
     baseline: str  # the file of the plain ViT
-    recipe: str = ""  # that retrofits it with labels
+    recipe: str = ""  # for its retrofit with labels
 
 
 KINDS = {
@@ -75,7 +75,7 @@ KINDS = {
     "CLS-IN1k": Kind("in1k", IN1K, IN1K, "cls-in1k"),
     "MAE-IN1k": Kind("mae-finetuned", MAE, FINETUNED),
 }
-# Forward passes of every validation image and model, in dense ones; a step of a search is three. Estimates.
+# Forward passes per validation image and model, in dense passes; a search step counts as three. Estimates.
 STUDIES = {
     "off-grid": 20, "priors": 10, "saliency-gain": 30, "transfer": 5, "classification": 60, "robustness": 8, "tome": 15,
     "elastic": 15, "speed": 10, "retrofit": 0,
@@ -84,7 +84,7 @@ STUDIES = {
 
 @dataclass(frozen=True)
 class Setup:
-    """Where everything is, and how a rehearsal differs."""
+    """All paths and options, and the changes for a rehearsal."""
 
     data: str
     weights: Path
@@ -94,7 +94,7 @@ class Setup:
     changes: Mapping[str, Any] = field(default_factory=lambda: {"precision": "bf16"})  # of every recipe
     decoder: Mapping[str, Any] = field(default_factory=dict)  # of the recipe mae-in1k
     cut: Mapping[str, Any] = field(default_factory=dict)  # timm's options for the ViTs
-    method: str = "clipseg"  # of saliency maps; the paper does not name its prompt, but marks the row as an oracle's
+    method: str = "clipseg"  # of saliency maps; the paper marks the row as an oracle's without naming its prompt
     prompt: str | None = "class"
     studies: Mapping[str, Any] = field(default_factory=dict)  # settings of the studies
 
@@ -102,33 +102,33 @@ class Setup:
         return self.weights / (name if name.endswith(".pth") else f"{name}.safetensors")
 
     def options(self, run: str, **more: Any) -> TrainOptions:
-        """Of a training run."""
+        """Options of a training run."""
         how: dict[str, Any] = {"accumulate": self.accumulate, "workers": self.workers, **more}
         return TrainOptions(data=self.data, out=self.out / run, val=self.data, **how)
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do, what it leaves behind, and what it takes at the paper's scale."""
+    """A step, the file it writes, and its cost at the paper's scale."""
 
     name: str
     does: str
     run: Callable[[Setup], None]
-    leaves: str  # a file below --out: when it is there the step is done
+    leaves: str  # a file below --out that exists once the step is done
     flops: float
     reads: float  # images decoded
-    memory: float  # GB of each GPU, beside what the framework takes
+    memory: float  # GB per GPU, without the framework's own
 
     @property
     def hours(self) -> float:
-        """On 8 GPUs: arithmetic or reading, whichever is longer. An estimate, not a measurement."""
+        """Hours on 8 GPUs for arithmetic or reading, whichever is longer. An estimate, not a measurement."""
         return max(self.flops / FLOPS, self.reads / READ) / GPUS / 3600
 
 
 def steps() -> list[Step]:
-    """All of them, in order."""
+    """All steps, in order."""
     dense = vit_b16_macs(196)
-    seen = vit_b16_macs(49)  # by MAE's encoder
+    seen = vit_b16_macs(49)  # of MAE's encoder
     decoder = 8 * (197 * 12 * 512**2 + 2 * 197**2 * 512)
     clipseg = 45e9  # a ViT-B/16 on 352 pixels and its decoder
     listed = [
@@ -150,23 +150,23 @@ def steps() -> list[Step]:
         images = len(KINDS) * (passes * VAL_IMAGES + banks.get(name, 0) * TRAIN_IMAGES / 3)
         listed.append(
             Step(name, find_study(name).question, partial(study, name=name), f"studies/{name}.json",
-                 2 * dense * images, images / 4, 6)  # about four placements are measured each time an image is read
+                 2 * dense * images, images / 4, 6)  # about four placements per read image
         )  # fmt: skip
     return [*listed, Step("tables", "which findings hold, and every table on one page", tables, "tables.md", 0, 0, 0)]
 
 
 def trained(epochs: float, forward: float) -> float:
-    """FLOPs of training on ImageNet: a backward pass is two forward ones, a multiply-add two FLOPs."""
+    """FLOPs of training on ImageNet: a backward pass counts as two forward passes, a multiply-add as two FLOPs."""
     return epochs * TRAIN_IMAGES * forward * 2 * 3
 
 
 def memory(tokens: int, batch: int, width: int = 768, depth: int = 12) -> float:
-    """GB of a GPU that trains its share of a batch in bfloat16: 16 bytes a parameter for weights, gradients and Adam,
-    34 a token, channel and block for what the backward pass reads (Korthikanti et al., 2022, attention fused)."""
+    """GB per GPU for training its share of a batch in bfloat16: 16 bytes per parameter for weights, gradients and Adam,
+    34 per token, channel and block for activations (Korthikanti et al., 2022, with fused attention)."""
     return (16 * 12 * width**2 * depth + 34 * (tokens + 1) * width * depth * batch / GPUS) / 1e9
 
 
-# What steps do
+# Implementation of the steps
 
 
 def retrofit(setup: Setup, kind: Kind) -> None:
@@ -189,7 +189,7 @@ def finetune_mae(setup: Setup) -> None:
 
 
 def make_maps(setup: Setup) -> None:
-    """Every process its share of the maps."""
+    """Make the maps, divided among the processes."""
     state, folder = this_process(), setup.out / "maps"
     if state.is_main_process:
         check_method(folder, setup.method, setup.prompt)
@@ -216,7 +216,7 @@ def study(setup: Setup, name: str) -> None:
 
 
 def tables(setup: Setup) -> None:
-    """All pages as one, the findings first."""
+    """Join all pages into one, findings first."""
     if this_process().is_main_process:
         folder = setup.out / "studies"
         tell_findings(folder)
@@ -228,7 +228,7 @@ def tables(setup: Setup) -> None:
 
 
 def rehearsal(out: Path) -> Setup:
-    """ViT-B cut to 2 blocks and 96 pixels, random weights, 40 random images to train on and 40 to measure on."""
+    """ViT-B reduced to 2 blocks and 96 pixels, random weights, 40 random images for training and 40 for measuring."""
     data, weights = out / "images", out / "weights"
     if this_process().is_main_process and not (weights / FULL).is_file():
         for number, split in enumerate(("train", "val")):
@@ -249,7 +249,7 @@ def rehearsal(out: Path) -> Setup:
 
 
 def random_weights(folder: Path) -> None:
-    """The four files, by the names and shapes of the published ones, with 2 blocks."""
+    """Write the four files with 2 blocks, with the names and shapes of the published ones."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     for kind in KINDS.values():
@@ -263,14 +263,14 @@ def random_weights(folder: Path) -> None:
         begin = next(ours for ours in names if name.startswith(ours))
         table = name == "positions.table"
         state[names[begin] + name.removeprefix(begin)] = torch.cat([0 * tensor[:1], tensor])[None] if table else tensor
-    torch.save({"model": state}, folder / FULL)  # last: it says that all are there
+    torch.save({"model": state}, folder / FULL)  # last: it marks all files as complete
 
 
 # The program
 
 
 def plan(listed: Sequence[Step], out: Path) -> list[dict[str, Any]]:
-    """A row for each step: what it takes on 8 GPUs, and whether it is done."""
+    """A row for each step: its cost on 8 GPUs, and whether it is done."""
     return [
         {
             "step": step.name,
@@ -293,17 +293,17 @@ def scale_up(
     plan_only: tyro.conf.FlagCreatePairsOff[bool] = False,
     rehearse: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> None:
-    """Reproduce the paper at its own scale: every step that is not done yet, in order.
+    """Reproduce the paper at its original scale: run every step that is not done yet, in order.
 
     Args:
-        out: the folder of everything that is made.
+        out: the output folder.
         data: ImageNet's root, with train/<wnid> and val/<wnid>.
         weights: a folder with the four published files.
-        only: these steps alone.
-        accumulate: backward passes a step, where a GPU has less memory than the plan says.
-        workers: processes that read images, for each GPU.
-        plan_only: show the steps with hours and memory, and do nothing.
-        rehearse: ViT-B cut to 2 blocks, random weights and 40 random images; --data and --weights are not used.
+        only: run only these steps.
+        accumulate: backward passes per step, for GPUs with less memory than the plan needs.
+        workers: processes that read images, per GPU.
+        plan_only: only show the steps with hours and memory.
+        rehearse: ViT-B reduced to 2 blocks, random weights and 40 random images; ignores --data and --weights.
 
     example: accelerate launch -m paper.scale_up --data imagenet --weights weights
     """

@@ -1,4 +1,4 @@
-"""What a study measures on: which images, how many, and how. These are options of `python -m paper`."""
+"""Settings of a study: its images, their number, and how they are read. These are options of `python -m paper`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,43 +14,43 @@ SCENES = "scenes"
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What to measure on; whatever is left out is as it suits the data."""
+    """Data and settings of a study; the defaults depend on the data."""
 
     data: str = SCENES
     """a folder of labelled images with one sub-folder per class, ImageNet's root, a timm data set, or "scenes" """
     split: str = ""
     """val, train or test; by default test scenes and val photographs"""
     root: Annotated[Path | None, arg(name="data-root")] = None
-    """where a timm data set keeps its files"""
+    """the folder of a timm data set's files"""
     tokens: tuple[int, ...] = ()
     """budgets, the smallest is the sparse one; by default about an eighth, a quarter, a half and all of the grid"""
     only: tuple[str, ...] = ()
-    """measure these placements alone (priors, classification, robustness), beside the rows that OUT/NAME.json has"""
+    """measure only these placements (priors, classification, robustness), and add them to the rows of OUT/NAME.json"""
     seeds: int = 3
-    """how many, for placements that are drawn"""
+    """number of seeds for random placements"""
     limit: int | None = None
-    """images for rows that are not searched; by default 1024 scenes, or all photographs"""
+    """images for rows without a search; by default 1024 scenes, or all photographs"""
     oracle_limit: int | None = None
-    """images for rows that are searched; by default 512 scenes, or as many as --limit"""
+    """images for rows with a search; by default 512 scenes, or as many as --limit"""
     saliency: str = ""
-    """spectral (the default for photographs), clipseg, an .onnx file or a folder of maps, which for kNN with salient
-    placements also holds those of the bank's images; scenes know their masks"""
+    """spectral (the default for photographs), clipseg, an .onnx file or a folder of maps; for kNN with salient
+    placements the folder also needs maps of the bank's images; scenes have object masks"""
     bank: str | None = None
     """labelled images for kNN; by default training scenes. Without one, photographs get no kNN"""
     bank_limit: int | None = None
-    """at most so many of them, as many of each class; by default 1024 scenes, or all"""
+    """the largest number of bank images, the same for each class; by default 1024 scenes, or all"""
     bank_keep: Path | None = None
-    """a file that names which of them, one a line, as paths below the folder; by default all"""
+    """a file with the bank images to use, one path per line, relative to the folder; by default all"""
     runs: Annotated[tuple[Path, ...], arg(name="run")] = ()
-    """folders of training runs, whose logs `retrofit` shows; by default those the models stand in"""
+    """folders of training runs, whose logs `retrofit` shows; by default those that contain the models"""
     batch_size: int = 64
-    """images at a time; changes speed only"""
+    """images per batch; affects only speed"""
     workers: int = -1
-    """processes that read images; by default as many as there are cores to spare, at most 8"""
+    """processes that read images; by default the number of free cores, at most 8"""
     memory: Annotated[float, Suppress] = 2e9  # bytes of features at a time
 
     def __post_init__(self) -> None:
-        from spot.data.loader import available_workers  # here, because a verb's help should not wait for torch
+        from spot.data.loader import available_workers  # here, so that the help does not import torch
 
         if self.seeds < 1:
             raise InputError(f"at least one seed is needed, got {self.seeds}")

@@ -1,13 +1,13 @@
-"""Signs in a street: large photographs in which the object is small, `python -m paper.signs`.
+"""Street signs: large photographs with small objects, `python -m paper.signs`.
 
-511 photographs of German streets of 1360 × 800 pixels, from GTSDB (Houben, Stallkamp, Salmen, Schlipsing, Igel:
-"Detection of Traffic Signs in Real-World Images: The German Traffic Sign Detection Benchmark", IJCNN 2013), each with
-traffic signs of one kind only, or none: five classes. The paper has no such table, so all rows are ours.
+511 photographs of German streets with 1360 × 800 pixels, from GTSDB (Houben, Stallkamp, Salmen, Schlipsing, Igel:
+"Detection of Traffic Signs in Real-World Images: The German Traffic Sign Detection Benchmark", IJCNN 2013). Each has
+traffic signs of only one kind, or none: five classes. The paper has no such table, so all rows are ours.
 
-Three kinds of rows. *frozen*: a linear head on features of the retrofitted ViT-Ti; only the input differs.
-*fine-tuned*: the whole ViT on shrunk pictures, with the steps and rates of the next kind. *finder*: models of `spot
-learn --look glimpses`, from boxes or from labels alone. Costs include the finder or the saliency map. Results are kept
-in --cache.
+There are three kinds of rows. *frozen*: a linear head on features of the retrofitted ViT-Ti; only the input differs.
+*fine-tuned*: the whole ViT on shrunk pictures, with the steps and learning rates of the next kind. *finder*: models of
+`spot learn --look glimpses`, trained with boxes or only with labels. Costs include the finder or the saliency map.
+Results are cached in --cache.
 """
 
 import time
@@ -46,36 +46,36 @@ from spot.training.glimpses import color_jitter, train_classifier
 
 MARGIN, PATCH = 1.25, 16
 KIND = "spot_signs"
-MAP_SIDE = 64.0  # pixels: the side of a glimpse on the peak of a saliency map, which has no sizes
+MAP_SIDE = 64.0  # pixels: the side of a glimpse on the peak of a saliency map, which gives no sizes
 
 
 @dataclass
 class Street:
-    """Pictures, the places of their signs, and the folder for results."""
+    """Pictures, the locations of their signs, and the cache folder."""
 
     train: Pictures
     val: Pictures
     places: dict[str, Tensor]  # by key: (n, 4), y, x and size in pixels, weight
     cache: Path
     u2net: Path | None = None
-    others: Tensor = field(init=False)  # (M, 3): the places of all training signs, in pixels
+    others: Tensor = field(init=False)  # (M, 3): locations of all training signs, in pixels
 
     def __post_init__(self) -> None:
         self.others = torch.cat([self.places[key][:, :3] for key in self.train.keys])
 
     def told(self, key: str, pixels: Tensor) -> Tensor:
-        """The glimpse (1, 1, 3) on the largest sign; without one, at the place and size of another picture's sign."""
+        """The glimpse (1, 1, 3) on the largest sign; without signs, at the place and size of another picture's sign."""
         own = self.places[key]
         place = own[own[:, 2].argmax(), :3] if len(own) else self.others[draw_for(key).integers(len(self.others))]
         return around(place, pixels)
 
     def chance(self, key: str, pixels: Tensor) -> Tensor:
-        """A glimpse at the place and size of another picture's sign, whether or not this one has a sign."""
+        """A glimpse at the location and size of another picture's sign, whether or not this picture has a sign."""
         return around(self.others[draw_for(key).integers(len(self.others))], pixels)
 
 
 def around(place: Tensor, pixels: Tensor) -> Tensor:
-    """The glimpse (1, 1, 3) on a place (y, x and size in pixels): whole pixels inside the picture, as crops are."""
+    """The glimpse (1, 1, 3) on a place (y, x and size in pixels), on whole pixels inside the picture like a crop."""
     height, width = pixels.shape[1:]
     y, x, size = place.tolist()
     top, left, side = whole_square(y, x, MARGIN * size, (height, width))
@@ -83,19 +83,19 @@ def around(place: Tensor, pixels: Tensor) -> Tensor:
 
 
 def whole_square(y: float, x: float, side: float, size: tuple[int, int]) -> tuple[int, int, int]:
-    """Top, left and side of the square of whole pixels, inside a picture of size (H, W), that is nearest to another."""
+    """Top, left and side of the nearest square of whole pixels inside a picture of size (H, W)."""
     half = max(4, round(side / 2))
     top, left = (min(max(0, round(at) - half), length - 2 * half) for at, length in zip((y, x), size, strict=True))
     return max(0, top), max(0, left), 2 * half
 
 
 def draw_for(key: str) -> np.random.Generator:
-    """Random numbers of a picture, from its name."""
+    """A random generator for a picture, seeded by its name."""
     return np.random.default_rng(list(key.encode()))
 
 
 def normal(pixels: Tensor) -> Tensor:
-    """Bytes (3, H, W) as the ViT takes them: (1, 3, H, W)."""
+    """Bytes (3, H, W) → the ViT's normalised input (1, 3, H, W)."""
     return pixels.float()[None] / 127.5 - 1
 
 
@@ -136,7 +136,7 @@ def u2net(street: Street, key: str, pixels: Tensor) -> Seen:
 
 
 def on_peak(pixels: Tensor, map_: Tensor) -> Seen:
-    """A glimpse where a saliency map (R, C) is highest."""
+    """A glimpse at the maximum of a saliency map (R, C)."""
     images, best = normal(pixels), int(map_.argmax())
     place = [(best // map_.shape[1] + 0.5) / map_.shape[0], (best % map_.shape[1] + 0.5) / map_.shape[1], MAP_SIDE]
     return images, glimpse_positions(images, torch.tensor([[place]]), 49, PATCH)
@@ -157,12 +157,12 @@ def shrunk(width: int, street: Street, key: str, pixels: Tensor) -> Seen:
 
 
 def shrink_to(images: Tensor, width: int) -> Tensor:
-    """Images (B, 3, H, W) with so many pixels across, and a height in whole patches."""
+    """Images (B, 3, H, W) resized to this width, with a height in whole patches."""
     return shrink(images, shrunk_size(images, width))
 
 
 def shrunk_size(images: Tensor, width: int) -> tuple[int, int]:
-    """(H, W) of images with so many pixels across: whole patches."""
+    """(H, W) in whole patches for images resized to this width."""
     return round(width * images.shape[-2] / images.shape[-1] / PATCH) * PATCH, width
 
 
@@ -180,7 +180,7 @@ def cut(pixels: Tensor, glimpse: Tensor, samples: int) -> Tensor:
 
 
 TOLD = "told the box"
-SEEN: dict[str, tuple[int, Callable[..., Seen]]] = {  # tokens, and what is seen
+SEEN: dict[str, tuple[int, Callable[..., Seen]]] = {  # number of tokens, and the input
     f"{TOLD}: 49 tokens in its region": (49, windows_told),
     f"{TOLD}: the same, positions in the picture": (49, frameless),
     f"{TOLD}: cut out, resized to 112 pixels": (49, crop_told),
@@ -208,7 +208,7 @@ def pooled(model: SpotViT, seen: Seen) -> Tensor:
 
 @torch.no_grad()
 def features(street: Street, name: str, model: SpotViT, part: Pictures, split: str) -> Tensor:
-    """Features (M, D) of an input of all pictures, kept in the cache, from where an interrupted run goes on."""
+    """Features (M, D) of an input for all pictures, cached so that an interrupted run resumes."""
     file = street.cache / f"{slug(name)}-{split}.safetensors"
     known = read_tensors(file, KIND)[0]["features"] if file.is_file() else torch.zeros(0, model.embed_dim)
     made = list(known[:, None].unbind())
@@ -220,12 +220,12 @@ def features(street: Street, name: str, model: SpotViT, part: Pictures, split: s
 
 
 def slug(name: str) -> str:
-    """A name as part of a file's name."""
+    """A name converted for use in a file name."""
     return "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
 def with_head(street: Street, name: str, model: SpotViT) -> Tensor:
-    """Logits (M, classes) of a linear head on frozen features; its penalty is chosen on a fifth of train."""
+    """Logits (M, classes) of a linear head on frozen features; a fifth of train selects its penalty."""
     fit, choose = street.train.every_fifth()
     x, y = features(street, name, model, street.train, "train"), torch.tensor(street.train.labels)
     rows = {key: row for row, key in enumerate(street.train.keys)}
@@ -244,7 +244,7 @@ def with_head(street: Street, name: str, model: SpotViT) -> Tensor:
 
 
 class Shrunk:
-    """Random views of whole pictures, shrunk: for `train_classifier`, as its Glimpses are."""
+    """Random shrunk views of whole pictures for `train_classifier`, in place of its Glimpses."""
 
     def __init__(self, pictures: Pictures, width: int, seed: int = 0) -> None:
         self.pictures, self.width, self.seed = pictures, width, seed
@@ -265,7 +265,7 @@ class Shrunk:
 
 
 def fine_tuned(street: Street, source: Any, width: int) -> tuple[SpotViT, Tensor]:
-    """The ViT fine-tuned on pictures of so many pixels across, and its logits of val, kept in the cache."""
+    """The ViT fine-tuned on pictures of this width, and its cached logits on val."""
     file = street.cache / f"fine-tuned-{width}.safetensors"
     model = at_budget(source, 49)
     model.reset_classifier(len(street.train.classes))
@@ -284,7 +284,7 @@ def fine_tuned(street: Street, source: Any, width: int) -> tuple[SpotViT, Tensor
 
 @torch.no_grad()
 def with_finder(street: Street, model: SpotViT, name: str, most: int = 6) -> dict[str, Tensor]:
-    """Places and scores (M, 6, 4) in val, and logits (M, 6, classes) of tokens and of crops there, and of the box."""
+    """Places with scores (M, 6, 4) in val, and logits (M, 6, classes) of tokens and crops there, and of the box."""
     file = street.cache / f"{name}-{hash_model(model)[:12]}.safetensors"
     if not file.is_file():
         several, side, made = Glimpsed(model, most), round(model.tokens**0.5) * PATCH, []
@@ -312,19 +312,19 @@ def with_finder(street: Street, model: SpotViT, name: str, most: int = 6) -> dic
 
 @torch.no_grad()
 def cost(call: Callable[[], Any], times: int = 15) -> dict[str, float]:
-    """Multiply-adds of a call, and its milliseconds of processor time in one thread: the median of a few."""
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the counter sees its products
+    """Multiply-adds of a call, and its processor time on one thread in milliseconds: the median of several calls."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the counter counts its products
         call()
     spent = []
     for _ in range(times):
-        begun = time.process_time()  # not the clock's: the machine may be busy
+        begun = time.process_time()  # not wall time: the machine may be busy
         call()
         spent.append(time.process_time() - begun)
     return {"GMACs": counter.get_total_flops() / 2e9, "ms": 1000 * median(spent)}
 
 
 class Costs:
-    """Costs of rows by name, for one picture in memory at batch 1; measured once and kept."""
+    """Costs of rows by name, for one picture in memory at batch 1; measured once and stored."""
 
     def __init__(self, file: Path) -> None:
         self.file: Path = file
@@ -341,7 +341,7 @@ Kept = dict[str, tuple[dict[str, Any], Tensor]]
 
 
 def kept_rows(out: Path, keep: Sequence[str], val: Pictures) -> Kept:
-    """Rows of an earlier run whose names begin so, and which pictures were right; of the same files and pictures."""
+    """Rows of an earlier run with these name prefixes, and their correctness, if files and pictures are the same."""
     known = read_json(out / "signs.json")
     if known["keys"] != list(val.keys) or known["settings"] != settings():
         raise InputError(f"{out} is of other models or pictures; measure all rows again, without --keep")
@@ -350,7 +350,7 @@ def kept_rows(out: Path, keep: Sequence[str], val: Pictures) -> Kept:
 
 
 def settings() -> dict[str, Any]:
-    """What the results are of."""
+    """The results' settings."""
     return {"models": {"vit-ti": {"source": "vit-ti", **stored("vit-ti")}}, "data": "GTSDB"}
 
 
@@ -374,9 +374,9 @@ def main(
         boxes: models of spot learn --look glimpses --boxes.
         labels: models of spot learn --look glimpses, without boxes.
         u2netp: the ONNX file of U²-Net-p, for its row.
-        skip: rows to leave out, by the beginning of their name.
-        keep: rows that an earlier run wrote to OUT and that are not measured again, by the beginning of their name,
-            such as "frozen: even" or "fine-tuned"; only their times are.
+        skip: rows to leave out, by prefix of their name.
+        keep: rows to keep from an earlier run in OUT, by prefix of their name, such as "frozen: even" or
+            "fine-tuned"; only their times are measured again.
         widths: of the shrunk pictures that the whole ViT is fine-tuned on, in pixels.
     """
     from paper.signs_page import write
@@ -442,7 +442,7 @@ def main(
             several = Glimpsed(model, 1)
             for seen, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
                 add(training, name, each, several.decide(made[seen]), {})
-    for name in [name for name in earlier if name not in right]:  # of models that are not given now
+    for name in [name for name in earlier if name not in right]:  # of models that are not given this time
         line, right[name] = earlier[name]
         rows.append({part: line[part] for part in line if part != "ms"})  # times are of one run
     base = right.get("finder from labels: 3 places of 16 tokens")

@@ -41,7 +41,7 @@ def write(
     predicted: Mapping[str, Tensor],
     out: Path,
 ) -> None:
-    """The table as JSON and Markdown, its plot, and the pictures."""
+    """Write the table as JSON and Markdown, its plot, and the pictures."""
     val = street.val
     out.mkdir(parents=True, exist_ok=True)
     kinds = {row: [val.classes[index] for index in each.tolist()] for row, each in predicted.items()}
@@ -112,7 +112,7 @@ def against_cost(rows: Rows) -> Figure:
 
 
 def pictures(street: Street, model: SpotViT, made: Mapping[str, Tensor], count: int = 8) -> Figure:
-    """Streets with the places that were classified, and what the tokens saw: hits, then misses."""
+    """Streets with the classified places and the tokens' input: hits, then misses."""
     val, number = street.val, 3 if model.tokens < 25 else 1
     several = Glimpsed(model, number)
     predicted = several.decide(made["tokens"][:, :number]).argmax(1)

@@ -1,4 +1,4 @@
-"""What studies measure on: the images and saliency maps that their settings name."""
+"""The images and saliency maps that the settings of studies name."""
 
 import copy
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from spot.store import read_json
 
 
 class Sources:
-    """The images and saliency maps of a study, as each model wants them. A folder is listed once."""
+    """The images and saliency maps of a study, preprocessed for each model. A folder is listed once."""
 
     def __init__(self, settings: StudySettings) -> None:
         self.settings = settings
@@ -30,7 +30,7 @@ class Sources:
         self._hashes: dict[Any, str] = {}
 
     def images(self, model: SpotViT, *, oracle: bool = False) -> Any:
-        """The images as a model wants them; with `oracle`, those of them that are searched."""
+        """The images, preprocessed for a model; with `oracle`, those for the search."""
         given = self.settings
         if model.num_classes == 0:
             raise InputError(f"{model.name} has no classifier, and studies need its predictions")
@@ -45,7 +45,7 @@ class Sources:
         return data
 
     def bank(self, model: SpotViT) -> Any:
-        """The labelled images of kNN banks, which cascades calibrate on too; with a limit, as many of each class."""
+        """The labelled images for kNN banks and for calibrating cascades; with a limit, the same number per class."""
         bank, limit = str(self.settings.bank), self.settings.bank_limit
         data = self._open(model, bank, "train", limit if difficulty_of(bank) else None, None)
         if isinstance(data, Images):
@@ -68,7 +68,7 @@ class Sources:
         return data
 
     def saliency(self, model: SpotViT, data: str = "") -> Maps:
-        """Maps (B, H, W) for images as the model sees them and their keys in the data."""
+        """A function that returns maps (B, H, W) for preprocessed images and their keys in the data."""
         source = self.settings.saliency
         if source == "masks":
             known = data or self.settings.data
@@ -76,7 +76,7 @@ class Sources:
         return resolve_saliency(source, model.data_config, model.transform(), data or self.settings.data)
 
     def images_hash(self, model: SpotViT, *, oracle: bool = False, bank: bool = False) -> str:
-        """A hash of the images' files and of how the model wants them."""
+        """A hash of the images' files and of the model's preprocessing."""
         config = {name: str(value) for name, value in model.data_config.items()}
         key = (str(config), oracle, bank)
         if key not in self._hashes:
@@ -85,11 +85,11 @@ class Sources:
         return self._hashes[key]
 
     def maps_cost(self) -> int | None:
-        """Multiply-adds of making one map; None where it is not known, as of scenes' own masks."""
+        """Multiply-adds of one map; None if unknown, as for the masks of scenes."""
         return None if self.settings.saliency == "masks" else map_macs(self.settings.saliency)
 
     def maps_name(self) -> str:
-        """What makes the maps, with its prompt: a folder of maps has it written down."""
+        """The method of the maps, with its prompt; a folder of maps records it."""
         source = Path(self.settings.saliency)
         about = read_json(source / ABOUT, "what made a folder of maps") if (source / ABOUT).is_file() else {}
         if "method" not in about:
@@ -103,6 +103,6 @@ class Sources:
 
 
 def scene_masks(keys: Sequence[str], data: str = SCENES) -> Tensor:
-    """The object's mask (B, H, W) of scenes, by key and the name of their data set."""
+    """Object masks (B, H, W) of scenes, by key and the name of their data set."""
     split, difficulty = keys[0].partition("/")[0], difficulty_of(data) or Difficulty()
     return Scenes(split, difficulty=difficulty).draw([int(key.rpartition("/")[2]) for key in keys]).masks

@@ -1,14 +1,14 @@
-"""Accuracy against speed, and what reading windows costs (the paper's fig:comp_vs_acc, tab:throughput, appendix C).
+"""Accuracy against speed, and the cost of reading windows (the paper's fig:comp_vs_acc, tab:throughput, appendix C).
 
-A ViT on a part of its patches or on a smaller image, SPoT, and an oracle's ceiling. Throughput is relative to the
-dense ViT in the same run. The oracle's accuracy stands at the speed of a forward pass at its positions, as in the
-paper: the search that finds them is not timed. SPoT's rows also have the cost of reading windows: FLOPs by the paper's
-formula, T · K² · (7C + 8) for T windows, FLOPs as operators run them, and the share of the time. All samples of a
-window share one fractional offset, so here a window is two one-dimensional interpolations.
+Compared are a ViT on some of its patches or on a smaller image, SPoT, and an oracle as the upper bound. Throughput is
+relative to the dense ViT in the same run. The oracle is plotted at the speed of a forward pass at its positions, as in
+the paper: its search is not timed. SPoT's rows also have the cost of reading windows: FLOPs by the paper's formula,
+T · K² · (7C + 8) for T windows, FLOPs of the operators that run, and the share of the time. All samples of a window
+share one fractional offset, so here a window is two one-dimensional interpolations.
 
-`timed` times models in turns, the same way for every study. On a CPU one thread is timed by the processor time it
-used, which is steady on a machine that does other work too; elsewhere by the clock. Times are never cached: a ratio is
-only as good as the run that both of its times come from.
+`timed` interleaves the timing of models in the same way for every study. On a CPU it measures the processor time of
+one thread, which is stable on a busy machine; on other devices wall time. Times are never cached, because both
+times of a ratio must come from the same run.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,15 +35,15 @@ from spot.models.wrappers import TokenModel
 from spot.tokens.windows import windows
 
 ROUNDS = 11
-BATCH = {"cpu": 32}  # images at a time; elsewhere a device is only busy with more
+BATCH = {"cpu": 32}  # images per batch; other devices need larger batches to be busy
 OTHERWISE = 256
 
 VIT, SPOT, ORACLE = "ViT, patch dropout", "SPoT", "SPoT-ON (oracle)"
 SMALL, SAME_SMALL = "ViT, smaller image", "smaller image, SPoT's weights"
 
-# Tokens (the paper's table has 50 where its others have 49) → thousands of images a second of ViT and of SPoT.
+# Tokens (this table of the paper has 50 instead of 49) → thousands of images per second of ViT and of SPoT.
 SPEED = {25: (34.81, 34.78), 50: (20.41, 20.39), 100: (10.77, 10.75), 196: (3.29, 3.25)}
-# What the figure draws at these budgets; its SPoT is the best of all backbones and priors.
+# The paper's figure at these budgets; its SPoT is the best of all backbones and priors.
 ACCURACY = {
     ("CLS-IN21k", VIT): (24.72, 56.29, 78.75, 85.11),
     ("CLS-IN1k", VIT): (9.24, 41.05, 71.22, 79.14),
@@ -65,11 +65,11 @@ def run(lab: Lab) -> Result:
         settings |= {(SMALL, n): Setting("resize", n) for n in few}
         settings |= {(SPOT, n): Setting("isotropic", n) for n in budgets}
         made = lab.accuracies(backbone, {line: [setting] for line, setting in settings.items()})
-        once = {(VIT, cells): Setting("plain", cells)}  # with all its patches a ViT drops none
+        once = {(VIT, cells): Setting("plain", cells)}  # with all patches PatchDropout is the plain ViT
         once |= {line: setting for line, setting in settings.items() if line not in once}
         models = {f"{method} {n}": lab.model(backbone, setting) for (method, n), setting in once.items()}
         speeds = timed(lab, models)
-        if backbone.parent is not None and backbone.parent_hash != backbone.hash:  # as fast as with the plain weights
+        if backbone.parent is not None and backbone.parent_hash != backbone.hash:  # same speed as with plain weights
             made |= lab.accuracies(backbone.by_itself(), {(SAME_SMALL, n): [Setting("resize", n)] for n in few})
             speeds |= {f"{SAME_SMALL} {n}": speeds[f"{SMALL} {n}"] for n in few}
         patches = alone(lab, partial(embedding_share, lab.model(backbone, Setting("plain"))))
@@ -117,11 +117,11 @@ def sampling_flops(tokens: int, size: int = 16, channels: int = 3) -> int:
 
 
 def arithmetic(call: Callable[[], Any]) -> int:
-    """FLOPs of the element-wise arithmetic in a call, without gradients, as operators are run.
+    """FLOPs of the element-wise operators that run in a call without gradients.
 
     One addition, subtraction, multiplication or division of floating-point numbers is one FLOP, a
-    linear interpolation three. Comparing, rounding, clamping, copying and indexing count nothing, as
-    in the paper, and neither do whole numbers.
+    linear interpolation three. As in the paper, comparing, rounding, clamping, copying, indexing and
+    integer arithmetic are not counted.
     """
     with torch.no_grad(), _Arithmetic() as counter:
         call()
@@ -145,7 +145,7 @@ class _Arithmetic(TorchDispatchMode):
 
 
 def counted(model: TokenModel) -> Row:
-    """FLOPs of one image: of the model, and of reading its windows by formula and as operators run."""
+    """FLOPs of one image: of the model, and of reading its windows by the formula and by the operators that run."""
     image = pictures(1, image_shape(model), model)
     positions = model.place(image)
     total, formula = flops(model), sampling_flops(model.tokens, model.spot_vit.patch_size, image.shape[1])
@@ -156,7 +156,7 @@ def counted(model: TokenModel) -> Row:
 
 @torch.no_grad()
 def reading(model: TokenModel, clock: Clock, batch: int) -> Row:
-    """Shares of a forward pass, in percent: reading windows, with its interval, and all tokenizing."""
+    """Shares of a forward pass, in percent: reading windows, with its interval, and the whole tokenizer."""
     images = pictures(batch, image_shape(model), model)
     positions = model.place(images)
     calls: dict[str, Callable[[Tensor], Any]] = {"model": model}
@@ -179,9 +179,9 @@ def embedding_share(vit: TokenModel, clock: Clock, batch: int) -> float:
 
 
 def timed(lab: Lab, models: Mapping[str, TokenModel]) -> dict[str, Row]:
-    """A row of speed for each model by its name: speed-up over the first, its interval, MACs, images a second.
+    """Speed of each model by name: speed-up over the first model, its interval, MACs, images per second.
 
-    All at a large batch; `single` is the speed-up at one image at a time, with its interval.
+    All are measured at a large batch; `single` is the speed-up at batch 1, with its interval.
     """
 
     def call(clock: Clock, batch: int) -> list[Row]:
@@ -198,7 +198,7 @@ def timed(lab: Lab, models: Mapping[str, TokenModel]) -> dict[str, Row]:
 
 
 def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
-    """What call(clock, batch) returns in the first process; the others wait, they would disturb it."""
+    """The result of call(clock, batch) in the first process; the others wait, so that they do not disturb it."""
     result: list[Any] = [None]
     if lab.main:
         given = about_timing(lab)["timing"]
@@ -210,7 +210,7 @@ def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
 
 
 def about_timing(lab: Lab) -> dict[str, Any]:
-    """How times were taken, for a result's settings."""
+    """The timing method, for a result's settings."""
     device = lab.state.device.type
     threads, clock = (1, "processor") if device == "cpu" else (None, "wall")
     batch = BATCH.get(device, OTHERWISE)
@@ -229,7 +229,7 @@ def how(lab: Lab) -> str:
 
 
 def paper_rows() -> list[Row]:
-    """The paper's lines; its SPoT rows with the formula (it prints 185,600 for 25 tokens) of ViT-B/16's FLOPs."""
+    """The paper's lines; SPoT rows have the formula (185,600 for 25 tokens in print) relative to ViT-B/16's FLOPs."""
     model = vit_b16()
     rows: list[Row] = []
     for (backbone, method), values in ACCURACY.items():
@@ -245,14 +245,14 @@ def paper_rows() -> list[Row]:
 
 
 def shown(row: Row) -> str:
-    """A speed-up as tables show it, with its batch and † where it is above the MAC ratio: 3.31×† (3.20–3.40) at 32."""
+    """A speed-up for tables, with its batch, and † if it exceeds the MAC ratio: 3.31×† (3.20–3.40) at 32."""
     interval = f" ({row['speed_low']:.2f}–{row['speed_high']:.2f})" if "speed_low" in row else ""
     above = "†" if row["speed-up"] > row.get("MAC ratio", row["speed-up"]) else ""
     return f"{row['speed-up']:.2f}×{above}{interval}" + (f" at {row['batch']}" if "batch" in row else "")
 
 
 def shown_single(row: Row) -> str:
-    """The same of one image at a time."""
+    """The same for batch 1."""
     return f"{row['single']:.2f}× ({row['single_low']:.2f}–{row['single_high']:.2f})" if "single" in row else ""
 
 
@@ -275,7 +275,7 @@ TABLE: Table = {
 
 
 def points(result: Result) -> list[Row]:
-    # The paper's ViT is the most robust of its three, MAE-IN1k; the table has them all.
+    # The paper's ViT is the most robust of its three, MAE-IN1k; the table has all of them.
     drawn = [row for row in with_counts(result, "method") if row["method"] != VIT or row["backbone"] not in WEAKER]
     return [{**row, "backbone": "paper: ViT-B/16"} if "paper" in row["backbone"] else row for row in drawn]
 

@@ -1,7 +1,7 @@
-"""What a model predicted, image by image, and how sure a figure is: intervals, and tests for rows that share images.
+"""Predictions per image, confidence intervals, and significance tests for rows that share images.
 
-Outcomes are per image: bool (M,), or (S, M) for S seeds. Seeds see the same images: they make an
-image's outcome steadier, not the sample larger. All figures are percentages, all intervals 95 %.
+Outcomes are per image: bool (M,), or (S, M) for S seeds. Seeds share the same images: they reduce the
+variance of an image's outcome, but do not enlarge the sample. All numbers are percentages, all intervals 95 %.
 """
 
 import math
@@ -15,8 +15,8 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import CONFIDENCE, wilson
 from spot.placement.files import Placements
 
-FEWEST = 20  # images, below which a test says nothing
-RESAMPLES = 2000  # of a bootstrap
+FEWEST = 20  # the smallest number of images for a test
+RESAMPLES = 2000  # of the bootstrap
 NO_KNN = (
     "Rows without kNN need labelled images for a bank: --bank DIR (and, for salient and focus, their maps in "
     "--saliency)."
@@ -29,10 +29,10 @@ class Predictions:
 
     keys: list[str]
     right: Tensor  # (M,) bool
-    knn: Tensor | None = None  # (M,) bool: were the neighbours right?
+    knn: Tensor | None = None  # (M,) bool: whether kNN was right
 
     def on(self, keys: Sequence[str]) -> "Predictions":
-        """The same of some of the images, in this order."""
+        """The predictions for some of the images, in this order."""
         row = {key: number for number, key in enumerate(self.keys)}
         missing = next((key for key in keys if key not in row), None)
         if missing is not None:
@@ -42,7 +42,7 @@ class Predictions:
 
 
 def share(right: Tensor, name: str = "top1") -> dict[str, float | int | None]:
-    """Accuracy in percent with its Wilson interval, its standard deviation over seeds and number of images."""
+    """Accuracy in percent with Wilson interval, standard deviation over seeds, and number of images."""
     right = right.double().reshape(-1, right.shape[-1])
     per_seed = 100 * right.mean(1)
     mean = per_seed.mean().item()
@@ -52,7 +52,7 @@ def share(right: Tensor, name: str = "top1") -> dict[str, float | int | None]:
 
 
 def predicted(placements: Placements, step: int = -1) -> Predictions:
-    """What the searching model itself predicted at a step of its search; 0 is the prior."""
+    """Predictions of the searching model at a step of its search; step 0 is the prior."""
     keys = sorted(placements.keys)
     rows = placements.rows(keys)
     values = placements.values
@@ -60,7 +60,7 @@ def predicted(placements: Placements, step: int = -1) -> Predictions:
 
 
 def over_seeds(predictions: Sequence[Predictions]) -> dict[str, float | int | None]:
-    """Accuracy and, where neighbours voted, kNN accuracy over seeds, with intervals over images."""
+    """Accuracy and, if available, kNN accuracy over seeds, with intervals over images."""
     row = {"seeds": len(predictions), **share(torch.stack([each.right for each in predictions]))}
     votes = [each.knn for each in predictions if each.knn is not None]
     if votes:
@@ -70,10 +70,10 @@ def over_seeds(predictions: Sequence[Predictions]) -> dict[str, float | int | No
 
 
 def difference(first: Tensor, second: Tensor, name: str = "delta") -> dict[str, float]:
-    """How much more often second is right than first on the same images, in points under a name, and the test for it.
+    """Accuracy of second minus that of first on the same images, in points, with its test; name: of the difference.
 
-    Of one outcome per image each, the interval is Agresti and Min's (2005) and p McNemar's exact; of
-    several seeds, the interval is that of the mean difference and p Wilcoxon's signed-rank test.
+    For one outcome per image, the interval is Agresti and Min's (2005) and p is McNemar's exact test. For
+    several seeds, the interval is that of the mean difference and p is Wilcoxon's signed-rank test.
     """
     first, second = (right.double().reshape(-1, right.shape[-1]) for right in (first, second))
     count = first.shape[1]
@@ -97,7 +97,7 @@ def difference(first: Tensor, second: Tensor, name: str = "delta") -> dict[str, 
 def mean(values: Tensor) -> dict[str, float | int]:
     """The mean of one number per image with its bootstrap interval, the median, and Wilcoxon's test against 0.
 
-    NaN are left out, and counted.
+    NaN are left out and counted.
     """
     known = values[~values.isnan()].double()
     refuse_few(len(known))
@@ -110,7 +110,7 @@ def mean(values: Tensor) -> dict[str, float | int]:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p: were these pairs that changed as likely to change either way?"""
+    """Exact two-sided p under the hypothesis that changed pairs were as likely to be gained as lost."""
     changed, fewer = gained + lost, min(gained, lost)
     if gained == lost:
         return 1.0
@@ -143,7 +143,7 @@ def refuse_few(count: int) -> None:
 
 
 def _agresti_min(gained: int, lost: int, count: int) -> tuple[float, float]:
-    """The interval of a paired difference of shares, half an image added to each of the four cells."""
+    """The interval of a paired difference of shares, with half an image added to each of the four cells."""
     total = count + 2
     delta = (gained - lost) / total
     spread = math.sqrt(((gained + lost + 1) / total - delta**2) / total)

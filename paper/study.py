@@ -1,13 +1,13 @@
-"""A study: a question the paper asks, how it is measured here, and the paper's own numbers beside ours.
+"""A study: a question of the paper, our measurement, and the paper's own numbers for comparison.
 
-A study is one module of this package with a `STUDY`. `run` measures with a Lab and returns a Result,
-which is JSON through and through; tables and figures are made from the Result alone, so that they
-can be made again without measuring again.
+A study is a module of this package with a `STUDY`. `run` measures with a Lab and returns a Result, which
+contains only JSON values. Tables and figures are made from the Result alone, so that they can be redrawn
+without measuring again.
 
     rows     one dict per line, numbers in percent, with "low" and "high" the 95 % interval
-    paper    the paper's lines, with the same names where they mean the same
-    notes    sentences: what differs, which lines need what is absent, slips in the paper
-    data     whatever else a figure needs
+    paper    the paper's lines, with the same names for the same quantities
+    notes    sentences on differences, on lines that could not be measured, and on slips in the paper
+    data     other values that a figure needs
 
 To add a study, write such a module and list its name in STUDIES.
 """
@@ -37,13 +37,13 @@ STUDIES = (
 )  # fmt: skip
 
 Row = dict[str, Any]
-Table = Mapping[str, str | Callable[[Row], Any]]  # column → name in the rows, or what to show of a row
+Table = Mapping[str, str | Callable[[Row], Any]]  # column → name in the rows, or a function of a row
 PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
 
 
 @dataclass
 class Result:
-    """What a study measured: JSON values only."""
+    """The result of a study, in JSON values only."""
 
     rows: list[Row]
     paper: list[Row] = field(default_factory=list)
@@ -54,12 +54,12 @@ class Result:
     versions: dict[str, str] = field(default_factory=report.versions)
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "Result":
-        """Read a file; one of another version, or a damaged one, is refused."""
+        """Read a file; refuses files of another version and damaged ones."""
         path = Path(path)
         if not path.is_file():
             raise InputError(f"there is no result {path}; run python -m paper {path.stem} first")
@@ -78,7 +78,7 @@ class Result:
 class Study:
     """A question of the paper.
 
-    table: how a person reads the result, ours and the paper's.
+    table: the columns for display, for our rows and the paper's.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Study:
     table: Callable[[Result], list[Row]] | Table
 
     def lines(self, result: Result) -> list[Row]:
-        """The table for people."""
+        """The table, formatted for display."""
         if callable(self.table):
             return self.table(result)
         return [
@@ -105,18 +105,18 @@ class Study:
         return page(f"# {self.name}", asked, table, result.notes, *shown, sentence(result.settings))
 
     def show(self, result: Result) -> None:
-        """The same in the terminal."""
+        """Show the page in the terminal."""
         report.show(self.lines(result), f"{self.name}: {self.question}", caption="\n".join(result.notes))
 
 
 def page(*parts: str | Sequence[str]) -> str:
-    """Markdown of parts with empty lines between; several sentences are a list."""
+    """Markdown of parts, separated by empty lines; several sentences become a list."""
     texts = [part if isinstance(part, str) else "\n".join(f"- {note}" for note in part) for part in parts]
     return "\n\n".join(text.rstrip() for text in texts if text) + "\n"
 
 
 def find_study(name: str) -> Study:
-    """The study of a name in STUDIES."""
+    """The study with a name in STUDIES."""
     if name not in STUDIES:
         raise unknown("study", name, [*STUDIES, "all", "findings"])
     study: Study = import_module(f"paper.{name.replace('-', '_')}").STUDY
@@ -130,7 +130,7 @@ def figure(
     title: str = "",
     **options: Any,
 ) -> Callable[[Result], Figure]:
-    """What draws a study: a plot of ours and the paper's rows, or of these.
+    """A function that draws a study: a plot of our rows and the paper's, or of the given rows.
 
     The title may name values of the first row, as in "with {tokens} tokens".
     """
@@ -143,9 +143,9 @@ def figure(
 
 
 def each_value(rows: Sequence[Row], values: Mapping[str, tuple[str, str, str]]) -> list[Row]:
-    """A row for every number of a row, for figures: `what` it is, its `value` and the ends `low` and `high`.
+    """Split each row into one row per number, for figures: `what`, `value` and the interval `low` and `high`.
 
-    values: what → the names of the number and of its ends.
+    values: what → the names of the number and of its interval's ends.
     """
     return [
         {**row, "what": what, "value": row[value], "low": row.get(low), "high": row.get(high)}
@@ -156,7 +156,7 @@ def each_value(rows: Sequence[Row], values: Mapping[str, tuple[str, str, str]]) 
 
 
 def with_counts(result: Result, line: str) -> list[Row]:
-    """Ours and the paper's rows, where a line of ours that has fewer images than others says on how many it is."""
+    """Our rows and the paper's; the line of a row with fewer images than others includes their number."""
     most = max((row.get("images", 0) for row in result.rows), default=0)
     fewer = {row[line]: row["images"] for row in result.rows if row.get("images", most) < most}
     papers = {row[line] for row in result.paper}
@@ -170,19 +170,19 @@ def paper_row(backbone: str, **values: Any) -> Row:
 
 
 def cell(row: Row, value: str = "top1", low: str = "low", high: str = "high") -> str:
-    """A number with its interval, as tables show it: 44.1 (41.0–47.2)."""
+    """A number with its interval, for tables: 44.1 (41.0–47.2)."""
     return _shown(row, (value, low, high), ".1f", "–")
 
 
 def signed(row: Row, value: str = "delta", digits: int = 1) -> str:
-    """A difference with its sign and interval: +3.2 (+1.0 to +5.4); nothing where the row has none."""
+    """A difference with its sign and interval, or nothing if the row has none: +3.2 (+1.0 to +5.4)."""
     if value not in row:
         return ""
     return _shown(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
 
 
 def gmacs(row: Row) -> str:
-    """What a prediction costs with its saliency map, in billions of multiply-adds, or how much of it is known."""
+    """The cost of a prediction with its saliency map in billions of multiply-adds, or the known part of it."""
     if "GMACs" not in row:
         return ""
     unknown = row.get("maps", 0) is None
@@ -190,7 +190,7 @@ def gmacs(row: Row) -> str:
 
 
 def p_value(row: Row, name: str = "p") -> str:
-    """A test's p with two digits, or nothing."""
+    """A test's p with two digits, or an empty string."""
     return f"{row[name]:.2g}" if name in row else ""
 
 
@@ -203,7 +203,7 @@ def _shown(row: Row, names: Sequence[str], form: str, between: str) -> str:
 
 
 def by_budget(ours: Sequence[Row], papers: Sequence[Row]) -> Iterator[tuple[Row, str]]:
-    """Every row with the name of its budget; where both have as many, the paper's stands under ours."""
+    """Every row with the name of its budget. If both have equally many budgets, the paper's rows use our names."""
     here, there = (sorted({row["tokens"] for row in rows}) for rows in (ours, papers))
     for rows, budgets in ((ours, here), (papers, there)):
         for row in rows:

@@ -1,7 +1,7 @@
-"""Models timed in turns: speed-ups over the first model, with intervals, beside the ratio of multiply-adds.
+"""Interleaved timing of models: speed-ups over the first model, with intervals, and ratios of multiply-adds.
 
-In every round each model is timed once; a speed-up is the median over rounds of the first model's time by the
-other's.
+In every round each model is timed once. A speed-up is the median over rounds of the first model's time divided
+by the other's.
 """
 
 import math
@@ -32,11 +32,11 @@ def measure(
     """Time models in turns: one row per batch size and model, with its ratio to the first model.
 
     Args:
-        models: by the name that the rows get; each is called `model(images)` on its own device.
-        rounds: how often every model is timed. Medians are over rounds.
-        warm_up: untimed calls of every model at every batch size.
+        models: by their name in the rows; each is called `model(images)` on its own device.
+        rounds: number of times that every model is timed. Medians are over rounds.
+        warm_up: number of untimed calls of every model at every batch size.
         clock: processor time is this process's, summed over its threads; for the CPU with one thread.
-        shape: (C, H, W) of the images, by default what the models were built for.
+        shape: (C, H, W) of the images, by default the size that the models were built for.
 
     A row's columns: model, batch, tokens, GMACs for one image, MAC ratio (the first model's MACs by
     this one's), speed-up (its time by this one's) with the ends low and high of its 95 % interval, and
@@ -89,13 +89,13 @@ def measure(
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The narrowest pair of values, equally far from both ends, with the true median between them in 95 % of cases.
+    """A 95 % confidence interval of the median: the narrowest pair of order statistics, symmetric in rank.
 
-    Whatever the distribution: each value lies above the median as often as a coin shows heads. Of
-    fewer than six values no pair is that sure, and these are the least and the greatest.
+    It holds for any distribution, because each value lies above the median with probability 1/2. Fewer
+    than six values cannot reach 95 %, and the result is then their minimum and maximum.
     """
     ordered, count = sorted(values), len(values)
-    outside, inset = 0.0, 0  # the chance that the median lies beyond the pair
+    outside, inset = 0.0, 0  # the probability that the median lies outside
     while inset < (count - 1) // 2:
         outside += 2 * math.comb(count, inset) / 2**count
         if outside + 2 * math.comb(count, inset + 1) / 2**count > 0.05:
@@ -105,7 +105,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall") -> float:
-    """Median share of a call that passes before the first block begins: placing, sampling and embedding tokens."""
+    """Median share of a call before the first block begins: placing, sampling and embedding tokens."""
     now = CLOCKS[clock]
     begun: list[float] = []
 
@@ -113,7 +113,7 @@ def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall") ->
         wait_for(images.device)
         begun.append(now())
 
-    # A block may be called in parts (ToMe), so the first of its parts to begin counts.
+    # A block may be called in parts (ToMe), so the first part to begin counts.
     hooks = [part.register_forward_pre_hook(begin) for part in model.spot_vit.vit.blocks[0].modules()]
     shares = []
     try:
@@ -131,7 +131,7 @@ def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall") ->
 
 
 def pictures(batch: int, shape: tuple[int, ...], model: TokenModel) -> Tensor:
-    """Noise of the model's device and dtype; what is in the images does not change the time."""
+    """Noise on the model's device and in its dtype; the images' content does not affect the time."""
     parameter = next(model.parameters())
     images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
     return images.to(parameter.device, parameter.dtype)

@@ -1,10 +1,10 @@
-"""SPoT against token merging (ToMe): speed and accuracy, measured in one run, with multiply-adds beside them.
+"""SPoT against token merging (ToMe): speed, accuracy and multiply-adds, measured in one run.
 
-The paper sets its own speed-up, 3.31×, beside the one that ToMe's authors published, 1.95×: other code,
-another GPU, another run, and each relative to its own dense model. Here both run in turns on one
-device, relative to one dense ViT. Each SPoT budget meets the ToMe that costs as many multiply-adds,
-where it can cost so few, with the published schedule and with a better one, with plain and with retrofitted
-weights, and a smaller image of as many patches; the ToMe of the published speed-up stands beside them.
+The paper compares its own speed-up, 3.31×, with the one that ToMe's authors published, 1.95×. These have
+different code, GPUs and runs, and each is relative to its own dense model. Here both run in turns on one
+device, relative to one dense ViT. Each SPoT budget is compared with ToMe at the same multiply-adds, if ToMe
+can reach them: with the published schedule and a better one, with plain and with retrofitted weights. It is
+also compared with a smaller image of as many patches, and with ToMe at its published speed-up.
 """
 
 from torch import Tensor
@@ -23,11 +23,11 @@ from spot.models.tome import ToMe
 from spot.plots.accuracy import accuracy
 
 VIT, SPOT, MERGED, FLOORED, SMALLER = "ViT", "SPoT", "ToMe", "ToMe, best schedule", "smaller image"
-SAME = ", SPoT's weights"  # after the name of a method
+SAME = ", SPoT's weights"  # suffix of a method's name
 MERGING = {MERGED: "tome-cost", FLOORED: "tome-floor"}
-MOST = "half in every block"  # the most it can merge
+MOST = "half in every block"  # the maximum of ToMe
 PUBLISHED = 1.95  # ToMe's speed-up in the paper's table
-NEAR = 0.06  # multiply-adds that differ by less are the same cost
+NEAR = 0.06  # costs that differ by a smaller share count as equal
 
 # Backbone, method, setting, speed-up, change in accuracy.
 PAPER = (
@@ -84,7 +84,7 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
         notes.append(f"The plain ViT of {backbone.name} is not there: its ToMe merges tokens of SPoT's weights.")
     elif backbone.parent_hash != backbone.hash:
         holders[SAME] = backbone.by_itself()
-    # A line: its method and what it was asked for → its setting, and whose weights it has.
+    # A line, by method and requested cost → its setting, and the suffix for its weights.
     lines: dict[tuple[str, str], tuple[Setting, str]] = {(VIT, "dense"): (Setting("plain", cells), "")}
     lines[SPOT, "dense"] = Setting("isotropic", cells), ""
     lines |= {(SPOT, f"{tokens} tokens"): (Setting("isotropic", tokens), "") for tokens in budgets}
@@ -105,7 +105,7 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
     for holder, its in holders.items():  # one pass over the images each
         own = {line: [setting] for line, (setting, whose) in lines.items() if whose == holder}
         right |= {line: made.right for line, (made,) in lab.accuracies(its, own).items()}
-    # With the other weights a method is as fast: it is timed once.
+    # The speed does not depend on the weights, so each method is timed once.
     models = {" ".join(line): lab.model(backbone, setting) for line, (setting, whose) in lines.items() if not whose}
     speeds = speed.timed(lab, models)
     rows = []
@@ -121,9 +121,9 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
 
 
 def matched(model: SpotViT, budgets: list[int]) -> tuple[list[int], int | None]:
-    """The budgets whose cost ToMe can reach, and one to ask for what it can at most, if that is yet another."""
+    """The budgets whose cost ToMe can reach, and a budget that gives its maximum merging, if that differs."""
     merged = {tokens: ToMe.matching(model, tokens) for tokens in budgets}
-    unmerged = ToMe(model, r=0)  # of the blocks: ToMe embeds all patches in any case
+    unmerged = ToMe(model, r=0)  # for the blocks' cost: ToMe embeds all patches in any case
     wanted = {tokens: sum(unmerged.macs(tokens)) for tokens in budgets}
     reached = [tokens for tokens in budgets if sum(merged[tokens].macs()) <= (1 + NEAR) * wanted[tokens]]
     schedules = [merged[tokens].schedule() for tokens in reached]
@@ -132,7 +132,7 @@ def matched(model: SpotViT, budgets: list[int]) -> tuple[list[int], int | None]:
 
 
 def paper_mac_ratio() -> float:
-    """How many times fewer multiply-adds ViT-B/16 needs with 100 of its 196 tokens, by torch's counter."""
+    """The ratio of ViT-B/16's multiply-adds with 196 tokens to those with 100, by torch's counter."""
     return vit_b16_macs(196) / vit_b16_macs(100)
 
 

@@ -1,7 +1,7 @@
-"""Do placements transfer: positions searched with one model, used by another, for all ordered pairs.
+"""Do placements transfer? Positions searched with one model, used by another, for all ordered pairs.
 
-The difference is what transfer adds, as in the paper's table; its equation has the opposite sign. Two controls tell
-what any move would add: isotropic tokens moved as far in random directions, and positions searched for another image.
+The difference is the gain from transfer, as in the paper's table; its equation has the opposite sign. The controls are
+isotropic tokens moved equally far in random directions, and positions searched for another image.
 """
 
 import torch

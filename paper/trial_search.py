@@ -1,9 +1,9 @@
-"""A search that needs no gradient, so that it can be held to a grid: move some tokens, keep what helps.
+"""A gradient-free search that can be restricted to a grid: move some tokens, keep the moves that help.
 
-The gradient of a window sees a pixel to each side and knows nothing of the next cell, 16 pixels away. So a search
-that is confined to a grid is given another way: in every forward pass each image tries a random move of some of its
-tokens, and keeps it where its objective is lower. The same moves off the grid are the rival that has nothing but the
-grid less: on the grid a move is rounded to whole cells, off it it is not.
+The gradient of a window covers one pixel to each side, but not the next cell, 16 pixels away. A search that is
+restricted to a grid therefore works differently: in every forward pass each image tries a random move of some of its
+tokens, and keeps the move if its objective decreases. The search off the grid makes the same moves. The only
+difference is that moves on the grid are rounded to whole cells.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from spot.errors import InputError
 from spot.placement.oracle import Model, SearchResult, descent, frozen, inside, shifted, snapped
 from spot.placement.priors import drawn
 
-REACH = 1.5  # cells: on the grid a move is to this cell or one of its eight neighbours, all equally likely
+REACH = 1.5  # cells: on the grid a token stays or moves to one of its eight neighbours, all equally likely
 SHARE = 0.5  # of the tokens that move in a pass
 
 
@@ -31,16 +31,16 @@ def trial_search(
     on_grid: bool,
     keys: Sequence[str] | None = None,
 ) -> SearchResult:
-    """Make the label more probable by trying moves: the start (step 0) and what was kept (step 1).
+    """Increase the label's probability by trying moves; the result has the start (step 0) and the end (step 1).
 
     Args:
         model: any callable of images (B, C, H, W) and positions (B, N, 2); returns logits (B, classes).
         labels: class indices (B,).
-        positions: where to start; on the grid, from the nearest cells.
-        grid: (rows, columns); they set the size of moves off the grid too.
-        passes: how often the model is called; a step of the gradient search costs 2.2 forward passes.
-        on_grid: only centres of cells, and no two tokens move into one.
-        keys: names of the images; each one's moves are then drawn from its name alone.
+        positions: the start; on the grid, rounded to the nearest cells.
+        grid: (rows, columns); also determines the size of moves off the grid.
+        passes: number of forward passes; a step of the gradient search costs 2.2 forward passes.
+        on_grid: only centres of cells, and no two tokens move into the same cell.
+        keys: names of the images; each image's moves then depend only on its name.
     """
     if passes < 1:
         raise InputError(f"a search by trials takes at least 1 forward pass, got {passes}")
@@ -72,7 +72,7 @@ def trial_search(
 
 
 def _apart(there: Tensor, here: Tensor) -> Tensor:
-    """Moves (B, N, 2) without those that would put two tokens into one cell."""
+    """Moves (B, N, 2) without those that would put two tokens into the same cell."""
     while True:
         moved = (there != here).any(-1)
         shared = (there[:, :, None] == there[:, None]).all(-1).sum(-1) > 1
@@ -82,12 +82,12 @@ def _apart(there: Tensor, here: Tensor) -> Tensor:
 
 
 def jittered(positions: Tensor, pixels: float, size: tuple[int, int], generator: Generator | None = None) -> Tensor:
-    """Each coordinate moved by a random amount between −pixels and +pixels, all equally likely."""
+    """Each coordinate moved by a uniformly random amount between −pixels and +pixels."""
     noise = torch.rand(*positions.shape[:-1], 2, generator=generator).to(positions)
     return inside(shifted(positions, (2 * noise - 1) * pixels, size), size)
 
 
 def whole_pixels(positions: Tensor, size: tuple[int, int], window: int) -> Tensor:
-    """Each position moved to the nearest one whose window of so many pixels needs no interpolation."""
+    """Each position moved to the nearest one at which a window of this many pixels needs no interpolation."""
     corner = positions[..., :2] * positions.new_tensor(size) - window / 2
     return inside(shifted(positions, corner.round() - corner, size), size)

@@ -65,4 +65,4 @@ def test_the_reference_has_every_public_name_with_what_its_docstring_says(built)
     page = (built / "docs" / "api.html").read_text()
     for name in spot._HOMES:
         assert f"{spot._HOMES[name]}.{name}" in page
-    assert "Let a timm ViT read tokens at continuous positions" in page
+    assert "Adapt a timm ViT to tokens at continuous positions" in page
