@@ -67,10 +67,13 @@ def memory(call: Callable[[], Any]) -> float:
     """The largest sum of allocations and releases during a call, in MB."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
+    recorder = profiler.profiler
+    assert recorder is not None and recorder.kineto_results is not None
     held = peak = 0
-    for event in sorted((e for e in profiler.events() if e.name == "[memory]"), key=lambda e: e.time_range.start):
-        held += event.cpu_memory_usage
-        peak = max(peak, held)
+    for event in sorted(recorder.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
     return round(peak / 1e6, 1)
 
 
