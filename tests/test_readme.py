@@ -32,7 +32,7 @@ def test_commands_are_verbs(guide):
 
 def test_the_readme_comes_to_the_point():
     marks = (
-        "photograph.png",
+        "street.jpg",
         "A Vision Transformer",
         "make demo",
         "```python",
