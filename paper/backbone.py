@@ -120,7 +120,7 @@ def vit_b16() -> SpotViT:
 
 @cache
 def vit_b16_macs(tokens: int) -> int:
-    """Multiply-adds of the paper's ViT-B/16 with so many tokens."""
+    """Multiply-adds of the paper's ViT-B/16 with this many tokens."""
     return macs(vit_b16(), tokens=tokens)
 
 

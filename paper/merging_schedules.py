@@ -43,7 +43,7 @@ def schedule_of(blocks: Sequence[int], share: float, tokens: int, depth: int) ->
 
 
 def merging(family: spot.Family, tokens: int, blocks: Sequence[int], share: float) -> ToMe:
-    """The largest number of windows whose multiply-adds with this schedule are those of `tokens`."""
+    """The model with the most windows whose multiply-adds under this schedule do not exceed those of `tokens`."""
     dense = dense_model(family)
     depth = len(dense.vit.blocks)
     most = price(dense, tokens, [0] * depth)
@@ -91,7 +91,7 @@ def divergence(full: Tensor, made: Tensor) -> float:
 
 
 def words(blocks: Sequence[int]) -> str:
-    """Blocks as a reader counts them, from 0."""
+    """The numbers of blocks, counted from 0, as text."""
     consecutive = len(blocks) == blocks[-1] - blocks[0] + 1
     return f"{blocks[0]} to {blocks[-1]}" if consecutive else ", ".join(map(str, blocks))
 

@@ -47,7 +47,7 @@ class Family:
         path = find(name)
         if not is_delta(path):
             raise InputError(
-                f"{name} has no family of weights by budget: only a retrofit that knows the ViT it came from has "
+                f"{name} has no family of weights by budget: only a retrofit that is stored as a delta has "
                 f"one ({', '.join(ALIASES)}, or a file that save_delta wrote); use spot.load for other models"
             )
         about = read_about(path)
