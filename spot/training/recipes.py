@@ -6,13 +6,31 @@ that are not in the paper's table. Images use the checkpoint's normalisation, no
 """
 
 import ast
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from spot.errors import InputError, unknown
+
+
+class Range(NamedTuple):
+    """The values that a numeric field can have."""
+
+    needed: str  # in error messages
+    holds: Callable[[float], bool]
+
+
+ABOVE_0 = Range("above 0 and finite", lambda number: 0 < number < math.inf)
+AT_LEAST_0 = Range("at least 0 and finite", lambda number: 0 <= number < math.inf)
+Count = Annotated[int, ABOVE_0]
+Positive = Annotated[float, ABOVE_0]
+NotNegative = Annotated[float, AT_LEAST_0]
+Share = Annotated[float, Range("between 0 and 1", lambda number: 0 <= number <= 1)]
+PositiveShare = Annotated[float, Range("above 0 and at most 1", lambda number: 0 < number <= 1)]
+ShareBelow1 = Annotated[float, Range("at least 0 and below 1", lambda number: 0 <= number < 1)]
 
 
 @dataclass(frozen=True)
@@ -25,34 +43,35 @@ class Recipe:
     expected: str  # accuracy to expect
     command: str
 
-    batch_size: int = 2048  # images per optimiser step, over all processes and accumulation
-    epochs: float = 50
-    img_size: int = 224
+    batch_size: Count = 2048  # images per optimiser step, over all processes and accumulation
+    epochs: Positive = 50
+    img_size: Count = 224
     # One is drawn per step. The paper's equation uses uniform. Its table lists isotropic, which equals the grid at the
     # grid's number of tokens.
     priors: tuple[str, ...] = ("uniform",)
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for random weights (spot/training/optim.py)
-    lr: float = 6e-5  # peak learning rate, not scaled by the batch size
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-8
-    weight_decay: float = 0.05  # not for vectors (biases, norms, class token); not in the paper's table
-    llrd: float = 0.65  # layer-wise learning-rate decay: block i uses lr · llrd^i,
+    lr: Positive = 6e-5  # peak learning rate, not scaled by the batch size
+    betas: tuple[ShareBelow1, ShareBelow1] = (0.9, 0.99)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.05  # not for vectors (biases, norms, class token); not in the paper's table
+    llrd: PositiveShare = 0.65  # layer-wise learning-rate decay: block i uses lr · llrd^i,
     faster: Literal["early", "late"] = "early"  # counted from the embedding (early) or from the head (late)
-    head_rate: float = 1.0  # learning rate of the final norm and the head, relative to lr; 0 freezes them
-    warmup_epochs: float = 5  # then cosine decay to 0
+    head_rate: NotNegative = 1.0  # learning rate of the final norm and the head, relative to lr; 0 freezes them
+    warmup_epochs: NotNegative = 5  # then cosine decay to 0
     warmup_shape: Literal["linear", "cosine"] = "linear"
-    warmup_lr: float = 0.0
-    clip_grad: float | None = None  # maximum gradient norm
-    drop_path: float = 0.1
-    ema: float = 0.0  # decay of the averaged weights per step; 0: off
+    warmup_lr: NotNegative = 0.0
+    clip_grad: Positive | None = None  # maximum gradient norm
+    drop_path: ShareBelow1 = 0.1
+    ema: ShareBelow1 = 0.0  # decay of the averaged weights per step; 0: off
 
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # random resized crop: share of the image's area
-    randaug: tuple[int, float] | None = (15, 0.5)  # RandAugment's magnitude and its standard deviation
-    flip: float = 0.5
-    mixup: float = 0.8  # α of the Beta distribution; 0: off
-    cutmix: float = 1.0
-    mix_share: float = 1.0  # share of the batches (for distillation, of the images) that are mixed
+    crop_scale: tuple[PositiveShare, PositiveShare] = (0.08, 1.0)  # random resized crop: share of the image's area
+    # RandAugment's magnitude and its standard deviation.
+    randaug: tuple[Annotated[int, AT_LEAST_0], NotNegative] | None = (15, 0.5)
+    flip: Share = 0.5
+    mixup: NotNegative = 0.8  # α of the Beta distribution; 0: off
+    cutmix: NotNegative = 1.0
+    mix_share: Share = 1.0  # share of the batches (for distillation, of the images) that are mixed
 
     seed: int = 0
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -63,11 +82,8 @@ class Recipe:
         return OBJECTIVES[type(self)]
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            for number in numbers(value):
-                for needed, (holds, names) in RANGES.items():
-                    if (not names or name in names.split()) and not holds(number):
-                        raise InputError(f"recipe field {name} must be {needed}, got {value}")
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            checked(name, getattr(self, name), hint)
         if self.crop_scale[0] > self.crop_scale[1]:
             raise InputError(f"recipe field crop_scale must be (least, most), got {self.crop_scale}")
         if not self.priors:
@@ -78,10 +94,10 @@ class Recipe:
 class SupervisedRecipe(Recipe):
     """Cross-entropy with labels."""
 
-    smoothing: float = 0.1
+    smoothing: ShareBelow1 = 0.1
     global_pool: Literal["token", "avg"] | None = None  # None: the ViT's own pooling
-    budgets: tuple[int, ...] = ()  # numbers of tokens, one drawn per step; (): the number of cells of the ViT's grid
-    object_shares: tuple[float, ...] = ()  # scenes only: shares of tokens around the object, one drawn per step
+    budgets: tuple[Count, ...] = ()  # numbers of tokens, one drawn per step; (): the number of cells of the ViT's grid
+    object_shares: tuple[Share, ...] = ()  # scenes only: shares of tokens around the object, one drawn per step
 
 
 @dataclass(frozen=True)
@@ -89,16 +105,16 @@ class DistilRecipe(Recipe):
     """Distillation, without labels, from the frozen dense ViT on its grid to the same ViT with off-grid tokens."""
 
     # One forward pass per group; its number of tokens is drawn from the group for every step.
-    budgets: tuple[tuple[int, ...], ...] = ((25, 25, 36), (49, 49, 64), (81, 100, 100, 121), (196,))
-    shares: tuple[float, ...] = (0.5, 1.0, 0.5, 0.25)  # share of the batch in each pass
-    weights: tuple[float, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss, which is larger for few tokens
+    budgets: tuple[tuple[Count, ...], ...] = ((25, 25, 36), (49, 49, 64), (81, 100, 100, 121), (196,))
+    shares: tuple[PositiveShare, ...] = (0.5, 1.0, 0.5, 0.25)  # share of the batch in each pass
+    weights: tuple[NotNegative, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss, which is larger for few tokens
     priors: tuple[str, ...] = ("isotropic",) * 5 + ("center", "center", "sobol", "uniform")
-    scale_std: float | None = None  # standard deviation of window scales around "auto", relative to log tiling
-    jitter: float = 1.0  # isotropic and center tokens move at random by up to half this share of their spacing
-    features: float = 1.0  # weight of the squared error of the token features
-    balance: float = 0.5  # images have sampling weight count^−balance, by the class that the teacher predicts
-    blend: float = 1.0  # share of the weight change kept at the end; lower values restore some dense accuracy
-    min_tokens: int | None = None  # train budget-dependent weights (spot.Family): each pass uses the share of the
+    scale_std: NotNegative | None = None  # standard deviation of window scales around "auto", relative to log tiling
+    jitter: NotNegative = 1.0  # isotropic and center tokens move at random by up to half this share of their spacing
+    features: NotNegative = 1.0  # weight of the squared error of the token features
+    balance: NotNegative = 0.5  # images have sampling weight count^−balance, by the class that the teacher predicts
+    blend: Share = 1.0  # share of the weight change kept at the end; lower values restore some dense accuracy
+    min_tokens: Count | None = None  # train budget-dependent weights (spot.Family): each pass uses the share of the
     # weight change for its number of tokens; with this many, the whole change. None: always the whole change
 
     def __post_init__(self) -> None:
@@ -114,41 +130,55 @@ class DistilRecipe(Recipe):
 class MaskedRecipe(Recipe):
     """Masked autoencoder: reconstruct hidden windows from the visible ones."""
 
-    visible: float = 0.25
-    decoder_width: int = 512
-    decoder_depth: int = 8
-    decoder_heads: int = 16
+    visible: PositiveShare = 0.25
+    decoder_width: Count = 512
+    decoder_depth: Count = 8
+    decoder_heads: Count = 16
 
 
 OBJECTIVES: dict[type[Recipe], str] = {SupervisedRecipe: "supervised", DistilRecipe: "distil", MaskedRecipe: "mae"}
 
-# The ranges of numeric fields.
-RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "a finite number": (lambda number: abs(number) < 1e300, ""),  # every field
-    "above 0": (
-        lambda number: number > 0,
-        "batch_size epochs img_size budgets min_tokens lr eps llrd clip_grad crop_scale shares visible decoder_width "
-        "decoder_depth decoder_heads",
-    ),
-    "at least 0": (
-        lambda number: number >= 0,
-        "weight_decay head_rate warmup_epochs warmup_lr randaug mixup cutmix weights jitter features balance scale_std",
-    ),
-    "between 0 and 1": (
-        lambda number: 0 <= number <= 1,
-        "crop_scale flip mix_share shares blend llrd object_shares",
-    ),
-    "between 0 and 1, and below it": (lambda number: 0 <= number < 1, "betas drop_path ema smoothing visible"),
-}
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """Convert the value of the field `name`, or refuse it in one sentence."""
+    try:
+        return convert(value, hint)
+    except ValueError as error:
+        raise InputError(f"recipe field {name} must be {error}, got {value!r}") from None
 
 
-def numbers(value: Any) -> Iterator[float]:
-    """All numbers in a field, also in nested tuples."""
-    if isinstance(value, (tuple, list)):
-        for part in value:
-            yield from numbers(part)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield value
+def convert(value: Any, hint: Any) -> Any:
+    """Convert a value to a type: 4 to 4.0, a list to a tuple, one name to a tuple of names.
+
+    Raises a ValueError that says what was needed.
+    """
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        made, limits = convert(value, inner[0]), inner[1]
+        if not limits.holds(made):
+            raise ValueError(limits.needed)
+        return made
+    if kind in (Union, UnionType):
+        needed = []
+        for each in inner:
+            try:
+                return convert(value, each)
+            except ValueError as error:
+                needed.append(str(error))
+        raise ValueError(" or ".join(needed))
+    if kind is tuple:
+        given = value if isinstance(value, (tuple, list)) else (value,)
+        wanted = [inner[0]] * len(given) if inner[-1] is Ellipsis else inner
+        if len(given) != len(wanted):
+            raise ValueError(f"{len(wanted)} values")
+        return tuple(convert(*pair) for pair in zip(given, wanted, strict=True))
+    if kind is Literal and value not in inner:
+        raise ValueError("one of " + ", ".join(inner))
+    if hint is float and type(value) is int:
+        return float(value)
+    if kind is None and type(value) is not hint:
+        raise ValueError("none" if hint is NoneType else hint.__name__)
+    return value
 
 
 # Not formatted, so that a recipe's values share lines.
@@ -311,32 +341,25 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-DESCRIPTIVE = ("name", "origin", "cost", "expected", "command")
+DESCRIPTIVE = ("origin", "cost", "expected", "command")
+
+
+def as_dict(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's objective, name and fields, without the descriptive texts: all that determines a run's outcome."""
+    values = {name: value for name, value in asdict(recipe).items() if name not in DESCRIPTIVE}
+    return {"objective": recipe.objective, **values}
 
 
 def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
     """A copy of a recipe with changed fields. Text, such as `{"lr": "1e-4"}`, is parsed as the field's type."""
-    hints = get_type_hints(type(recipe))
-    known = [field.name for field in fields(recipe) if field.name not in DESCRIPTIVE]
+    hints = get_type_hints(type(recipe), include_extras=True)
+    known = [name for name in hints if name not in ("name", *DESCRIPTIVE)]
     values = {}
     for name, value in changes.items():
         if name not in known:
             raise unknown(f"field of recipe {recipe.name}", name, known)
-        parsed = literal(value) if isinstance(value, str) else value
-        values[name] = convert(parsed, hints[name])
-        if values[name] is REFUSED:
-            raise InputError(f"recipe field {name} must be {type_name(hints[name])}, got {parsed!r}")
+        values[name] = checked(name, literal(value) if isinstance(value, str) else value, hints[name])
     return replace(recipe, **values)
-
-
-def as_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's objective and fields as a dictionary."""
-    return {"objective": recipe.objective, **asdict(recipe)}
-
-
-def decisive(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's name and the fields that determine a run's outcome, without the descriptive texts."""
-    return {name: value for name, value in as_dict(recipe).items() if name == "name" or name not in DESCRIPTIVE}
 
 
 def pairs(words: Iterable[str], needed: str) -> dict[str, str]:
@@ -354,30 +377,3 @@ def literal(text: str) -> Any:
     with suppress(ValueError, SyntaxError):
         return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
     return text
-
-
-REFUSED = object()
-
-
-def convert(value: Any, hint: Any) -> Any:
-    """Convert a value to the field's type (4 to 4.0, a list to a tuple, a name to a tuple of names), or REFUSED."""
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind is Literal:
-        return value if value in inner else REFUSED
-    if kind in (Union, types.UnionType):
-        return next((made for each in inner if (made := convert(value, each)) is not REFUSED), REFUSED)
-    if kind is tuple:
-        given = value if isinstance(value, (tuple, list)) else (value,)
-        wanted = [inner[0]] * len(given) if inner[-1] is Ellipsis else list(inner)
-        parts = [convert(part, each) for part, each in zip(given, wanted, strict=False)]
-        return REFUSED if len(given) != len(wanted) or any(part is REFUSED for part in parts) else tuple(parts)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return value if type(value) is hint or (hint is type(None) and value is None) else REFUSED
-
-
-def type_name(hint: Any) -> str:
-    """A readable name of a type, for error messages."""
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
-    return str(getattr(hint, "__name__", hint) if not get_args(hint) else hint).replace("typing.", "")

@@ -37,14 +37,12 @@ from spot.training.loop import Trainer, steps_in
 from spot.training.objectives import OBJECTIVES, Objective
 from spot.training.optim import parameter_groups
 from spot.training.recipes import (
-    DESCRIPTIVE,
     RECIPES,
     DistilRecipe,
     MaskedRecipe,
     Recipe,
     SupervisedRecipe,
     as_dict,
-    decisive,
     find_recipe,
     override,
     pairs,
@@ -198,7 +196,7 @@ def settings_of(
         keys = repr(images.difficulty)
     models = {"model": model} if teacher is None else {"model": model, "teacher": teacher}
     return {
-        "recipe": decisive(recipe),
+        "recipe": as_dict(recipe),
         **{role: {"name": each.name, "weights": hash_model(each)} for role, each in models.items()},
         **({} if decoder is None else {"decoder": {"weights": hash_tensors(decoder)}}),
         "images": {"count": len(images), "keys": keys},
@@ -281,7 +279,7 @@ def dry_run(model: SpotViT, recipe: Recipe, options: TrainOptions) -> None:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if not this_process().is_main_process:
         return
-    values = [{"field": key, "value": str(value)} for key, value in as_dict(recipe).items() if key not in DESCRIPTIVE]
+    values = [{"field": key, "value": str(value)} for key, value in as_dict(recipe).items()]
     report.show(values, f"recipe {recipe.name}: {recipe.origin}")
     report.show(groups, "parameter groups", digits=4)
     report.say(

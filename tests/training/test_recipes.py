@@ -119,28 +119,25 @@ def test_text_becomes_the_fields_type():
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"learning_rate": "1"}, "no field of recipe distil 'learning_rate'"),
-        ({"epoch": "1"}, "did you mean 'epochs'"),
+        ({"epoch": "1"}, "no field of recipe distil 'epoch'; did you mean 'epochs'"),
         ({"name": "x"}, "no field"),
         ({"smoothing": "0.1"}, "no field"),  # another objective's
         ({"lr": "fast"}, "lr must be float, got 'fast'"),
-        ({"lr": "0"}, "above 0"),
         ({"batch_size": "2.5"}, "batch_size must be int"),
-        ({"betas": "(0.9,)"}, "betas must be"),
+        ({"betas": "(0.9,)"}, "betas must be 2 values"),
         ({"faster": "middle"}, "one of early, late"),
-        ({"ema": "1.5"}, "between 0 and 1"),
-        ({"shares": "(1.0,)"}, "4 budgets, 1 shares and 4 weights"),
-        ({"betas": "(2, 3)"}, "betas must be between 0 and 1, and below it, got (2.0, 3.0)"),
-        ({"clip_grad": "-1"}, "clip_grad must be above 0, got -1.0"),
-        ({"flip": "7"}, "flip must be between 0 and 1, got 7.0"),
-        ({"epochs": "1e999"}, "epochs must be a finite number, got inf"),
-        ({"crop_scale": "(0.9, 0.1)"}, "crop_scale must be (least, most)"),
+        ({"lr": "0"}, "above 0"),
+        ({"epochs": "1e999"}, "epochs must be above 0 and finite, got inf"),
+        ({"betas": "(2, 3)"}, "betas must be at least 0 and below 1, got (2, 3)"),
+        ({"clip_grad": "-1"}, "clip_grad must be above 0 and finite or none, got -1"),
+        ({"flip": "7"}, "flip must be between 0 and 1, got 7"),
         ({"budgets": "((0,), (4,), (9,), (16,))"}, "budgets must be above 0"),
-        ({"budgets": "((), (4,), (9,), (16,))"}, "a budget in every group"),
-        ({"priors": "()"}, "a prior"),
-        ({"weights": "(0, 0, 0, 0)"}, "a weight above 0"),
-        ({"weight_decay": "-0.1"}, "weight_decay must be at least 0"),
         ({"randaug": "(-1, 0.5)"}, "randaug must be at least 0"),
+        ({"crop_scale": "(0.9, 0.1)"}, "crop_scale must be (least, most)"),
+        ({"priors": "()"}, "a prior"),
+        ({"shares": "(1.0,)"}, "4 budgets, 1 shares and 4 weights"),
+        ({"budgets": "((), (4,), (9,), (16,))"}, "a budget in every group"),
+        ({"weights": "(0, 0, 0, 0)"}, "a weight above 0"),
     ],
 )
 def test_a_bad_change_is_one_sentence(changes, sentence):
@@ -149,7 +146,7 @@ def test_a_bad_change_is_one_sentence(changes, sentence):
 
 
 def test_a_recipe_made_in_python_is_checked_too():
-    with pytest.raises(InputError, match="decoder_heads must be above 0, got 0"):
+    with pytest.raises(InputError, match="decoder_heads must be above 0"):
         replace(find_recipe("mae-in1k"), decoder_heads=0)
 
 
