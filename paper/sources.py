@@ -17,8 +17,7 @@ from spot.evaluation.accuracy import Maps
 from spot.evaluation.cache import hash_images, hash_maps
 from spot.hashes import hash_json
 from spot.models.spot_vit import SpotViT
-from spot.placement.saliency import ABOUT, KeyedSaliency, map_macs, resolve_saliency
-from spot.store import read_json
+from spot.placement.saliency import KeyedSaliency, map_macs, maps_about, resolve_saliency
 
 
 class Sources:
@@ -91,7 +90,7 @@ class Sources:
     def maps_name(self) -> str:
         """The method of the maps, with its prompt; a folder of maps records it."""
         source = Path(self.settings.saliency)
-        about = read_json(source / ABOUT, "what made a folder of maps") if (source / ABOUT).is_file() else {}
+        about = maps_about(source)
         if "method" not in about:
             return source.name
         return about["method"] if about.get("prompt") is None else f"{about['method']}, prompt “{about['prompt']}”"

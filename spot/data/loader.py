@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,27 +22,20 @@ class Batch(NamedTuple):
 
 
 class Loader:
-    """Batches of a data set in order, without padding, for one of several processes.
+    """Batches of some indices of a data set. Skipped unreadable images make batches smaller.
 
-    Process p of P gets the samples p, p + P, p + 2P, …, so that each sample occurs exactly once.
-    Skipped unreadable images make batches smaller. `seconds` is the duration of the last pass,
-    `waited` the part of it that the consumer waited for data. `samples` is the number of samples of
-    this process.
+    `seconds` is the duration of the last pass, `waited` the part of it that the consumer waited for data. `samples` is
+    the number of samples, with the unreadable ones.
     """
 
-    def __init__(self, dataset: Data, batch_size: int, workers: int, process: int, processes: int) -> None:
-        self.dataset, self.waited, self.seconds = dataset, 0.0, 0.0
-        self.whole = dataset.dataset if isinstance(dataset, Subset) else dataset
+    def __init__(self, dataset: Any, indices: Sequence[Any], workers: int = 0) -> None:
+        """indices: one sequence for each batch."""
+        self.whole: Any = dataset.dataset if isinstance(dataset, Subset) else dataset
         self.skipped: list[str] = self.whole.skipped if isinstance(self.whole, Images) else []
-        indices = range(process, len(dataset), processes)
-        self.samples = len(indices)
+        self.samples, self.waited, self.seconds = sum(map(len, indices)), 0.0, 0.0
+        pin = torch.cuda.is_available()
         self.batches: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=indices,
-            num_workers=workers,
-            collate_fn=collate,
-            pin_memory=torch.cuda.is_available(),
+            dataset, batch_sampler=indices, num_workers=workers, collate_fn=collate, pin_memory=pin
         )
 
     def __len__(self) -> int:
@@ -54,7 +47,7 @@ class Loader:
         for batch, unread in self.batches:
             self.waited += time.perf_counter() - asked
             for image in unread:
-                cast(Images, self.whole).leave_out(image)  # no other data yields an Unread
+                self.whole.leave_out(image)  # only Images yield an Unread
             if batch is not None:
                 yield batch
             asked = time.perf_counter()
@@ -74,10 +67,14 @@ def collate(samples: Sequence[Sample | Unread | None]) -> tuple[Batch | None, li
 
 
 def loader(dataset: Data, batch_size: int = 64, workers: int = 0, *, process: int = 0, processes: int = 1) -> Loader:
-    """Batches in the data's order, with the time spent waiting for data; see Loader."""
+    """Batches in the data's order, for one of several processes.
+
+    Process p of P gets the samples p, p + P, p + 2P, …, so that each sample occurs exactly once, without padding.
+    """
     if batch_size < 1:
         raise InputError(f"a batch needs at least one image, got a batch size of {batch_size}")
-    return Loader(dataset, batch_size, workers, process, processes)
+    own = range(process, len(dataset), processes)
+    return Loader(dataset, [own[start : start + batch_size] for start in range(0, len(own), batch_size)], workers)
 
 
 def available_workers() -> int:

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spot.data.images import Data
 from spot.evaluation.accuracy import head_of
 from spot.hashes import hash_model
 from spot.models.wrappers import TokenModel
-from spot.placement.dataset_search import KeyedImages, made_by_image
+from spot.placement.dataset_search import made_by_image
 from spot.placement.files import Placements
 from spot.placement.oracle import frozen
 from spot.placement.priors import AnyPrior, resolve_prior
@@ -26,7 +27,7 @@ from spot.store import as_json
 
 def embed(
     model: TokenModel,
-    data: KeyedImages,
+    data: Data,
     path: str | Path,
     *,
     tokens: int | None = None,

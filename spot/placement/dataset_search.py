@@ -8,18 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from spot import report
-from spot.data.images import Images, Sample
-from spot.data.loader import collate
+from spot.data.images import Data
+from spot.data.loader import Loader
 from spot.draws import generator_for
 from spot.errors import InputError
-from spot.hashes import hash_json, hash_model
+from spot.hashes import hash_model
 from spot.placement.files import Placements, PlacementWriter
 from spot.placement.oracle import SearchSettings, search, wrong_labels
 from spot.placement.priors import AnyPrior, resolve_prior
@@ -27,17 +26,6 @@ from spot.placement.saliency import resolve_saliency
 from spot.placement.sizes import Scale
 from spot.processes import this_process
 from spot.store import as_json, locked
-
-Maps = Callable[[Tensor, Sequence[str]], Tensor]
-
-
-class KeyedImages(Protocol):
-    """A data set of (image (C, H, W), label or -1, key), or None for an image to skip."""
-
-    @property
-    def keys(self) -> Sequence[str]: ...
-
-    def __getitem__(self, index: int, /) -> Sample | None: ...
 
 
 class Searched(NamedTuple):
@@ -50,13 +38,13 @@ class Searched(NamedTuple):
 
 def search_dataset(
     model: Any,
-    data: KeyedImages,
+    data: Data,
     path: str | Path,
     *,
     prior: AnyPrior | None = None,
     tokens: int | None = None,
     scale: Scale | None = None,
-    saliency: Maps | None = None,
+    saliency: Callable[[Tensor, Sequence[str]], Tensor] | None = None,
     seed: int = 0,
     batch_size: int = 32,
     workers: int = 0,
@@ -69,6 +57,7 @@ def search_dataset(
     """Search all images of a data set that are not yet in the placements file.
 
     Args:
+        data: `data[i]` is (image (C, H, W), label or -1, key), or None to skip the image; `data.keys` has all keys.
         path: the .safetensors file. Shards are kept next to it until all images are done.
         prior, tokens, scale: the initial placement. Default: the model's own. Scales other than 1 are optimised too.
         saliency: maps (B, H, W) for images and keys, if the prior needs them. Default: the model's own.
@@ -83,8 +72,11 @@ def search_dataset(
     if keep not in ("trajectories", "positions"):
         raise InputError(f"keep is 'trajectories' or 'positions', got {keep!r}")
     settings = (settings or SearchSettings()).changed(**changes)
+    objective = settings.objective
+    goal = settings.changed(objective="descent") if objective == "obfuscate" else settings  # on wrong labels
     prior, tokens = model.prior if prior is None else prior, model.tokens if tokens is None else tokens
-    if not resolve_prior(prior).needs_map:
+    chosen = resolve_prior(prior)
+    if not chosen.needs_map:
         saliency = None
     elif saliency is None:
         saliency = resolve_saliency(model.saliency, model.data_config, model.transform())
@@ -93,18 +85,38 @@ def search_dataset(
         "model": _name(model),
         "model_hash": hash_model(model),
         "tokens": tokens,
-        "prior": resolve_prior(prior).name,
+        "prior": chosen.name,
         "saliency": None if saliency is None else _name(saliency),
         "seed": seed,
-        "objective": _name(settings.objective),
+        "objective": _name(objective),
         "keep": keep,
         "settings": settings.as_json(),
     }
     about = as_json(about | ({} if scale is None else {"scale": scale}))
 
-    def make(images: Tensor, labels: Tensor, names: list[str]) -> Placements:
-        maps = None if saliency is None else saliency(images, names)
-        return _searched(model, images, labels, names, prior, maps, settings, about)
+    def make(images: Tensor, labels: Tensor, keys: list[str]) -> Placements:
+        maps = None if saliency is None else saliency(images, keys)
+        start = model.place(images, tokens=tokens, prior=prior, scale=scale, keys=keys, seed=seed, maps=maps)
+        if settings.labelled and bool((labels < 0).any()):
+            missing = keys[int((labels < 0).nonzero()[0])]
+            raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
+        targets = labels if settings.labelled or callable(objective) else None
+        if objective == "obfuscate":
+            targets = obfuscated(labels, keys, model.num_classes, seed)
+        result = search(model, images, targets, start, goal)
+        chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
+        known = (labels >= 0) & (labels < chances.shape[2])
+        probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
+        values = {
+            "labels": labels,
+            "losses": result.losses.cpu(),
+            "predictions": result.logits.argmax(-1).cpu(),
+            "probabilities": probabilities.where(known[:, None], torch.nan),  # of the label
+        }
+        if objective == "obfuscate" and targets is not None:
+            values["targets"] = targets
+        kept = result.trajectory if keep == "trajectories" else result.positions
+        return Placements(keys, kept.cpu(), about, values)
 
     how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shown": shown}
     return made_by_image(make, model, data, path, about, title="searching", remake=remake, **how)
@@ -113,7 +125,7 @@ def search_dataset(
 def made_by_image(
     make: Callable[[Tensor, Tensor, list[str]], Placements],
     model: Any,
-    data: KeyedImages,
+    data: Data,
     path: str | Path,
     about: dict[str, Any],
     *,
@@ -134,18 +146,13 @@ def made_by_image(
         chunks = [range(len(keys))[start : start + batch_size] for start in range(0, len(keys), batch_size)]
         todo = [[index for index in chunk if keys[index] not in writer.done] for chunk in chunks]
         todo = [chunk for chunk in todo[state.process_index :: state.num_processes] if chunk]
-        loader: Any = DataLoader(cast(Any, data), batch_sampler=todo, num_workers=workers, collate_fn=collate)
-        device = next(model.parameters()).device
+        batches, device = Loader(data, todo, workers), next(model.parameters()).device
         before, began = set(writer.done), time.perf_counter()
         with report.progress(shown=shown and first) as bar:
-            task = bar.add_task(title, total=sum(map(len, todo)))
-            for chunk, (batch, unread) in zip(todo, loader, strict=True):
-                for image in unread:
-                    cast(Images, data).leave_out(image)  # no other data yields an Unread
-                if batch is not None:
-                    made = make(batch.images.to(device), batch.labels, batch.keys)
-                    writer.append(f"{chunk[0]:08d}-{hash_json(batch.keys)[:8]}", made)
-                bar.advance(task, len(chunk))
+            task = bar.add_task(title, total=batches.samples)
+            for batch in batches:
+                writer.append(make(batch.images.to(device), batch.labels, batch.keys))
+                bar.advance(task, len(batch.keys))
         seconds = time.perf_counter() - began
         state.wait_for_everyone()
         kept = writer.finish(keys) if first else None
@@ -159,39 +166,6 @@ def obfuscated(labels: Tensor, keys: Sequence[str], classes: int, seed: int) -> 
     """A wrong label for each image (B,), from its key and the seed."""
     each = zip(labels.split(1), keys, strict=True)
     return torch.cat([wrong_labels(label, classes, generator_for(seed, f"label of {key}")) for label, key in each])
-
-
-def _searched(
-    model: Any, images: Tensor, labels: Tensor, keys: list[str], prior: AnyPrior, maps: Tensor | None,
-    settings: SearchSettings, about: dict[str, Any],
-) -> Placements:  # fmt: skip
-    """Search one batch of images."""
-    placing = {name: about[name] for name in ("tokens", "seed", "scale") if name in about}
-    start = model.place(images, prior=prior, keys=keys, maps=maps, **placing)
-    targets: Tensor | None = labels
-    objective = settings.objective
-    if settings.labelled and bool((labels < 0).any()):
-        missing = keys[int((labels < 0).nonzero()[0])]
-        raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
-    if objective == "obfuscate":  # a descent on wrong labels
-        targets = obfuscated(labels, keys, model.num_classes, about["seed"])
-        settings = settings.changed(objective="descent")
-    elif not callable(objective) and not settings.labelled:
-        targets = None
-    result = search(model, images, targets, start, settings)
-    chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
-    known = (labels >= 0) & (labels < chances.shape[2])
-    probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
-    values = {
-        "labels": labels,
-        "losses": result.losses.cpu(),
-        "predictions": result.logits.argmax(-1).cpu(),
-        "probabilities": probabilities.where(known[:, None], torch.nan),  # of the label
-    }
-    if objective == "obfuscate" and result.target is not None:
-        values["targets"] = result.target.cpu()
-    kept = result.trajectory if about["keep"] == "trajectories" else result.positions
-    return Placements(keys, kept.cpu(), about, values)
 
 
 def _name(thing: Any) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from spot import report
 from spot.errors import InputError, check_kind
+from spot.hashes import hash_json
 from spot.store import decode_names, encode_names, read_tensors, refuse_difference, sweep, write_tensors
 from spot.tokens.positions import COLUMNS
 
@@ -140,9 +141,9 @@ class Placements:
         write_tensors(path, tensors, FORMAT, {"version": VERSION, "metadata": dict(self.metadata)})
 
     @classmethod
-    def load(cls, path: str | Path, what: str = "a placements file, as spot search writes it") -> "Placements":
+    def load(cls, path: str | Path) -> "Placements":
         """Read a file. Damaged files and other formats are refused."""
-        tensors, about = read_tensors(path, FORMAT, what)
+        tensors, about = read_tensors(path, FORMAT, "a placements file, as spot search writes it")
         if about.get("version") != VERSION:
             raise InputError(f"{path} has version {about.get('version')}, this program reads version {VERSION}")
         try:
@@ -158,7 +159,7 @@ class PlacementWriter:
     """Writes placements as shards next to `path`, and merges them into `path` at the end.
 
     Existing files with the same metadata are kept; others are refused. Several processes may write shards of different
-    names; one process calls `finish`. With `remake`, files that are damaged or of another version are replaced.
+    images; one process calls `finish`. With `remake`, files that are damaged or of another version are replaced.
     """
 
     def __init__(self, path: str | Path, metadata: Mapping[str, Any], *, remake: bool = False) -> None:
@@ -190,10 +191,10 @@ class PlacementWriter:
             refuse_difference(str(self.path), part.metadata, self.metadata, "write to another file or delete it")
             yield file, part
 
-    def append(self, name: str, placements: Placements) -> None:
-        """Write one shard. Shards are merged in the order of `name`, which must be unique."""
+    def append(self, placements: Placements) -> None:
+        """Write one shard."""
         refuse_difference(str(self.path), self.metadata, placements.metadata)
-        placements.save(self.shards / f"{name}.safetensors")
+        placements.save(self.shards / f"{hash_json(list(placements.keys))}.safetensors")
         self.finished = None
         self.done.update(placements.keys)
 

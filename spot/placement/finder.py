@@ -24,11 +24,9 @@ from torch import Tensor, nn
 from spot.errors import InputError
 from spot.placement.glimpses import SMALLEST, glimpse_positions
 from spot.placement.policy import Mixing, Policy
-from spot.placement.priors import check_images
 from spot.tokens.pyramid import halve
 from spot.tokens.windows import windows
 
-KIND = "glimpses"  # the policy's kind in files
 CELL = 8  # side of a cell, in pixels of the downscaled picture
 USUAL = 20.0  # reference size, whose log size is 0, in pixels of the downscaled picture
 RANGE = (0.3, 6.0)  # smallest and largest size, relative to USUAL
@@ -100,7 +98,8 @@ class Finder(Policy):
     """A policy that detects places in large pictures and puts tokens on glimpses of them; see the module docstring."""
 
     fit = "full"  # all pixels of a photograph
-    __name__ = "learned"
+    kind: Mapping[str, Any] = {"look": "glimpses"}
+    saved: Mapping[str, str] = {name: name for name in ("patch_size", "glimpses", "margin")}
 
     def __init__(
         self,
@@ -124,29 +123,24 @@ class Finder(Policy):
             margin: the side of a glimpse, relative to the object's size.
             about: JSON metadata, as for a Policy.
         """
-        nn.Module.__init__(self)  # not Policy's, which builds another network
         if min(patch_size, longest, width, body, glimpses) < 1 or candidates < 0 or not 0 < margin < math.inf:
             raise InputError("a finder needs sizes of at least 1, a margin above 0, and 0 or more candidates")
-        self.look = Places(width, body, candidates > 0)
-        self.patch_size, self.min_tokens = patch_size, glimpses
+        options = {"longest": longest, "width": width, "body": body, "candidates": candidates}
+        look = Places(width, body, candidates > 0)
+        super().__init__(patch_size, min_tokens=glimpses, about=about, look=look, **options)
         self.longest, self.candidates, self.glimpses, self.margin = longest, candidates, glimpses, margin
-        self.about = {"model": "", "hash": "", "made": {}, **(about or {})}
-        self.options = {"longest": longest, "width": width, "body": body, "candidates": candidates}
 
     def maps(self, images: Tensor) -> Tensor:
         """Normalised images (B, 3, H, W) → (B, 4, R, C): logit, log size, offset (y, x) from the cell's middle."""
-        check_images(images)
         self.refuse(images)
         return self.look(self.shrunk(images))
 
     def refuse(self, images: Tensor) -> None:
         """Refuse pictures that are too small or too long."""
+        super().refuse(images)
         height, width = images.shape[-2:]
-        size = f"{height} × {width}"
-        if min(height, width) < self.patch_size:
-            raise InputError(f"a picture of {size} pixels is smaller than one token ({self.patch_size}); enlarge it")
         if max(height, width) > LONG * min(height, width):
-            raise InputError(f"a picture of {size} pixels is too long to find places in; cut it into parts")
+            raise InputError(f"a picture of {height} × {width} pixels is too long to find places in; cut it into parts")
 
     def shrunk(self, images: Tensor) -> Tensor:
         """Resize images to `longest` pixels along the longer side; downscaling averages pixels."""
@@ -207,19 +201,3 @@ class Finder(Policy):
         """Positions (B, N, 7) on the best peaks of maps (B, 4, R, C) of images."""
         found = self.best(maps, images, self.glimpses)
         return glimpse_positions(images, found.glimpses, tokens, self.patch_size)
-
-    def describe(self) -> dict[str, Any]:
-        """A JSON description, from which `build_finder` rebuilds it."""
-        values = {name: getattr(self, name) for name in VALUES}
-        return {**self.about, **values, "look": KIND, "options": self.options}
-
-
-VALUES = ("patch_size", "glimpses", "margin")
-
-
-def build_finder(about: Mapping[str, Any]) -> Finder:
-    """A frozen finder from its description, with random weights."""
-    known = {name: about[name] for name in ("model", "hash", "made")}
-    values = {name: about[name] for name in VALUES}
-    options = {"candidates": 0, **about["options"]}  # files of earlier versions have no second stage
-    return Finder(**values, **options, about=known).eval().requires_grad_(False)

@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 from spot.errors import InputError, check_kind, unknown
 from spot.placement.priors import check_images, omega
 from spot.placement.sizes import from_steps, step_limits, to_steps
-from spot.tokens.positions import COLUMNS
+from spot.tokens.positions import COLUMNS, check_positions
 
 Model = Callable[[Tensor, Tensor], Tensor]
 Objective = Callable[[Tensor, Any], Tensor]
@@ -59,6 +59,7 @@ OBJECTIVES: dict[str, Objective] = {
     "agree": agreement,
 }
 LABELLED = ("descent", "ascent", "obfuscate")
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -69,7 +70,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 KINDS: dict[str, tuple[type, ...]] = {  # types of the settings below
     "steps": (int,), "lr": (int, float), "optimizer": (str,), "weight_decay": (int, float), "project": (bool,),
-    "grid": (int, tuple, type(None)), "snap": (str,), "mixed_precision": (bool,),
+    "grid": (tuple, type(None)), "snap": (str,), "mixed_precision": (bool,),
 }  # fmt: skip
 
 
@@ -83,7 +84,7 @@ class SearchSettings:
     optimizer: str = "adam"  # a name in OPTIMIZERS
     weight_decay: float = 0.0  # pulls to the upper left corner, (0, 0)
     project: bool = True  # keep positions in the paper's Ω, between the centres of the outermost pixels
-    grid: int | tuple[int, int] | None = None  # rows and columns (or one number) of a grid for the result
+    grid: tuple[int, int] | None = None  # rows and columns of a grid for the result
     # With a grid, "end" searches off the grid and snaps the final positions to the nearest cells (the paper's grid
     # rows). "every-step" evaluates the model on the nearest cells, and applies their gradient to the free positions.
     snap: Literal["end", "every-step"] = "end"
@@ -106,15 +107,8 @@ class SearchSettings:
             raise InputError(f"lr must be a positive number, in fractions of the image per step, got {self.lr}")
         if not 0 <= self.weight_decay < math.inf:
             raise InputError(f"weight_decay must be a number of at least 0, got {self.weight_decay}")
-        if isinstance(self.grid, tuple) and [type(side) for side in self.grid] != [int, int]:
-            raise InputError(f"grid must be a number, or rows and columns, got {self.grid}")
-        if self.cells is not None and min(self.cells) < 1:
-            raise InputError(f"a grid has at least 1 row and 1 column, got {self.cells[0]} × {self.cells[1]}")
-
-    @property
-    def cells(self) -> tuple[int, int] | None:
-        """Rows and columns of the grid."""
-        return (self.grid, self.grid) if isinstance(self.grid, int) else self.grid
+        if self.grid is not None and ([type(side) for side in self.grid] != [int, int] or min(self.grid) < 1):
+            raise InputError(f"grid must be (rows, columns), at least 1 row and 1 column, got {self.grid}")
 
     @property
     def labelled(self) -> bool:
@@ -238,7 +232,7 @@ def _search_part(
     dense: Tensor | None = None,
 ) -> SearchResult:
     """Search one part of the images, with a frozen model and checked arguments."""
-    objective, steps, cells = settings.objective, settings.steps, settings.cells
+    objective, steps, grid = settings.objective, settings.steps, settings.grid
 
     def predict(positions: Tensor) -> Tensor:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=settings.mixed_precision):
@@ -261,8 +255,8 @@ def _search_part(
     trajectory, losses, outputs = [], [], []
     for step in range(steps + 1):
         last = step == steps
-        on_grid = cells is not None and (last or settings.snap == "every-step")
-        here = snapped(place, cells) if on_grid else place.clone()  # type: ignore[arg-type]
+        on_grid = grid if last or settings.snap == "every-step" else None
+        here = place.clone() if on_grid is None else snapped(place, on_grid)
         with torch.set_grad_enabled(not last):
             logits = predict(from_steps(here.requires_grad_(not last)))
             if step == 0 and labels is not None and settings.labelled:
@@ -280,7 +274,7 @@ def _search_part(
             place[..., 3:] = positions[..., 3:]  # weight decay would move regions
             if settings.project:
                 place.clamp_(low, high)
-    first = 0 if cells is None or settings.snap == "every-step" else steps  # the first step on the grid
+    first = 0 if grid is None or settings.snap == "every-step" else steps  # the first step on the grid
     best_step = torch.stack(losses[first:], 1).argmin(1) + first
     return SearchResult(torch.stack(trajectory, 1), torch.stack(losses, 1), torch.stack(outputs, 1), best_step, target)
 
@@ -370,27 +364,22 @@ def _check(
     model: Model, images: Tensor, labels: Tensor | None, positions: Tensor, dense: Tensor | None, objective: Any
 ) -> None:
     check_images(images)
-    for name, column in {"positions": positions, "labels": labels, "dense": dense}.items():
-        if name == "positions" or column is not None:
-            check_kind(name, column, Tensor)
+    check_positions(positions)
+    check_kind("labels", labels, Tensor, type(None))
+    check_kind("dense", dense, Tensor, type(None))
     count = len(images)
     if not count:
         raise InputError(f"images must have shape (B, C, H, W), with B at least 1, got {tuple(images.shape)}")
-    columns = positions.shape[-1] if positions.ndim == 3 and positions.shape[1] else 0
-    if columns not in COLUMNS or len(positions) != count:
+    if positions.ndim != 3 or positions.shape[-1] not in COLUMNS or len(positions) != count:
         raise InputError(f"positions must have shape ({count}, N, 2), got {tuple(positions.shape)}")
-    if not positions.is_floating_point():
-        raise InputError(f"positions must be fractions, float32, got {positions.dtype}")
-    if not positions.isfinite().all():
-        raise InputError("positions must be finite, but some are NaN or infinite")
     if not (positions[..., 2:3] > 0).all():
         raise InputError("the third number of a position is a window's scale and must be above 0")
     if labels is None and objective in LABELLED:
         raise InputError(f"objective {objective!r} needs labels; without them use 'agree' or 'entropy'")
-    if labels is not None and (labels.ndim != 1 or len(labels) != count):
-        raise InputError(f"labels must have shape ({count},), one per image, got {tuple(labels.shape)}")
-    if labels is not None and (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool):
-        raise InputError(f"labels must be class indices, integers, got {labels.dtype}")
+    if labels is not None and (tuple(labels.shape) != (count,) or labels.dtype not in INTEGERS):
+        raise InputError(
+            f"labels must have shape ({count},), one integer per image, got {tuple(labels.shape)}, {labels.dtype}"
+        )
     if objective == "agree" and dense is None and not hasattr(model, "grid"):
         raise InputError("objective 'agree' needs dense logits to agree with; pass dense=(B, classes)")
     if objective == "agree" and dense is not None and (dense.ndim != 2 or len(dense) != count):

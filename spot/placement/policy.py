@@ -23,7 +23,6 @@ from spot.placement.priors import check_images, check_tokens, spread
 from spot.store import read_tensors, write_tensors
 
 KEY, FORMAT = "spot_policy", 1
-KIND = "thumbnail"  # the policy's kind in files
 FINER = 4  # upsampling factor of maps, so that tokens do not jump at cell edges
 
 
@@ -80,6 +79,9 @@ class Policy(nn.Module):
     looks = True
     fit = "crop"  # how a photograph becomes its input; see spot.data.picture.photo_transform
     __name__ = "learned"
+    kind: Mapping[str, Any] = {"look": "thumbnail", "sizes": 0.0}  # in files; version 0.2 reads both
+    saved: Mapping[str, str] = {"patch_size": "patch_size", "strength": "strength", "min_tokens": "fewest"}
+    """Arguments of the constructor that a file contains, and their names there."""
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class Policy(nn.Module):
         strength: float = 0.9,
         min_tokens: int = 4,
         about: Mapping[str, Any] | None = None,
+        look: nn.Module | None = None,
         **options: Any,
     ) -> None:
         """
@@ -96,23 +99,28 @@ class Policy(nn.Module):
             strength: weight of importance against area with very few tokens.
             min_tokens: the smallest budget it was trained for.
             about: JSON metadata: model and hash of the weights it was trained for, and its settings.
-            options: arguments of Thumbnail.
+            look: the network. Default: a Thumbnail.
+            options: arguments of the network.
         """
         super().__init__()
         if not 0 <= strength < 1:
             raise InputError(f"strength is the share of importance, from 0 to below 1, got {strength}")
-        self.look: Any = Thumbnail(**options)
+        self.look: Any = Thumbnail(**options) if look is None else look
         self.patch_size, self.strength, self.min_tokens, self.options = patch_size, strength, min_tokens, options
         self.about: dict[str, Any] = {"model": "", "hash": "", "made": {}, **(about or {})}
 
     def maps(self, images: Tensor) -> Tensor:
         """Importance (B, R, R) over the whole image, each map summing to 1."""
+        self.refuse(images)
+        logits = self.look(images)
+        return logits.float().flatten(1).softmax(1).view_as(logits)
+
+    def refuse(self, images: Tensor) -> None:
+        """Refuse anything but images of at least one token."""
         check_images(images)
         if min(images.shape[-2:]) < self.patch_size:
             size = " × ".join(map(str, images.shape[-2:]))
             raise InputError(f"a picture of {size} pixels is smaller than one token ({self.patch_size}); enlarge it")
-        logits = self.look(images)
-        return logits.float().flatten(1).softmax(1).view_as(logits)
 
     def forward(self, images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
         """Positions (B, N, 2)."""
@@ -138,8 +146,8 @@ class Policy(nn.Module):
 
     def describe(self) -> dict[str, Any]:
         """A JSON description, from which `build_policy` rebuilds the policy."""
-        how = {"strength": self.strength, "fewest": self.min_tokens, "sizes": 0.0}  # the keys of 0.2 and 0.3.0
-        return {**self.about, **how, "look": KIND, "options": self.options, "patch_size": self.patch_size}
+        values = {key: getattr(self, name) for name, key in self.saved.items()}
+        return {**self.about, **values, **self.kind, "options": self.options}
 
 
 def upsampling(cells: int) -> Tensor:
@@ -184,13 +192,12 @@ def policy_from(about: Mapping[str, Any], state: Mapping[str, Tensor], path: str
 
 def build_policy(about: Mapping[str, Any]) -> Policy:
     """A frozen policy from its description, with random weights."""
-    if about["look"] == "glimpses":
-        from spot.placement.finder import build_finder  # which imports this module
+    from spot.placement.finder import Finder  # which imports this module
 
-        return build_finder(about)
-    if about["look"] != KIND or about.get("sizes"):
+    kinds: dict[str, type[Policy]] = {each.kind["look"]: each for each in (Policy, Finder)}
+    if about["look"] not in kinds or about.get("sizes"):
         raise InputError("its kind of policy was removed in version 0.3; train it again with spot learn")
+    made = kinds[about["look"]]
     known = {name: about[name] for name in ("model", "hash", "made")}
-    how = {name: about[name] for name in ("strength", "patch_size")}
-    policy = Policy(min_tokens=about["fewest"], about=known, **how, **about["options"])
-    return policy.eval().requires_grad_(False)
+    values = {name: about[key] for name, key in made.saved.items()}
+    return made(**values, **about["options"], about=known).eval().requires_grad_(False)

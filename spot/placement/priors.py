@@ -40,21 +40,19 @@ BOUNDARY_DEPTH = 0.1  # the boundary prior stays within this fraction of each si
 def uniform(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """Every location is equally likely."""
     low, high = omega(images)
-    return torch.lerp(low, high, _random(images, tokens, 2, generator=generator).to(images.device))
+    return torch.lerp(low, high, torch.rand(len(images), tokens, 2, generator=generator).to(images.device))
 
 
 def gaussian(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """A normal distribution around the middle, with standard deviation GAUSSIAN_WIDTH, truncated to Ω."""
     # Sampled with the inverse CDF: clamping would put a tenth of the tokens on the edges.
     edge = math.erf(0.5 / GAUSSIAN_WIDTH / math.sqrt(2))
-    spread = torch.erfinv((2 * _random(images, tokens, 2, generator=generator).double() - 1) * edge)
+    spread = torch.erfinv((2 * torch.rand(len(images), tokens, 2, generator=generator).double() - 1) * edge)
     return _into_omega((0.5 + spread * (GAUSSIAN_WIDTH * math.sqrt(2))).float(), images)
 
 
 def sobol(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """Quasirandom coverage: a scrambled Sobol sequence per image, whose first n points place n tokens."""
-    check_tokens(tokens)
-    _check_generator(generator)
     # The scrambling of SobolEngine(scramble=True), a random triangular bit matrix and a digital shift, for all images
     # at once: one engine per image would cost more than the tokenizer.
     bits = 24
@@ -82,15 +80,13 @@ def center(images: Tensor, tokens: int, generator: Generator | None = None, *, f
     An offset d from the middle becomes d · (1 − b · exp(−(d / CENTER_WIDTH)²)), with b = 1 − tokens / full. A full
     grid has no bias b, because moving its tokens would leave gaps.
     """
-    offset = isotropic(images, tokens) - 0.5
-    bias = max(0.0, 1 - tokens / full)
-    return 0.5 + offset * (1 - bias * torch.exp(-((offset / CENTER_WIDTH) ** 2)))
+    return _pulled(isotropic(images, tokens), max(0.0, 1 - tokens / full), CENTER_WIDTH)
 
 
 def boundary(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """Only the border: uniform along the image's edges, within BOUNDARY_DEPTH of them (paper, robustness)."""
     height, width = images.shape[-2:]
-    along, depth, side, far = _random(images, tokens, 4, generator=generator).unbind(-1)
+    along, depth, side, far = torch.rand(len(images), tokens, 4, generator=generator).unbind(-1)
     across = torch.where(far < 0.5, depth * BOUNDARY_DEPTH, 1 - depth * BOUNDARY_DEPTH)
     vertical = side < height / (height + width)  # a left or right edge
     positions = torch.stack([torch.where(vertical, along, across), torch.where(vertical, across, along)], -1)
@@ -99,13 +95,17 @@ def boundary(images: Tensor, tokens: int, generator: Generator | None = None) ->
 
 def center_authors(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """The authors' center prior: the same pull, of width 0.2, for any number of tokens, also for a full grid."""
-    offset = isotropic(images, tokens) - 0.5
-    return 0.5 + offset * (1 - torch.exp(-((offset / 0.2) ** 2)))
+    return _pulled(isotropic(images, tokens), 1.0, 0.2)
+
+
+def _pulled(positions: Tensor, bias: float, width: float) -> Tensor:
+    offset = positions - 0.5
+    return 0.5 + offset * (1 - bias * torch.exp(-((offset / width) ** 2)))
 
 
 def boundary_authors(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """The authors' boundary prior: both coordinates are near an edge, so most tokens are in the corners."""
-    u = 2 * _random(images, tokens, 2, generator=generator) - 1
+    u = 2 * torch.rand(len(images), tokens, 2, generator=generator) - 1
     return _into_omega(((1 + u.sign() * (1 - u.abs() ** 10)) / 2).clamp(0.01, 0.99), images)
 
 
@@ -129,7 +129,7 @@ def salient_distinct(
     _total(mass)  # refuses a map that leaves nothing
     cells = mass.shape[1]
     rounds = -(-tokens // cells)
-    draws = _random(images, max(tokens, rounds * cells), 3, generator=generator).double()
+    draws = torch.rand(len(images), max(tokens, rounds * cells), 3, generator=generator).double()
     # Gumbel top-k: the N largest keys are a draw without replacement. Empty cells come last, in random order.
     noise = -torch.log(-torch.log(draws[:, : rounds * cells, 0].clamp(1e-12, 1 - 1e-12)))
     keys = (mass / mass.sum(1, keepdim=True)).clamp(min=1e-12).log().repeat(1, rounds) + noise
@@ -143,35 +143,33 @@ def salient_soft(images: Tensor, tokens: int, generator: Generator | None = None
     return _from_density(maps.clamp(min=0) ** (1 / SOFTNESS), images, tokens, generator)
 
 
-def focus(
-    images: Tensor,
-    tokens: int,
-    generator: Generator | None = None,
-    *,
-    maps: Tensor,
-    blur: float | None = None,
-    share: float | None = None,
-) -> Tensor:
+def focus(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
     """Even coverage pulled towards salient regions: isotropic tokens, moved until each has an equal share.
 
     Shares are measured on a mixture of blurred saliency and area, so some tokens always cover the rest of the image.
     Tokens drawn from a map, as in `salient`, overlap; these do not. A constant map gives isotropic.
     """
-    blur, share = FOCUS_BLUR if blur is None else blur, FOCUS_SHARE if share is None else share
-    density = maps.detach().cpu().double().clamp(min=0)
-    for axis in (1, 2):
-        density = _blurred(density, axis, max(1, round(blur * density.shape[axis])))
-    return spread(density / _total(density)[:, None, None], share, images, tokens)
+    density = maps.detach().cpu().double().clamp(min=0)[:, None]
+    y, x = (round(FOCUS_BLUR * length) // 2 for length in density.shape[2:])  # reach of the box blur, in pixels
+    density = F.avg_pool2d(density, (2 * y + 1, 1), 1, (y, 0), count_include_pad=False)
+    density = F.avg_pool2d(density, (1, 2 * x + 1), 1, (0, x), count_include_pad=False)[:, 0]
+    return spread(density / _total(density)[:, None, None], FOCUS_SHARE, images, tokens)
 
 
 def spread(density: Tensor, strength: float, images: Tensor, tokens: int) -> Tensor:
     """Move isotropic tokens until each has an equal share of a mixture: positions (B, N, 2), differentiable.
 
-    The mixture is `strength` times density (B, R, C), whose sum is 1, plus 1 − `strength` times uniform area.
+    The mixture is `strength` times density (B, R, C), whose sum is 1, plus 1 − `strength` times uniform area. A token
+    (y, x) moves to the height that has the share y of the mixture above it. Within that row of cells, it moves to
+    where the share x of the row's mixture lies to its left.
     """
+    batch, rows, columns = density.shape
     mixture = strength * density + (1 - strength) / density.shape[1:].numel()
-    places = even_places(tokens, *images.shape[-2:])[0].to(mixture)
-    return _into_omega(_shared_out(mixture, places), images)
+    places = even_places(tokens, *images.shape[-2:])[0].to(mixture)  # (N, 2)
+    y, row = _quantile(mixture.sum(2), places[:, 0].expand(batch, -1))
+    cells = mixture.gather(1, row[..., None].expand(-1, -1, columns))  # (B, N, C)
+    x, _ = _quantile(cells, places[None, :, 1:].expand(batch, -1, -1))
+    return _into_omega(torch.stack([y / rows, x[..., 0] / columns], -1), images)
 
 
 def background(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
@@ -214,12 +212,19 @@ class Prior:
         """
         check_images(images)
         check_tokens(tokens)
-        _check_generator(generator)
+        check_kind("generator", generator, Generator, type(None), advice="use torch.Generator().manual_seed(n)")
+        if generator is not None and generator.device.type != "cpu":
+            raise InputError(f"generator must be on the CPU, got {generator.device}; use torch.Generator()")
         options = {"full": cells} if self.fades else {}
-        given = _checked_maps(self.name, maps, images) if self.needs_map else None
+        if not self.needs_map:
+            maps = None
+        elif maps is None:
+            raise InputError(f"the {self.name} prior needs saliency maps; pass maps=(B, H, W), or let a model place")
+        else:
+            maps = check_maps(maps, images)
 
         def place(rows: slice, generator: Generator | None) -> Tensor:
-            extra = options if given is None else {**options, "maps": given[rows]}
+            extra = options if maps is None else {**options, "maps": maps[rows]}
             return self.draw(images[rows], tokens, generator, **extra)
 
         positions = drawn(place, len(images), generator, keys if self.random else None, seed)
@@ -320,19 +325,6 @@ def check_images(images: Tensor) -> None:
         raise InputError(f"images must have shape (B, C, H, W) and at least one pixel, got {tuple(images.shape)}")
 
 
-def _check_generator(generator: Generator | None) -> None:
-    check_kind("generator", generator, Generator, type(None), advice="use torch.Generator().manual_seed(n)")
-    if generator is not None and generator.device.type != "cpu":
-        raise InputError(f"generator must be on the CPU, got {generator.device}; use torch.Generator().manual_seed(n)")
-
-
-def _random(images: Tensor, tokens: int, numbers: int, *, generator: Generator | None) -> Tensor:
-    """Uniform numbers in [0, 1) for every image and token, on the CPU: (B, N, numbers)."""
-    check_tokens(tokens)
-    _check_generator(generator)
-    return torch.rand(len(images), tokens, numbers, generator=generator)
-
-
 def _into_omega(positions: Tensor, images: Tensor) -> Tensor:
     """Clamp positions to Ω, in float32 on the images' device; float16 would round to 0.1 pixel."""
     low, high = omega(images)
@@ -341,7 +333,6 @@ def _into_omega(positions: Tensor, images: Tensor) -> Tensor:
 
 def even_places(tokens: int, height: int, width: int) -> Tensor:
     """Positions (1, N, 2), N = tokens, in rows over a height × width rectangle, each in a cell of equal area."""
-    check_tokens(tokens)
     return torch.tensor(_even_numbers(tokens, height, width))[None]
 
 
@@ -359,19 +350,13 @@ def _even_numbers(tokens: int, height: int, width: int) -> list[tuple[float, flo
     ]
 
 
-def _checked_maps(prior: str, maps: Tensor | None, images: Tensor) -> Tensor:
-    if maps is None:
-        raise InputError(f"the {prior} prior needs saliency maps; pass maps=(B, H, W), or let a model place")
+def check_maps(maps: Tensor, images: Tensor) -> Tensor:
+    """Refuse saliency maps that are not (B, H, W) real numbers for images (B, C, H, W). Masks become numbers."""
     check_kind("maps", maps, Tensor)
-    maps = maps[:, 0] if maps.ndim == 4 and maps.shape[1] == 1 else maps
-    needed = (len(images), *images.shape[-2:])
-    if tuple(maps.shape) != needed:
-        raise InputError(
-            f"saliency maps must have the images' size {needed}, got {tuple(maps.shape)}; resize them first"
-        )
-    if maps.is_complex():
-        raise InputError(f"saliency maps must be real numbers, got {maps.dtype}")
-    return maps if maps.is_floating_point() else maps.float()  # boolean masks are accepted
+    needed, shape = (len(images), *images.shape[-2:]), tuple(maps.shape)
+    if shape != needed or maps.is_complex():
+        raise InputError(f"saliency maps must be real and have the images' size {needed}, got {shape}, {maps.dtype}")
+    return maps if maps.is_floating_point() else maps.float()
 
 
 def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
@@ -379,7 +364,7 @@ def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Gener
     height, width = density.shape[-2:]
     density = density.detach().cpu().double().flatten(1).clamp(min=0)
     _total(density)  # refuses a map that leaves nothing
-    draws = _random(images, tokens, 3, generator=generator)
+    draws = torch.rand(len(images), tokens, 3, generator=generator)
     _, pixel = _quantile(density, draws[..., 0].double())
     corner = torch.stack([pixel // width, pixel % width], -1)
     return _into_omega((corner + draws[..., 1:]) / torch.tensor([height, width]), images)
@@ -393,26 +378,6 @@ def _total(density: Tensor) -> Tensor:
         bad = int((~good).nonzero()[0])
         raise InputError(f"the saliency map of image {bad} leaves no pixel to draw from; use another prior for it")
     return total
-
-
-def _blurred(density: Tensor, axis: int, width: int) -> Tensor:
-    """Box blur of (B, H, W) along an axis: means over 2 · (width // 2) + 1 pixels, fewer at the edges."""
-    moved = density.transpose(axis, 2)
-    moved = F.avg_pool1d(moved, 2 * (width // 2) + 1, 1, width // 2, count_include_pad=False)
-    return moved.transpose(axis, 2)
-
-
-def _shared_out(density: Tensor, places: Tensor) -> Tensor:
-    """Map places (N, 2) from shares of area to shares of density (B, H, W) > 0: (B, N, 2), in the unit square.
-
-    A place (y, x) moves to the height that has the share y of the density above it. Within that row of pixels, it
-    moves to where the share x of the row's density lies to its left.
-    """
-    height, width = density.shape[1:]
-    y, row = _quantile(density.sum(2), places[:, 0].expand(density.shape[0], -1))
-    pixels = density.gather(1, row[..., None].expand(-1, -1, width))  # (B, N, W)
-    x, _ = _quantile(pixels, places[None, :, 1:].expand(density.shape[0], -1, -1))
-    return torch.stack([y / height, x[..., 0] / width], -1)
 
 
 def _quantile(density: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:

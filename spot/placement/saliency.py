@@ -30,8 +30,8 @@ from spot import report
 from spot.data.images import Images
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
-from spot.placement.priors import PRIORS, AnyPrior, resolve_prior
-from spot.store import read_json, whole, write_json
+from spot.placement.priors import PRIORS, AnyPrior, check_maps, resolve_prior
+from spot.store import read_json, refuse_difference, refuse_no_file, whole, write_json
 
 Saliency = Callable[[Tensor], Tensor]  # RGB images (B, 3, H, W) in [0, 1] → maps (B, H, W)
 
@@ -77,8 +77,7 @@ class OnnxSaliency:
     """
 
     def __init__(self, path: str | Path) -> None:
-        if not Path(path).is_file():
-            raise InputError(f"an ONNX model was expected, but {path} is not a file")
+        refuse_no_file(path, "an ONNX model")
         try:
             import onnxruntime
         except ImportError:
@@ -154,13 +153,12 @@ class MapFolder:
         data_config: Mapping[str, Any],
         root: str | Path | None = None,
     ) -> None:
-        self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise InputError(f"a folder of saliency maps was expected, but {folder} is not one")
-        self.transform, self.data_config, self.root = transform, data_config, root
+        self.folder, self.transform, self.data_config, self.root = Path(folder), transform, data_config, root
 
-    def __call__(self, images: Tensor, keys: Sequence[str]) -> Tensor:
+    def __call__(self, images: Tensor, keys: Sequence[str] | None) -> Tensor:
         """Maps (B, H, W) for a model's images (B, C, H, W), by their keys."""
+        if keys is None:
+            raise InputError(f"the saliency maps in {self.folder} are found by the images' names; pass keys")
         pictures = torch.stack([self.transform(self.open(key)) for key in keys])
         return rgb(pictures, self.data_config).mean(1).to(images.device)
 
@@ -196,15 +194,24 @@ def open_saliency(source: str | Path) -> Saliency:
 
 
 class KeyedSaliency:
-    """Maps (B, H, W) for a model's images (B, C, H, W) and, if the source needs them, their keys."""
+    """Maps (B, H, W) for a model's images (B, C, H, W) and, if the source needs them, their keys.
 
-    def __init__(self, maps: Callable[[Tensor, Sequence[str]], Tensor], name: str, *, needs_keys: bool = False) -> None:
-        self.maps, self.name, self.needs_keys = maps, name, needs_keys
+    Refuses maps that do not have the images' size, leave [0, 1], or are zero everywhere.
+    """
+
+    def __init__(self, maps: Callable[[Tensor, Any], Tensor], name: str) -> None:
+        self.maps, self.name = maps, name
 
     def __call__(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
-        if self.needs_keys and keys is None:
-            raise InputError(f"the saliency maps of {self.name} are found by the images' names; pass keys")
-        return checked_maps(self.maps(images, keys or ()), images, keys)
+        maps = check_maps(self.maps(images, keys), images)
+        flat = maps.flatten(1)
+        inside = (flat >= 0).all(1) & (flat <= 1).all(1)  # false for NaN too
+        for good, trouble in ((inside, "leaves [0, 1]"), (flat.amax(1) > 0, "is zero everywhere")):
+            if not good.all():
+                row = int((~good).nonzero()[0])
+                which = f"image {keys[row]!r}" if keys is not None else f"image {row}"
+                raise InputError(f"the saliency map of {which} {trouble}")
+        return maps
 
 
 Source = str | Path | Saliency | Tensor | KeyedSaliency
@@ -230,7 +237,7 @@ def resolve_saliency(
     if not isinstance(source, (str, Path)):
         saliency, name = source, getattr(source, "__name__", "saliency")
     elif Path(source).is_dir():
-        return KeyedSaliency(MapFolder(source, transform, data_config, root), Path(source).name, needs_keys=True)
+        return KeyedSaliency(MapFolder(source, transform, data_config, root), Path(source).name)
     else:
         saliency, name = open_saliency(source), Path(source).name
     return KeyedSaliency(lambda images, keys: saliency(rgb(images, data_config)), name)
@@ -265,21 +272,6 @@ def stretched(maps: Tensor) -> Tensor:
     """Rescale each of the maps (B, H, W) to [0, 1]; a constant map becomes 1."""
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     return torch.where(high > low, (maps - low) / (high - low), torch.ones_like(maps))
-
-
-def checked_maps(maps: Tensor, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
-    """Refuse maps that do not have the images' (B, H, W), leave [0, 1], or are zero everywhere."""
-    needed = (len(images), *images.shape[-2:])
-    if tuple(maps.shape) != needed:
-        raise InputError(f"saliency maps must have the images' size {needed}, got {tuple(maps.shape)}")
-    flat = maps.flatten(1)
-    inside = (flat >= 0).all(1) & (flat <= 1).all(1)  # false for NaN too
-    for good, trouble in ((inside, "leaves [0, 1]"), (flat.amax(1) > 0, "is zero everywhere")):
-        if not good.all():
-            row = int((~good).nonzero()[0])
-            which = f"image {keys[row]!r}" if keys is not None else f"image {row}"
-            raise InputError(f"the saliency map of {which} {trouble}")
-    return maps
 
 
 def _checked_images(images: Tensor) -> Tensor:
@@ -370,12 +362,17 @@ def class_prompt(key: str) -> str:
 def check_method(out: Path, method: str, prompt: str | None) -> None:
     """Record the method and the cost of the maps in their folder. Refuses to mix two methods."""
     about = {"method": Path(method).name, "prompt": prompt}
-    file = out / ABOUT
-    there = read_json(file, "a description of maps") if file.exists() else {}
-    if "macs" not in there and there in ({}, about):
-        write_json(file, {**about, "macs": map_macs(method)})
-    elif {name: there.get(name) for name in about} != about:
-        raise InputError(f"{out} holds maps made with {there}, not {about}; choose another folder")
+    there = maps_about(out)
+    if there:
+        refuse_difference(str(out), there, about, "choose another folder", only=list(about))
+    if "macs" not in there:
+        write_json(out / ABOUT, {**about, "macs": map_macs(method)})
+
+
+def maps_about(folder: Path) -> dict[str, Any]:
+    """What a folder of maps records about them: method, prompt and macs. Empty for maps of another program."""
+    file = folder / ABOUT
+    return read_json(file, "a description of maps") if file.is_file() else {}
 
 
 # Their cost
@@ -385,8 +382,7 @@ def map_macs(source: str | Path) -> int | None:
     """MACs per map of a saliency source, given by name, file or folder. None if unknown."""
     path = Path(source)
     if path.is_dir():
-        known = read_json(path / ABOUT, "a description of maps") if (path / ABOUT).is_file() else {}
-        return known.get("macs")
+        return maps_about(path).get("macs")
     if path.suffix == ".onnx":
         return onnx_macs(path)
     return spectral_macs() if str(source) == "spectral" else None

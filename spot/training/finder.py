@@ -12,6 +12,7 @@ detections of the first stage and on views around the places.
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 
 from spot import report
 from spot.data.pictures import Pictures
-from spot.placement.finder import AROUND, CELL, USUAL, VIEW, Finder, build_finder
+from spot.placement.finder import AROUND, CELL, USUAL, VIEW, Finder
 from spot.placement.glimpses import SMALLEST, cut_out
+from spot.placement.policy import build_policy
 from spot.training.optim import training_steps
 
 CROP = (128, 192)  # height and width, in pixels of the downscaled picture
@@ -204,7 +206,7 @@ def train_second_stage(
     seed: int = 0,
 ) -> Finder:
     """Train a second stage to separate places from the first stage's false positives; returns a new finder."""
-    finder = build_finder({**first.describe(), "options": {**first.options, "candidates": candidates}})
+    finder: Any = build_policy({**first.describe(), "options": {**first.options, "candidates": candidates}})
     finder.look.load_state_dict(first.look.state_dict(), strict=False)
     network, draw = finder.look.second, np.random.default_rng(seed)
     assert network is not None

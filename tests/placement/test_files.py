@@ -81,8 +81,8 @@ def test_placements_merge_and_can_be_selected_from():
 
 def test_shards_become_one_file_in_the_order_of_the_data(tmp_path):
     writer = PlacementWriter(tmp_path / "p.safetensors", ABOUT)
-    writer.append("1", placements(["c.jpg"]))
-    writer.append("0", placements(["b.jpg", "a.jpg"]))
+    writer.append(placements(["c.jpg"]))
+    writer.append(placements(["b.jpg", "a.jpg"]))
     assert not (tmp_path / "p.safetensors").exists()
     writer.finish(["a.jpg", "b.jpg", "c.jpg"])
     assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]
@@ -91,21 +91,21 @@ def test_shards_become_one_file_in_the_order_of_the_data(tmp_path):
 
 def test_a_new_writer_knows_what_is_done_and_a_finished_file_can_grow(tmp_path):
     path = tmp_path / "p.safetensors"
-    PlacementWriter(path, ABOUT).append("0", placements(["a.jpg"]))
+    PlacementWriter(path, ABOUT).append(placements(["a.jpg"]))
     writer = PlacementWriter(path, ABOUT)
     assert writer.done == {"a.jpg"}
     writer.finish(["a.jpg"])
     writer = PlacementWriter(path, ABOUT)
     assert writer.done == {"a.jpg"}
-    writer.append("1", placements(["b.jpg"]))
+    writer.append(placements(["b.jpg"]))
     assert list(writer.finish(["b.jpg", "a.jpg"]).keys) == ["b.jpg", "a.jpg"]
 
 
 def test_shards_left_behind_by_a_kill_during_the_merge_do_no_harm(tmp_path):
     path = tmp_path / "p.safetensors"
     writer = PlacementWriter(path, ABOUT)
-    writer.append("0", placements(["a.jpg"]))
-    writer.append("1", placements(["b.jpg"]))
+    writer.append(placements(["a.jpg"]))
+    writer.append(placements(["b.jpg"]))
     placements(["a.jpg", "b.jpg"]).save(path)  # written, and killed before the shards were removed
     merged = PlacementWriter(path, ABOUT).finish(["a.jpg", "b.jpg"])
     assert list(merged.keys) == ["a.jpg", "b.jpg"]
@@ -115,7 +115,7 @@ def test_shards_left_behind_by_a_kill_during_the_merge_do_no_harm(tmp_path):
 def test_half_a_shard_left_by_a_kill_is_not_read(tmp_path):
     path = tmp_path / "p.safetensors"
     writer = PlacementWriter(path, ABOUT)
-    writer.append("0", placements(["a.jpg"]))
+    writer.append(placements(["a.jpg"]))
     (writer.shards / ".1.abc.tmp.safetensors").write_bytes(b"half")  # as store.whole names its work
     assert PlacementWriter(path, ABOUT).done == {"a.jpg"}
 
@@ -178,7 +178,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 
 def test_other_settings_are_refused_and_named(tmp_path):
     path = tmp_path / "p.safetensors"
-    PlacementWriter(path, ABOUT).append("0", placements(["a.jpg"]))
+    PlacementWriter(path, ABOUT).append(placements(["a.jpg"]))
     before = sorted(tmp_path.rglob("*"))
     changed = {**ABOUT, "settings": {"lr": 1e-2, "steps": 2}}
     with pytest.raises(InputError, match=r"made with settings.lr=0.003, now settings.lr=0.01; write to another"):
@@ -225,7 +225,7 @@ def test_what_is_damaged_or_of_another_version_can_be_made_again(tmp_path, capsy
     about = {**ABOUT, "spot": "2"}
     placements(["a.jpg"], {**ABOUT, "spot": "1"}).save(path)
     old = PlacementWriter(tmp_path / "q.safetensors", about)
-    old.append("0", placements(["b.jpg"], about))
+    old.append(placements(["b.jpg"], about))
     old.shards.rename(tmp_path / "p.safetensors.shards")
     (tmp_path / "p.safetensors.shards" / "1.safetensors").write_text("half")
     with pytest.raises(InputError):

@@ -301,7 +301,7 @@ def test_snapping_at_the_end_leaves_the_way_free():
     images, labels, positions = start()
     model = Bowl([0.3, 0.6]).eval()
     free = search(model, images, labels, positions, steps=10, lr=0.05)
-    found = search(model, images, labels, positions, steps=10, lr=0.05, grid=4)
+    found = search(model, images, labels, positions, steps=10, lr=0.05, grid=(4, 4))
     torch.testing.assert_close(found.trajectory[:, :-1], free.trajectory[:, :-1])
     torch.testing.assert_close(found.positions, snapped(free.positions, (4, 4)))
     torch.testing.assert_close(found.logits[:, -1], model(images, found.positions))
@@ -384,13 +384,13 @@ def test_settings_can_be_changed_one_by_one(nano):
         ({"labels": torch.tensor([0, 10])}, "between 0 and 9.*got 10"),
         ({"labels": torch.tensor([-1, 3])}, "between 0 and 9.*got -1"),
         ({"labels": torch.tensor([1, 2, 3])}, r"labels must have shape \(2,\).*got \(3,\)"),
-        ({"labels": torch.tensor([0.5, 1.0])}, "integers, got torch.float32"),
+        ({"labels": torch.tensor([0.5, 1.0])}, "one integer per image, got .*float32"),
         ({"labels": None}, "needs labels; without them use 'agree' or 'entropy'"),
         ({"steps": 0}, "at least 1 step, got 0"),
         ({"lr": 0.0}, "positive"),
         ({"lr": math.nan}, "positive"),
         ({"max_batch": 0}, "at least 1 image"),
-        ({"grid": 0}, "at least 1 row"),
+        ({"grid": (0, 4)}, "at least 1 row"),
         ({"objective": "decent"}, "did you mean 'descent'"),
         ({"optimizer": "adamax"}, "did you mean"),
         ({"snap": "each"}, "no snap 'each'"),
