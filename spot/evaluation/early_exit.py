@@ -29,7 +29,7 @@ from torch import Tensor
 from spot import report
 from spot.data.loader import Batch
 from spot.errors import InputError
-from spot.evaluation.accuracy import wilson
+from spot.evaluation.accuracy import top1_row, wilson
 from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, interleaved
 from spot.models.cascade import Cascade, Stage, joined, predict_stage, stage_model, stage_weights
@@ -369,10 +369,9 @@ def measure(cascade: Cascade, batches: Iterable[Batch], until: float | None = No
     if not right:
         raise InputError("no image could be read, so there is nothing to measure")
     good, spent, count = torch.cat(right).double(), torch.cat(cost).double(), torch.cat(tokens)
-    low, high = wilson(good.mean().item(), len(good))
     ends = torch.tensor(cascade.budgets).cumsum(0)
     return {
         "placement": "early-exit", "tokens": round(count.double().mean().item(), 1),
-        "gmacs": spent.mean().item() / 1e9, "top1": 100 * good.mean().item(), "low": 100 * low, "high": 100 * high,
-        "images": len(good), "stopped": {int(end): round((count == end).double().mean().item(), 4) for end in ends},
+        "gmacs": spent.mean().item() / 1e9, **top1_row(good.mean().item(), len(good)), "images": len(good),
+        "stopped": {int(end): round((count == end).double().mean().item(), 4) for end in ends},
     }  # fmt: skip
