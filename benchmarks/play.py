@@ -14,7 +14,7 @@ from typing import Any
 from websockets.sync.client import connect
 
 from spot.play.server import Server, listen, web_server
-from spot.play.setup import open_session
+from spot.play.session import open_session
 
 WEIGHTS = Path(__file__).parents[2] / "shared/data/weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]

@@ -12,7 +12,7 @@ from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.data.scenes import CLASSES, SceneBatch, Scenes
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate, wilson
+from spot.evaluation.accuracy import Setting, evaluate, top1_row
 from spot.evaluation.cost import macs
 from spot.models.shipped import built_in
 from spot.models.spot_vit import SpotViT
@@ -42,8 +42,7 @@ def on_scenes(
         start = model.place(scenes.images, tokens=budget, prior="isotropic")
         searches[budget] = result = spot.search(model, scenes.images, scenes.labels, start, max_batch=64)
         right = (result.logits[:, -1].argmax(1) == scenes.labels).double().mean().item()
-        low, high = (100 * end for end in wilson(right, count))
-        rows.append({"placement": ORACLE, "tokens": budget, "top1": 100 * right, "low": low, "high": high})
+        rows.append({"placement": ORACLE, "tokens": budget, **top1_row(right, count)})
     report.show(
         side_by_side(rows, budgets),
         f"Top-1 accuracy, %, of {name} on {count} scenes it has never seen",

@@ -40,12 +40,6 @@ def hash_file(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def hash_listing(folder: str | Path, pattern: str) -> str:
-    """Hash a folder's listing: it changes when a file is added, removed, renamed or rewritten."""
-    files = [(path, path.stat()) for path in sorted(Path(folder).rglob(pattern))]
-    return hash_json([[str(path.relative_to(folder)), state.st_size, state.st_mtime_ns] for path, state in files])
-
-
 def hash_json(data: Any) -> str:
     """Hash JSON data. The order of keys has no effect."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

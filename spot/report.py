@@ -57,57 +57,41 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str = "") -> None:
-    """Print rows as a table. Columns that do not fit the width follow in another table below."""
+    """Print rows as a table. Columns that do not fit the width follow in another table, which repeats the first."""
     names = columns(rows)
-    cells = {name: [text(row.get(name), digits) for row in rows] for name in names}
-    parts = _fitting(names, {name: _least([name, *cells[name]]) for name in names})
+    cells = {name: [name, *(text(row.get(name), digits) for row in rows)] for name in names}
+    words = {name: [cell_len(word) for cell in cells[name] for word in cell.split()] for name in names}
+    least = {name: min(max(words[name], default=1), console.width - 4) for name in names}
+    parts = [names[:1]] if names else []
+    for name in names[1:]:
+        if _room([*parts[-1], name], least) < 0 and len(parts[-1]) > 1:
+            parts.append(names[:1])
+        parts[-1].append(name)
     # Title and caption are printed separately: rich would wrap them to the width of a narrow table.
     if title:
         console.print(Text(printable(title), style="italic"))
     for part in parts:
-        table = Table()
-        for name, width in _widths({name: [name, *cells[name]] for name in part}).items():
+        table, room = Table(), _room(part, least)
+        widths = dict(least)
+        more = {name: max(map(cell_len, cells[name])) - least[name] for name in part}
+        for left, name in zip(range(len(part), 0, -1), sorted(part, key=more.__getitem__), strict=True):
+            widths[name] += max(0, min(more[name], room // left))  # an equal share of the room, up to the longest cell
+            room -= widths[name] - least[name]
+        for name in part:
             numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
             # A word wider than the terminal is folded, not cut: a cut number misleads.
-            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", width=width)
-        for index in range(len(rows)):
-            table.add_row(*(Text(cells[name][index]) for name in part))
+            justify: Any = "right" if numeric else "left"
+            table.add_column(Text(name), justify=justify, overflow="fold", width=widths[name])
+        for line in zip(*(cells[name][1:] for name in part), strict=True):
+            table.add_row(*map(Text, line))
         console.print(table)
     if caption:
         console.print(Text(printable(caption), style="dim italic"))
 
 
-def _widths(columns: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Column widths: the longest word, plus an equal share of the remaining width up to the longest cell."""
-    least = {name: min(_least(cells), console.width - 4) for name, cells in columns.items()}
-    more = {name: max(cell_len(cell) for cell in cells) - least[name] for name, cells in columns.items()}
-    room = console.width - 1 - sum(width + 3 for width in least.values())
-    widths = dict(least)
-    for left, name in enumerate(sorted(more, key=more.__getitem__)):
-        given = max(0, min(more[name], room // (len(more) - left)))
-        widths[name] += given
-        room -= given
-    return widths
-
-
-def _least(cells: Sequence[str]) -> int:
-    """The minimum width of a column: its longest word."""
-    return max((cell_len(word) for cell in cells for word in cell.split()), default=1)
-
-
-def _fitting(names: Sequence[str], least: Mapping[str, int]) -> list[list[str]]:
-    """Split columns into as few tables as fit the terminal. Each repeats the first column."""
-    parts: list[list[str]] = []
-    room = 0
-    for name in names:
-        needed = least[name] + 3  # its border and a space on either side
-        if not parts or (needed > room and len(parts[-1]) > 1):
-            again = [] if not parts else [names[0]]
-            parts.append(again)
-            room = console.width - 1 - sum(least[each] + 3 for each in again)
-        parts[-1].append(name)
-        room -= needed
-    return parts
+def _room(names: Sequence[str], widths: Mapping[str, int]) -> int:
+    """The width that columns leave on the terminal; each has a border and a space on either side."""
+    return console.width - 1 - sum(widths[name] + 3 for name in names)
 
 
 def say(sentence: str) -> None:

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -361,15 +361,10 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
 # Refusing
 
 
-def refuse_difference(
-    what: str, there: Mapping[str, Any], here: Mapping[str, Any], advice: str = "", *, only: Sequence[str] = ()
-) -> None:
-    """Raise InputError if the settings `there` and `here` differ, naming the first difference.
-
-    only: compare these settings and no others.
-    """
+def refuse_difference(what: str, there: Mapping[str, Any], here: Mapping[str, Any], advice: str = "") -> None:
+    """Raise InputError if the settings `there` and `here` differ, naming the first difference."""
     there, here = _flat(there), _flat(here)
-    for name in only or [*there, *(name for name in here if name not in there)]:
+    for name in there | here:
         if there.get(name) != here.get(name):
             sentence = f"{what} was made with {name}={there.get(name)!r}, now {name}={here.get(name)!r}"
             raise InputError(f"{sentence}; {advice}" if advice else sentence)

@@ -43,7 +43,7 @@ def play(
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "websockets"):
             raise
         raise InputError(f"the playground needs {error.name}; pip install 'spot-vit[play]'") from None
-    from spot.play.setup import open_session
+    from spot.play.session import open_session
 
     sock = listen(port)
     session = open_session(images, model, weights, data, split, saliency or "spectral")

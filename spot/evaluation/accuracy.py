@@ -10,7 +10,6 @@ Any number of processes therefore gives the same results.
     result.ranks[0] == 0             # per image: whether the prediction of setting 0 is correct
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +33,7 @@ from spot.models.tome import ToMe
 from spot.models.wrappers import TokenModel
 from spot.placement.files import Placements
 from spot.placement.oracle import frozen
-from spot.placement.priors import AnyPrior, resolve_prior
+from spot.placement.priors import AnyPrior, Prior, resolve_prior
 from spot.placement.sizes import Scale
 
 Maps = Callable[[Tensor, Sequence[str]], Tensor]  # images, keys → saliency (B, H, W)
@@ -104,18 +103,23 @@ class Setting:
         return self.bound.tokens if self.tokens is None else self.tokens
 
     @property
+    def prior(self) -> Prior | None:
+        """The prior that places the tokens; None for a baseline or given placements."""
+        if self.placement is None or isinstance(self.placement, Placements):
+            return None
+        return resolve_prior(self.placement)
+
+    @property
     def random(self) -> bool:
         """Whether the placement depends on the seed."""
         if isinstance(self.placement, Placements):
             return False
-        return self.bound.random if self.placement is None else resolve_prior(self.placement).random
+        return self.bound.random if self.prior is None else self.prior.random
 
     @property
     def needs_map(self) -> bool:
         """Whether the prior needs saliency maps."""
-        if self.placement is None or isinstance(self.placement, Placements):
-            return False
-        return resolve_prior(self.placement).needs_map
+        return self.prior is not None and self.prior.needs_map
 
     @property
     def module(self) -> TokenModel:
@@ -125,14 +129,16 @@ class Setting:
             return self.model.at(tokens=self.budget, prior=prior, scale=self.scale)
         return self.bound
 
-    def place(self, images: Tensor, keys: Sequence[str], saliency: Maps | None = None) -> Tensor:
-        """Positions (B, N, 2). Randomness depends only on an image's key and the seed."""
+    def place(self, images: Tensor, keys: Sequence[str], maps: Tensor | None = None) -> Tensor:
+        """Positions (B, N, 2). Randomness depends only on an image's key and the seed.
+
+        maps: saliency (B, H, W), for priors that need it.
+        """
         if isinstance(self.placement, Placements):
             return self.placement.positions_for(keys).to(images.device)
         if self.placement is None:
             return self.bound.place(images, keys=keys, seed=self.seed)
-        maps = saliency(images, keys) if saliency is not None and self.needs_map else None
-        how: dict[str, Any] = {"keys": keys, "seed": self.seed, "maps": maps}
+        how: dict[str, Any] = {"keys": keys, "seed": self.seed, "maps": maps if self.needs_map else None}
         how |= {} if self.scale is None else {"scale": self.scale}
         return self.bound.place(images, tokens=self.tokens, prior=self.placement, **how)
 
@@ -168,14 +174,11 @@ class Evaluation:
         """The row of a group of settings that differ only in their seed."""
         first = self.settings[members[0]]
         top1, top5 = ((self.ranks[members] < top).double().mean(1) for top in (1, 5))
-        # All seeds use the same images. They reduce the variance of the mean but do not enlarge the sample.
-        low, high = wilson(top1.mean().item(), len(self.keys))
         return {
             "placement": first.label,
             "tokens": first.budget,
-            "top1": 100 * top1.mean().item(),
-            "low": 100 * low,
-            "high": 100 * high,
+            # All seeds use the same images. They reduce the variance of the mean but do not enlarge the sample.
+            **top1_row(top1.mean().item(), len(self.keys)),
             "top5": 100 * top5.mean().item(),
             "loss": self.losses[members].mean().item(),
             "std": 100 * top1.std().item() if len(members) > 1 else None,
@@ -205,6 +208,12 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     half = CONFIDENCE * math.sqrt(share * (1 - share) / count + weight / (4 * count)) / (1 + weight)
     # For a share of 0 or 1, rounding must not exclude the share from its interval.
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def top1_row(share: float, count: int) -> dict[str, float]:
+    """Top-1 accuracy and its 95 % interval in percent, given the share of `count` images that is correct."""
+    low, high = wilson(share, count)
+    return {"top1": 100 * share, "low": 100 * low, "high": 100 * high}
 
 
 def evaluate(
@@ -250,7 +259,7 @@ def evaluate(
             task = bar.add_task(title, total=batches.samples)
             for batch in batches:
                 images = batch.images.to(next(models[0].parameters()).device, non_blocking=True)
-                known = once(maps, images, batch.keys)
+                known = maps(images, batch.keys) if any(setting.needs_map for setting in bound) else None
                 results, pooled = [], []
                 for setting in bound:
                     head = head_of(setting.bound, images, setting.place(images, batch.keys, known))
@@ -308,9 +317,3 @@ def head_of(model: TokenModel, images: Tensor, positions: Tensor) -> Callable[..
         merged = model.merge(images, positions)
         return partial(model.forward_head, merged.features, sizes=merged.sizes)
     return partial(model.forward_head, model.forward_features(images, positions))
-
-
-def once(saliency: Maps, images: Tensor, keys: Sequence[str]) -> Maps:
-    """Compute the saliency of a batch at most once, for all settings."""
-    maps = functools.cache(lambda: saliency(images, keys))
-    return lambda *_: maps()

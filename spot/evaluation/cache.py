@@ -17,7 +17,7 @@ from spot.data.images import Data
 from spot.data.scenes import Scenes
 from spot.data.shards import Shards
 from spot.evaluation.accuracy import Setting
-from spot.hashes import hash_file, hash_json, hash_listing, hash_tensors
+from spot.hashes import hash_file, hash_json, hash_tensors
 from spot.placement.files import Placements
 from spot.store import encode_names
 
@@ -58,7 +58,7 @@ def hash_places(setting: Setting) -> str:
     height, width = setting.bound.spot_vit.img_size
     ramp = torch.linspace(0.1, 1, height)[:, None] * torch.linspace(1, 0.1, width)
     image = ramp.expand(1, 3, height, width).to(next(setting.bound.parameters()).device)
-    return hash_tensors({"positions": setting.place(image, ["probe"], lambda *_: ramp[None])})
+    return hash_tensors({"positions": setting.place(image, ["probe"], ramp[None])})
 
 
 def hash_images(data: Data) -> str:
@@ -82,7 +82,9 @@ def hash_maps(source: str) -> str:
     if path.is_file():
         content = hash_file(path)
     elif path.is_dir():
-        content = hash_listing(path, "*.png")
+        files = [(file, file.stat()) for file in sorted(path.rglob("*.png"))]
+        listing = [[str(file.relative_to(path)), state.st_size, state.st_mtime_ns] for file, state in files]
+        content = hash_json(listing)
     return f"{path.name} {hash_json(content)[:12]}"
 
 

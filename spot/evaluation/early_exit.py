@@ -10,7 +10,7 @@ thresholds, calibration chooses those with the lowest cost that reach one of the
 
     lose     the expected loss of accuracy is at most this. If the cascade predicts another class, the expected loss
              is the dense ViT's probability of its own class minus that of the cascade's class
-    agree    the cascade agrees with the dense ViT on this share of the images on which the grid alone does
+    agree    the cascade agrees with the dense ViT on at least this share of the images
     cost     the reverse: the least expected loss at no more than this share of the dense ViT's multiply-adds
     time     like `cost` with measured time: each stage is timed on one image, interleaved with the others
 """
@@ -29,12 +29,11 @@ from torch import Tensor
 from spot import report
 from spot.data.loader import Batch
 from spot.errors import InputError
-from spot.evaluation.accuracy import wilson
+from spot.evaluation.accuracy import top1_row, wilson
 from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, interleaved
 from spot.models.cascade import Cascade, Stage, joined, predict_stage, stage_model, stage_weights
 from spot.models.family import Family, Source
-from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import in_few_blocks, late
 from spot.models.wrappers import TokenModel
 
@@ -90,36 +89,32 @@ def possible_stages(
         plain = Stage(tokens, macs(model.at(prior="isotropic") if grid else model))
         found.stages.append(plain)
         found.models.append(model)
-        schedules = [late(*each, tokens, depth) for each in (GRID_MERGES if grid else EARLY_MERGES)]
         if few:
             schedules = [in_few_blocks(share, tokens, depth) for share in FEW_MERGES]
-        for schedule in schedules if merge else ():
-            stage = replace(plain, merged=tuple(schedule))
-            known = [each.merged for each in found.stages if each.tokens == tokens]
-            if not any(stage.merged) or stage.merged in known:
+        else:
+            schedules = [late(*each, tokens, depth) for each in (GRID_MERGES if grid else EARLY_MERGES)]
+        for merged in dict.fromkeys(map(tuple, schedules)) if merge else ():
+            if not any(merged):
                 continue
             try:
-                merging = stage_model(model, stage, grid=grid)
+                merging = stage_model(model, replace(plain, merged=merged), grid=grid)
             except InputError:  # a ViT whose tokens cannot be merged
                 break
-            found.stages.append(replace(stage, macs=macs(merging)))
+            found.stages.append(replace(plain, merged=merged, macs=macs(merging)))
             found.models.append(merging)
     return found
 
 
 @torch.no_grad()
-def predict_all(
-    candidates: Candidates, batches: Iterable[Batch], *, dense: SpotViT | None = None, mirror: bool = False
-) -> Predicted:
+def predict_all(candidates: Candidates, batches: Iterable[Batch], *, mirror: bool = False) -> Predicted:
     """Run every possible stage on every image.
 
-    dense: the reference ViT; by default the model on the whole grid.
     mirror: also run on horizontally flipped images, as additional images.
     """
-    stages, answers, labels = [], [], []
+    made, labels = [], []
     keys: list[str] = []
-    cells = candidates.stages[-1].tokens
-    unmerged = next(index for index, each in enumerate(candidates.stages) if each.tokens == cells)
+    tokens = [stage.tokens for stage in candidates.stages]
+    unmerged = tokens.index(tokens[-1])  # the dense ViT
     grid_model = candidates.models[unmerged].spot_vit
     device = next(grid_model.parameters()).device
     for batch in report.track(batches, "calibrating"):
@@ -127,17 +122,16 @@ def predict_all(
         for images in (given, given.flip(-1)) if mirror else (given,):
             grid = grid_model.grid(images)
             logits = [
-                model(images, grid if stage.tokens == cells else None)
-                for stage, model in zip(candidates.stages, candidates.models, strict=True)
+                model(images, grid if count == tokens[-1] else None)
+                for count, model in zip(tokens, candidates.models, strict=True)
             ]
-            stages.append(torch.stack(logits).float().log_softmax(2).cpu())
-            full = logits[unmerged] if dense is None else dense(images, grid)
-            answers.append(full.float().log_softmax(1).cpu())
+            made.append(torch.stack(logits).float().log_softmax(2).cpu())
             labels.append(batch.labels)
             keys += batch.keys
     if not keys:
         raise InputError("no image could be read, so there is nothing to calibrate on")
-    return Predicted(torch.cat(stages, 1), torch.cat(answers), torch.cat(labels), keys)
+    stages = torch.cat(made, 1)
+    return Predicted(stages, stages[unmerged], torch.cat(labels), keys)
 
 
 def calibrate(
@@ -160,23 +154,21 @@ def calibrate(
         batches: images; their labels are not used.
         budgets: of the stages before the grid, from which at most two are chosen; by default SHARES of the grid.
         lose: the largest expected loss of accuracy; 0.01 is one point.
-        agree: instead, the required agreement with the dense ViT, as a share of the images on which the grid agrees.
+        agree: instead, the required agreement with the dense ViT, as a share of the images.
         cost: instead, the largest share of the dense ViT's multiply-adds.
         time: instead, the largest share of the dense ViT's latency for one image, measured on this machine.
         merge: allow stages to merge similar tokens (ToMe).
         prior: the placement; by default the model's own.
         timer: measures the seconds of each stage, by tokens and merges; by default `stage_seconds`, in eager PyTorch.
     """
-    if cost is not None and not 0 < cost <= 1:
-        raise InputError(f"cost is a share of the dense ViT's multiply-adds, above 0 and at most 1, got {cost}")
-    if agree is not None and not 0 < agree <= 1:
-        raise InputError(f"agree is a share of the images, above 0 and at most 1, got {agree}")
+    shares = {name: share for name, share in (("agree", agree), ("cost", cost), ("time", time)) if share is not None}
+    for name, share in shares.items():
+        if not 0 < share <= 1:
+            raise InputError(f"{name} is a share, above 0 and at most 1, got {share}")
+    if len(shares) > 1:
+        raise InputError("give one of the agreement, the cost and the time that a cascade is to have")
     if not 0 <= lose < 1:
         raise InputError(f"lose is a share of the images, from 0 to below 1 (0.01 is one point), got {lose}")
-    if time is not None and not 0 < time <= 1:
-        raise InputError(f"time is a share of the dense ViT's time, above 0 and at most 1, got {time}")
-    if sum(each is not None for each in (cost, agree, time)) > 1:
-        raise InputError("give one of the agreement, the cost and the time that a cascade is to have")
     cells = source.cells if isinstance(source, Family) else len(source.grid())
     budgets = sorted(set(budgets or (math.ceil(cells * share) for share in SHARES)))
     if not budgets or budgets[0] < 1 or budgets[-1] >= cells:
@@ -188,12 +180,11 @@ def calibrate(
     seconds = None if time is None else (timer or stage_seconds)(candidates)
     chosen = cheapest(predicted, stages, lose=lose, agree=agree, cost=cost if time is None else time, seconds=seconds)
     dense = next(stage.macs for stage in stages if stage.tokens == cells)
-    asked = {"cost": cost} if cost is not None else {"lose": lose} if agree is None else {"agree": agree}
-    asked = asked if time is None else {"time": time, "took": chosen.took}
     images = len(predicted.dense) // 2
     low, high = wilson(chosen.agreed, images)
     made = {
-        "images": images, **asked, "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
+        "images": images, **(shares or {"lose": lose}), **({} if time is None else {"took": chosen.took}),
+        "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
         "macs": chosen.macs / dense, "budgets": list(budgets), "merge": merge,
     }  # fmt: skip
     return Cascade(source, chosen.stages, prior=prior, made=made)
@@ -256,40 +247,30 @@ def cheapest(
         """The expected accuracy, or agreement, of predictions (M,), per image."""
         return likely.gather(1, guess[:, None])[:, 0] if agree is None else (guess == answer).float()
 
-    cells = [stage.tokens for stage in possible]
-    grid = cells.index(max(cells))  # the first one is without merging
+    whole = price(max(possible, key=lambda stage: stage.tokens))  # of the grid; the first one is without merging
     wanted, most = -math.inf, math.inf
     if cost is not None:
-        most = cost * price(possible[grid])
-    elif agree is None:
-        wanted = score(answer).mean().item() - lose
+        most = cost * whole
     else:
-        wanted = score(predicted.stages[grid].argmax(1)).mean().item() - (1 - agree)
-    best: tuple[float, tuple[Stage, ...], Tensor, float] | None = None
+        wanted = score(answer).mean().item() - (lose if agree is None else 1 - agree)
+    best: tuple[float, Way, Limits] | None = None
     for way in ways(predicted, possible) if tried is None else tried:
         scores = [score(guess) for guess in way.guesses]
         found = thresholds(way.confidences, scores, [price(stage) for stage in way.stages], wanted, most)
-        if found is None:
-            continue
-        spent = found.macs if cost is None else -found.score  # minimised
-        if best is None or spent < best[0]:
-            limits = (*found.limits, 0.0)
-            stages = tuple(replace(stage, threshold=limit) for stage, limit in zip(way.stages, limits, strict=True))
-            runs = [1.0, *(_reach(way.confidences, limits, number) for number in range(1, len(stages)))]
-            mean = sum(share * stage.macs for share, stage in zip(runs, stages, strict=True))
-            best = spent, stages, stopped(way.confidences, way.guesses, limits), mean
-            took = found.macs / price(possible[grid])
+        if found is not None:
+            spent = found.cost if cost is None else -found.score  # minimised
+            best = (spent, way, found) if best is None or spent < best[0] else best
     if best is None:  # only if `cost` is too small: otherwise the grid alone qualifies
         raise InputError(f"no cascade of these stages costs at most {cost} of the dense ViT; begin with fewer tokens")
-    _, chosen, guess, mean = best
+    _, way, found = best
+    limits = (*found.limits, 0.0)
+    stages = tuple(replace(stage, threshold=limit) for stage, limit in zip(way.stages, limits, strict=True))
+    sure = [confidence >= limit for confidence, limit in zip(way.confidences, limits, strict=True)]
+    exits = torch.stack(sure).byte().argmax(0)  # the first stage with a confident prediction, for each image (M,)
+    guess = torch.stack(way.guesses).gather(0, exits[None])[0]
+    mean = torch.tensor([stage.macs for stage in stages]).cumsum(0)[exits].double().mean().item()
     lost = (likely.amax(1) - likely.gather(1, guess[:, None])[:, 0]).mean().item()
-    return Chosen(chosen, (guess == answer).double().mean().item(), lost, mean, took)
-
-
-def _reach(confidences: Sequence[Tensor], limits: Sequence[float], number: int) -> float:
-    """The share of images that reach this stage."""
-    pairs = zip(confidences[:number], limits, strict=False)
-    return torch.stack([confidence < limit for confidence, limit in pairs]).all(0).double().mean().item()
+    return Chosen(stages, (guess == answer).double().mean().item(), lost, mean, found.cost / whole)
 
 
 @torch.no_grad()
@@ -308,20 +289,12 @@ def stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
     return {key: median(seconds) for key, seconds in interleaved(calls, image, ROUNDS, clock).items()}
 
 
-def stopped(confidences: Sequence[Tensor], guesses: Sequence[Tensor], limits: Sequence[float]) -> Tensor:
-    """The class predicted for each image (M,) at the first stage whose threshold it reaches."""
-    final = guesses[-1]
-    for confidence, guess, limit in reversed(list(zip(confidences, guesses, limits, strict=True))):
-        final = torch.where(confidence >= limit, guess, final)
-    return final
-
-
 class Limits(NamedTuple):
     """Thresholds of all stages but the last, with the resulting mean score and mean cost."""
 
     limits: tuple[float, ...]
     score: float
-    macs: float
+    cost: float
 
 
 def thresholds(
@@ -396,10 +369,9 @@ def measure(cascade: Cascade, batches: Iterable[Batch], until: float | None = No
     if not right:
         raise InputError("no image could be read, so there is nothing to measure")
     good, spent, count = torch.cat(right).double(), torch.cat(cost).double(), torch.cat(tokens)
-    low, high = wilson(good.mean().item(), len(good))
     ends = torch.tensor(cascade.budgets).cumsum(0)
     return {
         "placement": "early-exit", "tokens": round(count.double().mean().item(), 1),
-        "gmacs": spent.mean().item() / 1e9, "top1": 100 * good.mean().item(), "low": 100 * low, "high": 100 * high,
-        "images": len(good), "stopped": {int(end): round((count == end).double().mean().item(), 4) for end in ends},
+        "gmacs": spent.mean().item() / 1e9, **top1_row(good.mean().item(), len(good)), "images": len(good),
+        "stopped": {int(end): round((count == end).double().mean().item(), 4) for end in ends},
     }  # fmt: skip

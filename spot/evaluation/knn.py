@@ -49,15 +49,6 @@ class Bank:
     labels: Tensor
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, evaluation: Evaluation, index: int, **about: Any) -> "Bank":
-        """A bank of one setting of an evaluation with features."""
-        if bool((evaluation.labels < 0).any()):
-            raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
-        setting = evaluation.settings[index]
-        about = {"placement": setting.label, "tokens": setting.budget, "seed": setting.seed, **about}
-        return cls(F.normalize(evaluation.features[index], dim=1), evaluation.labels, about)
-
     @property
     def shape(self) -> tuple[int, int]:
         """(M, D)."""
@@ -73,8 +64,8 @@ class Bank:
         """Raise InputError for features that are not comparable to this bank, naming the difference."""
         if width != self.shape[1]:
             raise InputError(f"{what} has features of width {self.shape[1]}, the model of width {width}")
-        known = [name for name in about if name in self.about]
-        refuse_difference(what, self.about, about, "build it again with this model", only=known)
+        there = {name: self.about[name] for name in about if name in self.about}
+        refuse_difference(what, there, {name: about[name] for name in there}, "build it again with this model")
 
     def refuse_vote(self, k: int, temperature: float) -> None:
         """Raise InputError for an invalid k or temperature."""
@@ -201,9 +192,11 @@ def build_banks(
         made = evaluate(
             model, batches, some, saliency=saliency, features=True, accuracy=False, shown=shown, title="bank"
         )
-        for place, index in enumerate(chosen):
+        if bool((made.labels < 0).any()):
+            raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
+        for features, index in zip(made.features, chosen, strict=True):
             if state.is_main_process:
-                Bank.of(made, place, **abouts[index]).save(paths[index])
+                Bank(F.normalize(features, dim=1), made.labels, abouts[index]).save(paths[index])
         state.wait_for_everyone()
     return [bank or Bank.load(path) for bank, path in zip(banks, paths, strict=True)]
 

@@ -181,7 +181,8 @@ class PlacementWriter:
             try:
                 part = Placements.load(file)
                 if self.remake:
-                    refuse_difference(str(file), part.metadata, self.metadata, only=["spot"])
+                    made_by, this = part.metadata.get("spot"), self.metadata.get("spot")
+                    refuse_difference(str(file), {"spot": made_by}, {"spot": this})
             except InputError as error:
                 if not self.remake:
                     raise

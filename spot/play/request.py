@@ -1,7 +1,6 @@
 """Validation of the page's requests: the type and range of every field."""
 
 import json
-import math
 from typing import Any, Literal
 
 import torch
@@ -11,6 +10,7 @@ from spot.errors import InputError
 
 MAX_TOKENS = 1024
 MAX_SCALE = 8
+MAX_STEPS = 1000
 FAR = 1.0  # maximum distance of a token outside the image, as a fraction of its size
 
 
@@ -55,7 +55,7 @@ class Request:
         value = self.fields.get("scale")
         if value is None or value == "auto":
             return value
-        if not _number(value) or not 0 < value <= MAX_SCALE:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SCALE:
             raise InputError(f'scale must be "auto" or a number above 0 and at most {MAX_SCALE}, got {value!r}')
         return float(value)
 
@@ -63,18 +63,18 @@ class Request:
         """The number of tokens to place."""
         return self.number("tokens", 1, MAX_TOKENS)
 
-    def positions(self, name: str = "positions") -> Tensor:
+    def positions(self) -> Tensor:
         """Positions (1, N, 2 or 3) of one image."""
-        return checked_positions(self.fields.get(name))[None]
+        return checked_positions(self.fields.get("positions"))[None]
 
-    def trajectory(self, name: str = "trajectory", steps: int = 1000) -> Tensor:
+    def trajectory(self) -> Tensor:
         """Positions of every step (steps + 1, N, 2 or 3)."""
-        value = self.fields.get(name)
-        if not isinstance(value, list) or not 0 < len(value) <= steps:
-            raise InputError(f"{name} must be a list of at most {steps} placements")
+        value = self.fields.get("trajectory")
+        if not isinstance(value, list) or not 0 < len(value) <= MAX_STEPS:
+            raise InputError(f"trajectory must be a list of at most {MAX_STEPS} placements")
         placements = [checked_positions(step) for step in value]
         if len({placement.shape for placement in placements}) != 1:
-            raise InputError(f"all steps of a {name} have the same tokens")
+            raise InputError("all steps of a trajectory have the same tokens")
         return torch.stack(placements)
 
 
@@ -84,12 +84,12 @@ def checked_positions(value: Any) -> Tensor:
         raise InputError("positions must be a list of at least one [y, x]")
     if len(value) > MAX_TOKENS:
         raise InputError(f"the page takes up to {MAX_TOKENS} tokens, got {len(value)}")
-    for place in value:
-        if not isinstance(place, list) or len(place) not in (2, 3) or not all(_number(number) for number in place):
-            raise InputError(f"each position must be two numbers [y, x], or three with a scale, got {str(place)[:60]}")
-    if len({len(place) for place in value}) != 1:
-        raise InputError("either all positions have a scale or none has")
-    positions = torch.tensor(value, dtype=torch.float64)
+    try:
+        positions = torch.tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # not numbers, or of different lengths
+        positions = torch.empty(0)
+    if positions.ndim != 2 or positions.shape[1] not in (2, 3) or not bool(positions.isfinite().all()):
+        raise InputError("each position must be two finite numbers [y, x], or each three with a scale")
     places, scales = positions[:, :2], positions[:, 2:]
     if not bool(((scales > 0) & (scales <= MAX_SCALE)).all()):
         raise InputError(f"a position's third number is its window's scale, above 0 and at most {MAX_SCALE}")
@@ -100,10 +100,6 @@ def checked_positions(value: Any) -> Tensor:
             "divide pixels by the image's size"
         )
     return positions.float()
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _refuse_constant(name: str) -> float:

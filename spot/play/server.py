@@ -135,8 +135,9 @@ class Server:
         return png(await self.compute(self.session.thumbnail, request.path_params["picture"]))
 
     async def get_picture(self, request: HttpRequest) -> Response:
-        model, kind = request.query_params.get("model", ""), request.query_params.get("kind", "pixels")
-        return png(await self.compute(self.session.shown, request.path_params["picture"], model, kind))
+        picture, model = request.path_params["picture"], request.query_params.get("model", "")
+        kind = request.query_params.get("kind", "pixels")
+        return png(await self.compute(lambda: self.session.view(picture, model).shown(kind)))
 
     async def post_picture(self, request: HttpRequest) -> Response:
         name = unquote(request.headers.get("x-name", ""))[:300] or "image"

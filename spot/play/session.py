@@ -1,7 +1,7 @@
 """The page's requests to models: the playground's interface to the library.
 
-`Session` holds the models and pictures. Each function in ACTIONS answers one kind of request through
-`job.send`. Long ones call `job.rest` between forward passes, where they can be stopped.
+`Session` holds the models and pictures, a `View` is a model on a picture. Each function in ACTIONS answers one kind of
+request through `job.send`. Long ones call `job.rest` between forward passes, where they can be stopped.
 """
 
 import base64
@@ -9,11 +9,11 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,23 +21,28 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
+from spot.data.files import photo_files
 from spot.draws import generator_for
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import macs
 from spot.evaluation.photos import names_of, short
 from spot.evaluation.searches import PhotoSearch, search_figure
 from spot.models.family import Source, at_budget
+from spot.models.loading import load_source
+from spot.models.shipped import built_in
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.placement.oracle import LABELLED, PRESETS, moved_at_random, search, wrong_labels
 from spot.placement.priors import LEARNED, PRIORS, omega
-from spot.placement.saliency import rgb
-from spot.play.pictures import Picture, Pictures
+from spot.placement.saliency import open_saliency, rgb
+from spot.play.pictures import Pictures, file_samples, folder_samples, scene_samples
 from spot.play.request import MAX_TOKENS, Request
 from spot.play.worker import Job
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.windows import windows
 
+ON_SCENES = ("scenes-a", "scenes-b", "scenes-a-grid", "scenes-b-grid")
+ON_PHOTOS = "vit-ti"
 OBJECTIVES = ("descent", "obfuscate", "agree", "entropy", "ascent")
 LEVELS = (9, 17, 33)  # points along each side of "Why here?"; each level contains the points of the previous one
 FIELD_BATCH = 16
@@ -48,15 +53,6 @@ PRIOR_MAPS = {name: prior.needs_map for name, prior in PRIORS.items()} | {LEARNE
 SHARP = 3  # resolution of a displayed photograph, as a multiple of the model's
 
 
-class View(NamedTuple):
-    """A model, and a picture transformed to its input."""
-
-    model: SpotViT  # for anything independent of the budget
-    picture: Picture
-    images: Tensor  # (1, 3, H, W), normalised
-    weights_for: Callable[[int], SpotViT]  # the model with the weights for a number of tokens
-
-
 class Session:
     """The models by name, loaded on first use, and the pictures."""
 
@@ -65,13 +61,11 @@ class Session:
     ) -> None:
         self.loaders, self.pictures, self.saliency = dict(loaders), pictures, saliency
         self.source = lru_cache(maxsize=None)(self._source)
-        self.at_budget = lru_cache(maxsize=8)(self._at_budget)
-        self.picture = lru_cache(maxsize=2)(pictures.open)  # a photograph may have 120 MB
-        self.names = lru_cache(maxsize=None)(lambda model: names_of(self.model(model)))  # of its classes
-        self.view = lru_cache(maxsize=4)(self._view)
-        self.dense_logits = lru_cache(maxsize=64)(self._dense_logits)
+        self.at_budget = lru_cache(maxsize=8)(self._at_budget)  # for the page's slider
+        self.names = lru_cache(maxsize=None)(lambda model: [short(name) for name in names_of(self.model(model))])
         self.macs = lru_cache(maxsize=256)(lambda model, tokens: macs(self.model(model), tokens=tokens))
-        self.map = lru_cache(maxsize=8)(self._map)
+        self.picture = lru_cache(maxsize=2)(pictures.open)  # a photograph may have 120 MB
+        self.view = lru_cache(maxsize=16)(partial(View, self))
 
     def about(self) -> dict[str, Any]:
         """The page's initial data: models, samples, priors and search settings."""
@@ -102,55 +96,114 @@ class Session:
         return self.at_budget(name)
 
     def _at_budget(self, name: str, tokens: int | None = None, image_size: tuple[int, int] | None = None) -> SpotViT:
-        """A model with the weights for a budget. The most recent ones are cached for the page's slider."""
         model = at_budget(self.source(name), tokens, image_size=image_size)
         model.saliency = self.saliency
         return model.eval().requires_grad_(False)
 
-    def _view(self, picture: str, model: str) -> View:
-        loaded, opened = self.model(model), self.picture(picture)
-        images = opened.tensor(loaded)
-        size = (images.shape[2], images.shape[3])
-        return View(loaded, opened, images, lambda tokens: self.at_budget(model, tokens, size))
-
-    def asked(self, request: Request) -> View:
+    def asked(self, request: Request) -> "View":
         """The model and picture of a request."""
         return self.view(request.text("picture"), request.text("model"))
-
-    def top(self, model: str, logits: Tensor, dense: Tensor, count: int = 5) -> list[dict[str, Any]]:
-        """The most probable classes of logits (classes,), with their probabilities of the dense ViT."""
-        best, beside = logits.softmax(-1).topk(min(count, len(logits))), dense.softmax(-1)
-        names = self.names(model)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [{"index": i, "name": short(names[i]), "p": p, "dense": beside[i].item()} for i, p in pairs]
-
-    def _dense_logits(self, picture: str, model: str) -> Tensor:
-        view = self.view(picture, model)
-        return forward(view, view.model.grid(view.images))[0]
-
-    def _map(self, picture: str, model: str) -> Tensor:
-        view = self.view(picture, model)
-        return view.model.saliency_maps(view.images, [view.picture.name])
-
-    def shown(self, picture: str, model: str, kind: str) -> Image.Image:
-        """The model's input as an image, or the same crop at a higher resolution."""
-        view = self.view(picture, model)
-        config, (height, width) = view.model.data_config, view.model.img_size
-        if kind == "pixels" or view.picture.whole or min(view.picture.image.size) < min(height, width):
-            return to_pil_image(rgb(view.images, config)[0])
-        times = SHARP if kind == "sharp" and max(height, width) * SHARP <= 2048 else 1
-        return to_pil_image(rgb(view.picture.tensor(view.model, times), config)[0])
 
     def thumbnail(self, picture: str) -> Image.Image:
         """A thumbnail of the picture's centre crop."""
         return ImageOps.fit(self.pictures.open(picture).image, (THUMBNAIL, THUMBNAIL))
 
 
-def forward(view: View, positions: Tensor) -> Tensor:
-    """Logits (B, classes) of the picture at placements (B, N, 2 or 3)."""
-    model = view.weights_for(positions.shape[1])
-    with torch.inference_mode():
-        return model(view.images.expand(len(positions), -1, -1, -1), positions).float()
+class View:
+    """A model and a picture transformed to its input, with the results that several requests need."""
+
+    def __init__(self, session: Session, picture: str, model: str) -> None:
+        opened = session.picture(picture)
+        self.session, self.name, self.model = session, model, session.model(model)
+        self.picture, self.key = picture, opened.name  # the picture's id, and its name
+        self.images = opened.tensor(self.model)  # (1, 3, H, W), normalised
+
+    def weights_for(self, tokens: int) -> SpotViT:
+        """The model with the weights for a number of tokens."""
+        return self.session.at_budget(self.name, tokens, (self.images.shape[2], self.images.shape[3]))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Logits (B, classes) of the picture at placements (B, N, 2 or 3)."""
+        model = self.weights_for(positions.shape[1])
+        with torch.inference_mode():
+            return model(self.images.expand(len(positions), -1, -1, -1), positions).float()
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """Logits (classes,) of the dense ViT."""
+        return self.forward(self.model.grid(self.images))[0]
+
+    @cached_property
+    def maps(self) -> Tensor:
+        """The picture's saliency map (1, H, W)."""
+        return self.model.saliency_maps(self.images, [self.key])
+
+    def label(self, request: Request) -> int:
+        """The class that a request names."""
+        return request.number("label", 0, self.model.num_classes - 1)
+
+    def top(self, logits: Tensor, count: int = 5) -> list[dict[str, Any]]:
+        """The most probable classes of logits (classes,), with their probabilities of the dense ViT."""
+        best, beside = logits.softmax(-1).topk(min(count, len(logits))), self.dense.softmax(-1)
+        names = self.session.names(self.name)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [{"index": i, "name": names[i], "p": p, "dense": beside[i].item()} for i, p in pairs]
+
+    def samples(self, positions: Tensor) -> Tensor:
+        """The K × K window of the token at positions (1, 1, 2 or 3), as RGB bytes (K, K, 3)."""
+        tokenizer = self.model.tokenizer
+        if isinstance(tokenizer, AuthorsTokenizer):  # it samples its windows differently
+            taken = tokenizer.windows(self.images, positions)
+        else:
+            taken = windows(self.images, positions, self.model.patch_size)
+        colors = rgb(taken.reshape(1, 3, *taken.shape[-2:]), self.model.data_config)[0]
+        return (colors * 255).round().to(torch.uint8).permute(1, 2, 0)
+
+    def shown(self, kind: str) -> Image.Image:
+        """The model's input as an image, or the same crop at a higher resolution."""
+        picture, config, (height, width) = (
+            self.session.picture(self.picture),
+            self.model.data_config,
+            self.model.img_size,
+        )
+        if kind == "pixels" or picture.whole or min(picture.image.size) < min(height, width):
+            return to_pil_image(rgb(self.images, config)[0])
+        times = SHARP if kind == "sharp" and max(height, width) * SHARP <= 2048 else 1
+        return to_pil_image(rgb(picture.tensor(self.model, times), config)[0])
+
+
+def open_session(
+    images: Sequence[str | Path] = (),
+    models: Sequence[str] = (),
+    weights: Sequence[Path] = (),
+    data: str | None = None,
+    split: str = "val",
+    saliency: str = "spectral",
+) -> Session:
+    """A session with the given models first. Models and pictures are opened here, to report errors at the start."""
+    if Path(saliency).is_dir():
+        raise InputError("the page needs a saliency that can look at any picture: spectral, clipseg or an .onnx file")
+    open_saliency(saliency)
+    named = list(dict.fromkeys(models)) or ([ON_PHOTOS] if images or data not in (None, "scenes") else [ON_SCENES[0]])
+    if len(weights) not in (0, 1, len(named)):
+        raise InputError(f"give one --weights for all models or one each, got {len(weights)} for {len(named)} models")
+    loaders: dict[str, Callable[[], Source]] = {}
+    for index, name in enumerate(named):
+        file = weights[index % len(weights)] if weights and name not in ON_SCENES else None
+        loaders[name] = partial(load_source, name, weights=file)
+    for name in ON_SCENES:
+        if name in built_in():
+            loaders.setdefault(name, partial(load_source, name))
+    samples = file_samples(photo_files(images)) if images else []
+    session = Session(loaders, Pictures(samples), saliency)
+    for name in named:
+        session.model(name)
+    if data is not None and data != "scenes":
+        samples += folder_samples(data, session.model(named[0]), split)
+    elif data == "scenes" or not samples:
+        samples += scene_samples()
+    session.pictures.samples = {sample.id: sample for sample in samples}
+    return session
 
 
 # ----------------------------------------------------------------------------- requests
@@ -160,15 +213,14 @@ def model_info(session: Session, request: Request, job: Job) -> None:
     """A model's sizes, classes, default prior and default budget."""
     name = request.text("model")
     model = session.model(name)
-    rows, columns = model.grid_size
     job.send(
         {
             "size": list(model.img_size),
             "window": model.patch_size,
-            "grid": [rows, columns],
+            "grid": list(model.grid_size),
             "tokens": model.tokens,
             "prior": model.prior if isinstance(model.prior, str) else "isotropic",
-            "classes": [short(each) for each in session.names(name)],
+            "classes": session.names(name),
             "scale": 1 if model.scale is None else model.scale,
             "sizes": not isinstance(model.tokenizer, AuthorsTokenizer),
         }
@@ -178,12 +230,10 @@ def model_info(session: Session, request: Request, job: Job) -> None:
 def predict(session: Session, request: Request, job: Job) -> None:
     """The top classes at given positions and of the dense ViT, and the pixels of one token."""
     view, positions = session.asked(request), request.positions()
-    name, dense = request.text("model"), session.dense_logits(request.text("picture"), request.text("model"))
-    logits = forward(view, positions)[0]
-    answer: dict[str, Any] = {"top": session.top(name, logits, dense), "dense": session.top(name, dense, dense, 2)}
+    answer: dict[str, Any] = {"top": view.top(view.forward(positions)[0]), "dense": view.top(view.dense, 2)}
     token = request.optional("token", 0, positions.shape[1] - 1)
     if token is not None:
-        pixels = samples(view, positions[:, token : token + 1])
+        pixels = view.samples(positions[:, token : token + 1])
         answer["samples"] = {"side": len(pixels), "rgb": base64.b64encode(pixels.numpy().tobytes()).decode()}
     job.send(answer)
 
@@ -193,38 +243,36 @@ def place(session: Session, request: Request, job: Job) -> None:
     view, prior, tokens = session.asked(request), request.text("prior"), request.tokens()
     if prior not in PRIOR_MAPS:  # a policy's file is a prior too, but the page must not name local files
         raise unknown("prior", prior, PRIOR_MAPS)
-    maps = session.map(request.text("picture"), request.text("model")) if PRIOR_MAPS[prior] else None
-    how: dict[str, Any] = {"keys": [view.picture.name], "seed": request.number("seed"), "maps": maps}
+    how: dict[str, Any] = {"keys": [view.key], "seed": request.number("seed")}
+    how["maps"] = view.maps if PRIOR_MAPS[prior] else None
     positions = view.model.place(view.images, tokens=tokens, prior=prior, scale=request.scale(), **how)
     job.send({"positions": positions[0].tolist()})
 
 
 def saliency(session: Session, request: Request, job: Job) -> None:
     """The saliency map of the priors salient, focus and background."""
-    maps = session.map(request.text("picture"), request.text("model"))
-    small = F.interpolate(maps[:, None], size=(64, 64), mode="area")[0, 0]
+    small = F.interpolate(session.asked(request).maps[:, None], size=(64, 64), mode="area")[0, 0]
     job.send({"values": small.tolist()})
 
 
 def searched(session: Session, request: Request, job: Job) -> None:
     """Run a search and send each step: positions, the class's probability and the top classes."""
     view, positions = session.asked(request), request.positions()
-    name, objective, preset = request.text("model"), request.text("objective"), request.text("preset")
+    objective, preset = request.text("objective"), request.text("preset")
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    settings = PRESETS[preset].changed(steps=request.optional("steps", 1, 200))
-    label, labels = request.optional("label", 0, view.model.num_classes - 1), None
+    settings, labels = PRESETS[preset].changed(steps=request.optional("steps", 1, 200)), None
     if objective in LABELLED:
-        if label is None:
+        if request.fields.get("label") is None:
             raise InputError(f"{objective} needs a label; pick one, or search without one by agree or entropy")
-        labels = torch.tensor([label])
+        labels = torch.tensor([view.label(request)])
         if objective == "obfuscate":
-            chance = generator_for(request.number("seed"), view.picture.name)
+            chance = generator_for(request.number("seed"), view.key)
             labels, objective = wrong_labels(labels, view.model.num_classes, chance), "descent"
-    dense, model = session.dense_logits(request.text("picture"), name), view.weights_for(positions.shape[1])
-    shown = labels if labels is not None else dense.argmax()[None] if objective == "agree" else None
+    model, names = view.weights_for(positions.shape[1]), session.names(view.name)
+    shown = labels if labels is not None else view.dense.argmax()[None] if objective == "agree" else None
     step = 0
 
     def watched(images: Tensor, positions: Tensor) -> Tensor:
@@ -234,27 +282,26 @@ def searched(session: Session, request: Request, job: Job) -> None:
         first = logits.detach()[0].float()
         index = int(first.argmax() if shown is None else shown[0])
         sent = {"part": step / settings.steps, "steps": settings.steps, "positions": positions.detach()[0].tolist()}
-        sent |= {"p": first.softmax(-1)[index].item(), "class": index, "name": short(session.names(name)[index])}
-        job.send({**sent, "top": session.top(name, first, dense)})
+        sent |= {"p": first.softmax(-1)[index].item(), "class": index, "name": names[index]}
+        job.send({**sent, "top": view.top(first)})
         step += 1
         job.rest()
         return logits
 
-    search(watched, view.images, labels, positions, settings, objective=objective, dense=dense[None].clone())
+    search(watched, view.images, labels, positions, settings, objective=objective, dense=view.dense[None].clone())
     job.send({"part": 1, "done": True})
 
 
 def control(session: Session, request: Request, job: Job) -> None:
     """The control of a search: move the same tokens by the same distances in random directions."""
     view, trajectory = session.asked(request), request.trajectory()
-    label = request.number("label", 0, view.model.num_classes - 1)
-    chance = generator_for(request.number("seed"), view.picture.name)
+    label, chance = view.label(request), generator_for(request.number("seed"), view.key)
     start, end = trajectory[0], trajectory[-1]
     sized = torch.cat([start[:, :2], end[:, 2:]], -1)  # windows have their final sizes
     moved = moved_at_random(sized.expand(CONTROLS, -1, -1), end, view.model.img_size, chance, TRIES)
     probabilities = []
     for places in moved:
-        probabilities.append(forward(view, places[None])[0].softmax(-1)[label].item())
+        probabilities.append(view.forward(places[None])[0].softmax(-1)[label].item())
         job.rest()
     job.send({"positions": moved[0].tolist(), "probabilities": probabilities})
 
@@ -262,11 +309,10 @@ def control(session: Session, request: Request, job: Job) -> None:
 def field(session: Session, request: Request, job: Job) -> None:
     """Answer "Why here?": the class's log-probability over the positions of one token, from coarse to fine."""
     view, positions = session.asked(request), request.positions()
-    token = request.number("token", 0, positions.shape[1] - 1)
-    label = request.number("label", 0, view.model.num_classes - 1)
+    token, label = request.number("token", 0, positions.shape[1] - 1), view.label(request)
     low, high = omega(view.images)
     values, total = torch.full((1, 1), math.nan), LEVELS[-1] ** 2
-    here = forward(view, positions).log_softmax(-1)[0, label].item()
+    here = view.forward(positions).log_softmax(-1)[0, label].item()
 
     def send(**fields: Any) -> None:
         known = [[None if math.isnan(value) else value for value in row] for row in values.tolist()]  # JSON has no NaN
@@ -275,17 +321,15 @@ def field(session: Session, request: Request, job: Job) -> None:
     for side in LEVELS:
         lines = torch.linspace(0, 1, side)
         points = torch.stack(torch.meshgrid(lines, lines, indexing="ij"), -1) * (high - low) + low
+        # Keep the measured points of the previous level; the others are interpolated until they are measured.
         known = torch.zeros(side, side, dtype=torch.bool)
-        if len(values) > 1:  # keep the measured points of the previous level, interpolate the others until measured
-            values = F.interpolate(values[None, None], size=(side, side), mode="bilinear", align_corners=True)[0, 0]
-            known[::2, ::2] = True
-        else:
-            values = torch.full((side, side), math.nan)
+        known[::2, ::2] = side > LEVELS[0]
+        values = F.interpolate(values[None, None], size=(side, side), mode="bilinear", align_corners=True)[0, 0]
         for part in (~known).nonzero().split(FIELD_BATCH):
             rows, columns = part.unbind(1)
             places = positions.repeat(len(part), 1, 1)
             places[:, token, :2] = points[rows, columns]
-            values[rows, columns] = forward(view, places).log_softmax(-1)[:, label]
+            values[rows, columns] = view.forward(places).log_softmax(-1)[:, label]
             known[rows, columns] = True
             send(side=side, part=int(known.sum()) / total)
             job.rest()
@@ -294,23 +338,15 @@ def field(session: Session, request: Request, job: Job) -> None:
 
 def cost(session: Session, request: Request, job: Job) -> None:
     """The number of tokens, the MACs and the latency of a forward pass on this placement."""
-    view, positions = session.asked(request), request.positions()
-    name, seconds = request.text("model"), []
+    view, positions, seconds = session.asked(request), request.positions(), []
     for _ in range(7):
         start = time.perf_counter()
-        forward(view, positions)
+        view.forward(positions)
         seconds.append(time.perf_counter() - start)
         job.rest()
-    patches = math.prod(view.model.grid_size)
-    job.send(
-        {
-            "tokens": positions.shape[1],
-            "macs": session.macs(name, positions.shape[1]),
-            "dense_macs": session.macs(name, patches),
-            "dense_tokens": patches,
-            "ms": 1000 * statistics.median(seconds),
-        }
-    )
+    tokens, patches = positions.shape[1], math.prod(view.model.grid_size)
+    counted = {"macs": session.macs(view.name, tokens), "dense_macs": session.macs(view.name, patches)}
+    job.send({"tokens": tokens, **counted, "dense_tokens": patches, "ms": 1000 * statistics.median(seconds)})
 
 
 ACTIONS: dict[str, Callable[[Session, Request, Job], None]] = {
@@ -325,10 +361,10 @@ LONG = ("search", "control", "field", "cost")  # quick requests run between thei
 
 def picture_png(session: Session, request: Request) -> bytes:
     """A PNG of this trajectory, as drawn by `spot search`."""
-    view, trajectory, names = session.asked(request), request.trajectory(), session.names(request.text("model"))
-    logits = torch.cat([forward(view, places[None]) for places in (trajectory[0], trajectory[-1])])
+    view, trajectory = session.asked(request), request.trajectory()
+    logits = torch.cat([view.forward(places[None]) for places in (trajectory[0], trajectory[-1])])
     label, image = request.optional("label", 0, view.model.num_classes - 1), rgb(view.images, view.model.data_config)[0]
-    made = PhotoSearch.of(Path(view.picture.name), image, trajectory, logits, label, names)
+    made = PhotoSearch.of(Path(view.key), image, trajectory, logits, label, session.names(view.name))
     adversarial = request.text("objective", "descent") == "ascent"
     drawn = BytesIO()
     search_figure(made, view.model.patch_size, adversarial=adversarial).savefig(drawn, format="png")
@@ -341,7 +377,7 @@ def placements_file(session: Session, request: Request) -> bytes:
     made = {"model": view.model.name, "by": "spot play"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "placements.safetensors"
-        Placements([view.picture.name], trajectory[None], made).save(file)
+        Placements([view.key], trajectory[None], made).save(file)
         return file.read_bytes()
 
 
@@ -361,17 +397,3 @@ def placements_of(session: Session, picture: str, data: bytes) -> dict[str, Any]
     if trajectory.shape[1] > MAX_TOKENS:
         raise InputError(f"the page takes up to {MAX_TOKENS} tokens, the file has {trajectory.shape[1]}")
     return {"trajectory": trajectory.tolist()}
-
-
-# ----------------------------------------------------------------------------- helpers
-
-
-def samples(view: View, positions: Tensor) -> Tensor:
-    """The K × K window of the token at positions (1, 1, 2 or 3), as RGB bytes (K, K, 3)."""
-    tokenizer = view.model.tokenizer
-    if isinstance(tokenizer, AuthorsTokenizer):  # it samples its windows differently
-        taken = tokenizer.windows(view.images, positions)
-    else:
-        taken = windows(view.images, positions, view.model.patch_size)
-    colors = rgb(taken.reshape(1, 3, *taken.shape[-2:]), view.model.data_config)[0]
-    return (colors * 255).round().to(torch.uint8).permute(1, 2, 0)

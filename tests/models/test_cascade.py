@@ -88,7 +88,7 @@ def test_thresholds_are_the_cheapest_of_all(batches):
         torch.rand(60, generator=draw) < share for share in (confidences[0], confidences[1] ** 0.5, torch.ones(60))
     ]
     found = thresholds(confidences, [each.float() for each in agrees], [1, 2, 5], 0.9)
-    limits, cost = found.limits, found.macs
+    limits, cost = found.limits, found.cost
     images = list(zip(*(each.tolist() for each in (*confidences[:2], *agrees)), strict=True))
 
     def outcome(first, second):

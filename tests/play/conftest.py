@@ -14,7 +14,7 @@ import torch
 import spot
 from spot.data.scenes import Scenes
 from spot.play.server import Server, listen, web_server
-from spot.play.setup import open_session
+from spot.play.session import open_session
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [

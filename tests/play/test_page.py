@@ -298,9 +298,9 @@ def test_files_that_the_page_saves_are_spots_own(page, scenes_a, scene, tmp_path
 
 BAD_POSITIONS = {
     "[[0.5, NaN]]": "NaN is among them",
-    "[[0.5, 1e999]]": "must be two numbers",
+    "[[0.5, 1e999]]": "two finite numbers",
     "[[112, 90]]": "divide pixels by the image's size",
-    "[[0.5]]": "two numbers",
+    "[[0.5]]": "two finite numbers",
     "{}": "A list of [y, x] is needed",
     "[[0.5, 0.5]": "This is not JSON",
     json.dumps([[0.5, 0.5]] * 10_000): "up to 1024 tokens, got 10000",

@@ -6,8 +6,7 @@ import torch
 
 from spot.models.family import Family
 from spot.play.request import Request
-from spot.play.session import ACTIONS
-from spot.play.setup import open_session
+from spot.play.session import ACTIONS, open_session
 from spot.play.worker import Job
 from tests.conftest import VIT_TINY
 

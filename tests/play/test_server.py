@@ -23,8 +23,7 @@ from spot.play import pictures
 from spot.play.pictures import Pictures
 from spot.play.request import Request
 from spot.play.server import listen
-from spot.play.session import CONTROLS, control
-from spot.play.setup import open_session
+from spot.play.session import CONTROLS, control, open_session
 
 
 def ask(served, method="GET", path="/", body=None, **headers):
@@ -151,8 +150,8 @@ def test_what_is_no_image_or_too_large_is_refused_in_a_sentence(served, data, se
     [
         ({"kind": "predict", "positions": []}, "at least one"),
         ({"kind": "predict", "positions": [[0.5, 0.5]] * 1025}, "up to 1024 tokens"),
-        ({"kind": "predict", "positions": [[0.5, "x"]]}, "two numbers"),
-        ({"kind": "predict", "positions": [[0.5, 0.5, 1], [0.5, 0.5]]}, "all positions have a scale or none"),
+        ({"kind": "predict", "positions": [[0.5, "x"]]}, "two finite numbers"),
+        ({"kind": "predict", "positions": [[0.5, 0.5, 1], [0.5, 0.5]]}, "each three with a scale"),
         ({"kind": "predict", "positions": [[0.5, 0.5, 0]]}, "above 0"),
         ({"kind": "place", "tokens": 4, "prior": "center", "seed": 0, "scale": -1}, "scale must be"),
         ({"kind": "predict", "positions": [[0.5, 80]]}, "fractions of height and width"),
