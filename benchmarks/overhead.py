@@ -48,9 +48,7 @@ def blocks(vit: torch.nn.Module, tokens: Tensor, image: Tensor) -> Tensor:
 
 
 def embed(model: spot.SpotViT, image: Tensor) -> Tensor:
-    fixed = model.fixed(image)
-    assert fixed is not None
-    return model.embed(image, fixed)[0]
+    return model.embed(image, model.placed(image))[0]
 
 
 def ratio(one: list[float], other: list[float]) -> float:

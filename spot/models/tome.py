@@ -31,7 +31,7 @@ from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import BlockCost, as_given, geometric, merging_macs, to_reach, to_speed_up
 from spot.models.wrappers import Placing, Wrapper
 from spot.tokens.position_embedding import rotary_embedding
-from spot.tokens.tokenizer import Tokenizer
+from spot.tokens.tokenizer import Fixed, Tokenizer, positions_of
 
 
 @dataclass
@@ -163,22 +163,22 @@ class ToMe(Wrapper):
         return Merged(features, sizes, sources, positions)
 
     def _encoded(
-        self, images: Tensor, positions: Tensor | None, **placing: Any
+        self, images: Tensor, positions: Tensor | Fixed | None, **placing: Any
     ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor, int]], Tensor]:
         """Features, sizes, each merge as index, shares and tokens left, and the initial positions."""
-        vit, on_grid = self.model.vit, positions is None and not self.own_placement
-        fixed = self.model.fixed(images) if self.own_placement and positions is None and not placing else None
-        if fixed is not None:
-            positions = fixed.positions.expand(images.shape[0], -1, -1)
-        positions = self.place(images, **placing) if positions is None else positions
-        if on_grid and type(self.model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == self.model.img_size:
+        model, vit = self.model, self.model.vit
+        on_grid = positions is None and not self.own_placement
+        if positions is None:
+            cached = self.own_placement and not placing
+            positions = model.placed(images) if cached else self.place(images, **placing)
+        if on_grid and type(model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == model.img_size:
             x = vit._pos_embed(vit.patch_embed(images))  # timm's own patches are cheaper than windows
             x, rope = x if isinstance(x, tuple) else (x, None)
             x = vit.norm_pre(x)
         else:
-            positions = positions if fixed is not None else self.model.placed(images, positions)
-            x, rope = self.model.embed(images, positions if fixed is None else fixed)
-        start, prefix = positions.shape[1], self.model.num_prefix_tokens
+            x, rope = model.embed(images, model.placed(images, positions))
+        positions = positions_of(positions, images)
+        start, prefix = positions.shape[1], model.num_prefix_tokens
         sizes = torch.ones(len(x), start, device=x.device)
         merges: list[tuple[Tensor, Tensor, int]] = []
         began = positions
@@ -200,7 +200,7 @@ class ToMe(Wrapper):
             given["attn_mask"] = F.pad(sizes.log(), (prefix, 0))[:, None, None].to(x.dtype)
             if rope is not None:
                 positions = combine(positions, share, index, merged.shape[1])
-                cells = [length / self.model.patch_size for length in images.shape[-2:]]
+                cells = [length / model.patch_size for length in images.shape[-2:]]
                 rope = rotary_embedding(vit.rope, positions, cells)
         return vit.norm(x), sizes, merges, began
 

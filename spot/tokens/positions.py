@@ -15,7 +15,7 @@ from functools import cache
 from torch import Tensor
 
 from spot.errors import InputError, check_kind
-from spot.tokens.pyramid import traced
+from spot.tokens.pyramid import readable
 
 COLUMNS = (2, 3, 7)
 
@@ -37,7 +37,7 @@ def check_positions(positions: Tensor) -> None:
         raise InputError(f"positions must be fractions, in float32, got {positions.dtype}")
     if positions.ndim == 3 and positions.shape[1] == 0:
         raise InputError("positions must have at least one token, got (B, 0, 2)")
-    if traced() or positions.device.type != "cpu" or not positions.numel() or positions.ndim != 3:
+    if positions.ndim != 3 or not readable(positions):
         return
     if not bool(positions.isfinite().all()):
         raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")

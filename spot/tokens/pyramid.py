@@ -33,16 +33,20 @@ def pyramid(images: Tensor, size: int, scale: float | None = None) -> Pyramid:
 
     scale: the largest scale that will be used, if known; fewer levels are then built.
     """
-    largest = largest_scale(images, size) if scale is None else scale
     levels = [images]
-    for _ in range(max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6))):
+    for _ in range(top_level(largest_scale(images.shape[-2:], size) if scale is None else scale)):
         levels.append(halve(levels[-1]))
     return Pyramid(tuple(levels))
 
 
-def largest_scale(images: Tensor, size: int) -> float:
-    """The scale at which a window is as long as the image's longer side."""
-    return max(1.0, max(images.shape[-2:]) / size)
+def top_level(scale: float) -> int:
+    """The coarsest level that windows of this scale are read from."""
+    return math.ceil(math.log2(max(scale, 1)) - 1e-6)
+
+
+def largest_scale(shape: Sequence[int], size: int) -> float:
+    """The scale at which a window is as long as the longer side of an image (H, W)."""
+    return max(1.0, max(shape) / size)
 
 
 def halve(images: Tensor) -> Tensor:
@@ -54,22 +58,17 @@ def halve(images: Tensor) -> Tensor:
     return (rows[..., 0::2] + rows[..., 1::2]) * 0.25
 
 
-def scale_range(scale: Tensor, images: Tensor, size: int) -> tuple[float, float] | None:
-    """The smallest and the largest scale, or None if reading them would wait for a device.
-
-    Refuses scales that are not valid window sizes.
-    """
-    if traced() or scale.device.type != "cpu" or not scale.numel():
-        return None
+def scale_range(scale: Tensor, shape: Sequence[int], size: int) -> tuple[float, float]:
+    """The smallest and the largest scale. Refuses scales that are no window sizes for images (H, W)."""
     low, high = (float(each) for each in scale.detach().aminmax())
     if not (low > 0 and math.isfinite(high)):
         bad = high if not math.isfinite(high) else low
         raise InputError(f"scale must be a number above 0, got {bad}; 1 is one sample per pixel")
-    largest = largest_scale(images, size)
+    largest = largest_scale(shape, size)
     if high > largest * (1 + 1e-5):
         raise InputError(
             f"a window of scale {high:g} is {size * high:g} pixels wide, more than the image of "
-            f"{images.shape[-2]} × {images.shape[-1]}; use a scale of at most {largest:g}"
+            f"{shape[0]} × {shape[1]}; use a scale of at most {largest:g}"
         )
     return low, high
 
@@ -77,7 +76,7 @@ def scale_range(scale: Tensor, images: Tensor, size: int) -> tuple[float, float]
 def scaled_windows(source: Pyramid, positions: Tensor, scale: Tensor, size: int) -> Tensor:
     """Windows at positions (B, N, 2) and scales (B, N): (B, N, C, K, K), in the positions' dtype."""
     shape, top = source.levels[0].shape[-2:], len(source.levels) - 1
-    if not (traced() or scale.device.type != "cpu" or not positions.numel()):
+    if readable(scale):
         return scaled_reader(positions, scale, shape, size, top)(source)
     below, share = _detail(scale, top)
     points = _points(positions, scale, shape, size)
@@ -165,6 +164,11 @@ def _gathered(source: Pyramid, points: Tensor, level: Tensor) -> Tensor:
     corners = corners.unflatten(3, (2 * size, 2 * size)).to(points.dtype)
     left = torch.lerp(corners[..., :size], corners[..., size:], fractions[1][..., None, None, :])
     return torch.lerp(left[..., :size, :], left[..., size:, :], fractions[0][..., None, :, None])
+
+
+def readable(values: Tensor) -> bool:
+    """Whether there are values, and reading them neither breaks a trace nor waits for a device."""
+    return values.device.type == "cpu" and values.numel() > 0 and not traced()
 
 
 def traced() -> bool:

@@ -25,6 +25,11 @@ class Fixed(NamedTuple):
     kernels: Tensor  # (1, N, rows × columns)
 
 
+def positions_of(placed: Tensor | Fixed, images: Tensor) -> Tensor:
+    """The positions of these images as a tensor (B, N, 2 or 3), which does not share memory with cached ones."""
+    return placed.positions.repeat(images.shape[0], 1, 1) if isinstance(placed, Fixed) else placed
+
+
 class Tokenizer(nn.Module):
     """Tokens of a timm ViT at continuous positions."""
 

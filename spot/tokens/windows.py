@@ -17,32 +17,29 @@ from torch import Tensor
 
 from spot.errors import InputError, check_kind
 from spot.tokens.positions import COLUMNS
-from spot.tokens.pyramid import Pyramid, pyramid, scale_range, scaled_reader, scaled_windows, traced
+from spot.tokens.pyramid import Pyramid, pyramid, readable, scale_range, scaled_reader, scaled_windows, top_level
 
 
-def windows(images: Tensor | Pyramid, positions: Tensor, size: int, scale: float | Tensor | None = None) -> Tensor:
-    """Read a K × K window of every image (B, C, H, W) at every position (B, N, 2 or 3) → (B, N, C, K, K).
+def windows(images: Tensor | Pyramid, positions: Tensor, size: int) -> Tensor:
+    """Read a K × K window of every image (B, C, H, W) at every position → (B, N, C, K, K).
 
     Differentiable in images, positions and scale. The result has the images' dtype.
 
     Args:
         images: floating point (B, C, H, W), or their Pyramid, which can be built once for many calls.
-        positions: float32 (or float64) (B, N, 2), (y, x) as a fraction of height and width; or (B, N, 3)
-            with each window's scale as the third number; or (B, N, 7), whose region has no effect here.
+        positions: float32 (or float64) (B, N, 2), (y, x) as a fraction of height and width; or (B, N, 3) with each
+            window's scale, the distance between its samples in pixels, so that it spans `scale * size` pixels. Above 1
+            samples come from the image's pyramid, without aliasing (spot/tokens/pyramid.py). The region in positions
+            (B, N, 7) has no effect here.
         size: K, the number of samples along each side.
-        scale: distance between samples in pixels, so that a window spans `scale * size` pixels: a number,
-            or a tensor that broadcasts to (B, N), instead of a third column. Above 1 samples come
-            from the image's pyramid, without aliasing (spot/tokens/pyramid.py).
     """
     levels = images if isinstance(images, Pyramid) else Pyramid((images,))
     pixels = levels.levels[0]
     check(pixels, positions, size)
-    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    scales = _scales(positions, scale)
-    positions = positions[..., :2]
+    positions, scales = positions[..., :2], positions[..., 2] if positions.shape[-1] > 2 else None
     if scales is None:
         return _at_level(levels, 0, positions, size)
-    known = scale_range(scales, pixels, size)
+    known = scale_range(scales, pixels.shape[-2:], size) if readable(scales) else None
     level = None if known is None or scales.requires_grad else _one_level(*known)
     if not isinstance(images, Pyramid) and level != 0:
         levels = pyramid(pixels, size, None if known is None else known[1])
@@ -57,35 +54,33 @@ def fixed_windows(positions: Tensor, shape: tuple[int, int], size: int) -> Calla
     The result equals that of `windows` bit for bit. Values that depend only on positions are computed here, once.
     """
     scales = positions[:, 2] if positions.shape[1] > 2 else torch.ones_like(positions[:, 0])
-    low, high = (float(each) for each in scales.aminmax())
+    low, high = scale_range(scales, shape, size)
     level, places = _one_level(low, high), positions[None, :, :2]
-    if level is not None:
-        lengths = shape
-        for _ in range(level):
-            lengths = ((lengths[0] + 1) // 2, (lengths[1] + 1) // 2)
-        starts = _starts(places, shape, lengths, level, size)
+    if level is None:
+        read = scaled_reader(places, scales[None], shape, size, top_level(high))
+        return lambda images: read(pyramid(images, size, high)).to(images.dtype)
+    lengths = tuple(-(-length // 2**level) for length in shape)
+    starts = _starts(places, shape, lengths, level, size)
 
-        def read_level(images: Tensor) -> Tensor:
-            levels = pyramid(images, size, high) if level else Pyramid((images,))
-            top, left, fraction_y, fraction_x = (each.expand(images.shape[0], -1) for each in starts)
-            return _from_starts(levels.levels[level], top, left, fraction_y, fraction_x, size, gradient=False)
+    def read_level(images: Tensor) -> Tensor:
+        levels = pyramid(images, size, high) if level else Pyramid((images,))
+        top, left, y, x = (each.expand(images.shape[0], -1) for each in starts)
+        return _from_starts(levels.levels[level], (top, left, y, x), size)
 
-        return read_level
-    read = scaled_reader(places, scales[None], shape, size, max(0, math.ceil(math.log2(max(high, 1)) - 1e-6)))
-    return lambda images: read(pyramid(images, size, high)).to(images.dtype)
+    return read_level
 
 
 def _at_level(levels: Pyramid, level: int, positions: Tensor, size: int) -> Tensor:
     """Windows whose samples are one pixel of a level apart: integer crops and two interpolations."""
     images, (height, width) = levels.levels[level], levels.levels[0].shape[-2:]
-    starts = _starts(positions, (height, width), tuple(images.shape[-2:]), level, size)
-    return _from_starts(images, *starts, size, gradient=torch.is_grad_enabled() and positions.requires_grad)
+    return _from_starts(images, _starts(positions, (height, width), tuple(images.shape[-2:]), level, size), size)
 
 
-def _starts(
-    positions: Tensor, shape: tuple[int, int], lengths: tuple[int, ...], level: int, size: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The first row and column of each window on a level of `lengths` pixels, and the fractional offsets from them."""
+Starts = tuple[Tensor, Tensor, Tensor, Tensor]  # of windows (B, N): first row and column, and the fractions beyond them
+
+
+def _starts(positions: Tensor, shape: tuple[int, int], lengths: tuple[int, ...], level: int, size: int) -> Starts:
+    """Where the windows begin on a level of `lengths` pixels."""
     # Not from `lengths`: a level of an image with odd sides is slightly longer than the image divided by 2**level.
     full_height, full_width = (length / 2**level for length in shape)
     top, fraction_y = _split(positions[..., 0] * full_height - size / 2, lengths[0], size)
@@ -93,40 +88,17 @@ def _starts(
     return top, left, fraction_y, fraction_x
 
 
-def _from_starts(
-    images: Tensor, top: Tensor, left: Tensor, fraction_y: Tensor, fraction_x: Tensor, size: int, *, gradient: bool
-) -> Tensor:
-    """Windows from their first rows and columns. gradient: whether positions need a gradient."""
-    if _plain(images) and images.shape[-1] > size:
-        if not gradient:
-            return _in_chunks(images, top, left, fraction_y, fraction_x, size)
+def _from_starts(images: Tensor, starts: Starts, size: int) -> Tensor:
+    """The windows (B, N, C, K, K) that begin there."""
+    top, left, fraction_y, fraction_x = starts
+    if readable(images) and not images.requires_grad and images.shape[-1] > size:
+        if not (torch.is_grad_enabled() and fraction_y.requires_grad):
+            return _in_chunks(images, starts, size)
         crops = _crop_runs(images, top, left, size + 1)
     else:
         steps = torch.arange(size + 1, device=images.device)
         crops = _crop(images, top[..., None] + steps, left[..., None] + steps)
     return _Lerp.apply(crops, fraction_y, fraction_x)
-
-
-def _scales(positions: Tensor, scale: float | Tensor | None) -> Tensor | None:
-    """The scale of each window (B, N) from the third column or the argument; None if neither is given."""
-    if positions.shape[-1] > 2:
-        if scale is not None:
-            raise InputError(
-                "positions have a scale as their third column; give scale there or as an argument, not both"
-            )
-        return positions[..., 2]
-    if scale is None:
-        return None
-    check_kind("scale", scale, int, float, Tensor)
-    if not isinstance(scale, Tensor):
-        scale = torch.tensor(scale, dtype=positions.dtype, device=positions.device)
-    fits = all(one in (1, other) for one, other in zip(scale.shape[::-1], positions.shape[1::-1], strict=False))
-    if scale.ndim > 2 or not fits or scale.is_complex():
-        raise InputError(
-            f"scale must be a number or broadcast to (B, N) = {tuple(positions.shape[:2])}, "
-            f"got shape {tuple(scale.shape)}"
-        )
-    return scale.to(positions.dtype).expand(positions.shape[:2])
 
 
 def _one_level(low: float, high: float) -> int | None:
@@ -185,11 +157,6 @@ def _crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return images.flatten(2)[:, None].expand(-1, count, -1, -1).gather(3, index).unflatten(3, shape)
 
 
-def _plain(images: Tensor) -> bool:
-    """Whether these are plain CPU tensors: no gradient, no tracing, no transform."""
-    return images.device.type == "cpu" and not images.requires_grad and not traced()
-
-
 def _crop_runs(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
     """The same as _crop for side × side pixels from (top, left), (B, N) each, in a third of its time on a CPU.
 
@@ -215,16 +182,17 @@ def _crop_runs(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
 CHUNK = 4 * 2**20  # bytes of crops at a time: allocating larger buffers takes longer than filling them
 
 
-def _in_chunks(images: Tensor, top: Tensor, left: Tensor, fraction_y: Tensor, fraction_x: Tensor, size: int) -> Tensor:
+def _in_chunks(images: Tensor, starts: Starts, size: int) -> Tensor:
     """Windows without gradients, computed for a few images at a time so that memory is reused."""
-    batch, tokens = top.shape
-    channels, dtype = images.shape[1], fraction_y.dtype
+    batch, tokens = starts[0].shape
+    channels, dtype = images.shape[1], starts[2].dtype
     result = torch.empty(batch, tokens, channels, size, size, dtype=dtype)
     step = max(1, CHUNK // max(1, tokens * channels * (size + 1) ** 2 * dtype.itemsize))
     for begin in range(0, batch, step):
         part = slice(begin, begin + step)
-        crops = _crop_runs(images[part], top[part], left[part], size + 1)
-        _shifted(crops.to(dtype), fraction_y[part], fraction_x[part], out=result[part])
+        top, left, fraction_y, fraction_x = (each[part] for each in starts)
+        crops = _crop_runs(images[part], top, left, size + 1)
+        _shifted(crops.to(dtype), fraction_y, fraction_x, out=result[part])
     return result.to(images.dtype)
 
 

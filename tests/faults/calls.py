@@ -75,8 +75,8 @@ def api() -> dict[str, tuple[st.SearchStrategy[Any], Callable[..., None]]]:
     model = make_nano()
     averaged = make_nano(global_pool="avg", class_token=False)
 
-    def windows(images: Any, positions: Any, size: Any, scale: Any) -> None:
-        made = spot.windows(images, positions, size, scale)
+    def windows(images: Any, positions: Any, size: Any) -> None:
+        made = spot.windows(images, positions, size)
         assert made.shape == (*positions.shape[:2], images.shape[1], size, size)
         if moderate(images, positions):
             assert is_finite(made), "NaN from finite input"
@@ -136,7 +136,7 @@ def api() -> dict[str, tuple[st.SearchStrategy[Any], Callable[..., None]]]:
     labels = mostly(st.none() | st.sampled_from([torch.tensor([0, 1]), torch.tensor([9, 10])]) | tensors(2))
     lists = mostly(st.lists(mostly(st.sampled_from(["a", "b", "", "x\0", "ä"])), max_size=3))
     return {
-        "windows": (st.tuples(IMAGES, POSITIONS, mostly(st.sampled_from([1, 4, 8, 40, 0])), scale), windows),
+        "windows": (st.tuples(IMAGES, POSITIONS, mostly(st.sampled_from([1, 4, 8, 40, 0]))), windows),
         "place": (st.tuples(IMAGES, st.none() | TOKENS, st.none() | PRIORS, KEYS, mostly(st.just(0)), scale), place),
         "prior": (st.tuples(IMAGES, TOKENS, st.sampled_from(sorted(spot.PRIORS)), maps, generator), prior),
         "model": (st.tuples(IMAGES, POSITIONS, st.none(), st.none(), st.booleans()), forward),

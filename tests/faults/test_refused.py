@@ -200,12 +200,6 @@ def test_a_mask_of_true_and_false_is_a_map(name):
     assert torch.equal(*places)
 
 
-@pytest.mark.parametrize("shape", [(3,), (3, 5), (5, 1), (2, 1, 1), (2, 3)])
-def test_a_scale_that_does_not_broadcast_is_refused(shape):
-    with pytest.raises(InputError, match="broadcast"):
-        spot.windows(IMAGES, POSITIONS, 8, torch.ones(shape))
-
-
 def test_empty_placements_come_back_empty(tmp_path):
     spot.Placements([], torch.zeros(0, 4, 2)).save(tmp_path / "p.safetensors")
     assert len(spot.Placements.load(tmp_path / "p.safetensors")) == 0

@@ -436,30 +436,3 @@ def test_nothing_of_an_earlier_call_is_kept():
     assert positions.grad.abs().sum() > 0
     model.place(images, tokens=5).zero_()  # a caller's own to write in
     torch.testing.assert_close(model(images, tokens=5), after)
-
-
-@pytest.mark.parametrize("prior", ["isotropic", "center"])
-@pytest.mark.parametrize("scale", [None, 0.7, 2.0, "auto"])
-def test_a_placement_that_is_kept_predicts_as_the_same_positions_given(prior, scale):
-    """Also where it was first used in inference mode under autocast, which must leave no mark on what is kept."""
-    images = torch.randn(3, 3, 64, 64)
-    model = make_nano().at(prior=prior, tokens=13, scale=scale)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        model(images)
-    for shape in (images.shape[-2:], (39, 57)):
-        pixels = images[..., : shape[0], : shape[1]].clone()
-        assert torch.equal(model(pixels), model(pixels, model.place(pixels)))
-        model.place(pixels).fill_(0.5)  # the caller's own copy
-        assert torch.equal(model(pixels), model(pixels, model.place(pixels)))
-
-
-def test_a_placement_that_is_kept_holds_no_weights():
-    images = torch.randn(3, 3, 64, 64)
-    model = make_nano().at(tokens=13, scale=1.5)
-    model(images)
-    with torch.no_grad():
-        for weight in (model.vit.pos_embed, model.vit.patch_embed.proj.weight):
-            weight.mul_(1.5)
-    assert torch.equal(model(images), model(images, model.place(images)))
-    model(images).sum().backward()
-    assert model.vit.pos_embed.grad[:, 1:].any() and model.vit.patch_embed.proj.weight.grad.any()

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import spot
 from spot.errors import InputError
 from spot.tokens.pyramid import halve, pyramid
 from spot.tokens.windows import windows
@@ -58,7 +57,6 @@ def test_windows_of_any_scale_match_the_definition_in_and_around_any_image(size,
     expected = slow_scaled(images, positions, size, scale)
     leaf = images.clone().requires_grad_(wide)  # images with gradients are read by another path
     torch.testing.assert_close(windows(leaf, with_scale(positions, scale), size), expected, atol=1e-9, rtol=1e-7)
-    torch.testing.assert_close(windows(leaf, positions, size, scale), expected, atol=1e-9, rtol=1e-7)
 
 
 def photograph(side, channels=3, seed=0):
@@ -108,7 +106,6 @@ def test_scale_one_is_bit_for_bit_the_window_without_a_scale(height, width, size
     images, positions = torch.randn(2, 3, height, width), torch.rand(2, 9, 2) * 1.2 - 0.1
     expected = windows(images, positions, size)
     assert torch.equal(windows(images, with_scale(positions, 1.0), size), expected)
-    assert torch.equal(windows(images, positions, size, 1), expected)
     assert torch.equal(windows(pyramid(images, size), positions, size), expected)
 
 
@@ -127,7 +124,7 @@ def test_each_token_has_its_own_scale_wherever_it_stands_in_the_batch():
     together = windows(images, torch.cat([positions, scale[..., None]], -1), 8)
     for b in range(2):
         for n in range(5):
-            alone = windows(images[b : b + 1], positions[b : b + 1, n : n + 1], 8, float(scale[b, n]))
+            alone = windows(images[b : b + 1], with_scale(positions[b : b + 1, n : n + 1], scale[b, n]), 8)
             torch.testing.assert_close(together[b, n], alone[0, 0], atol=1e-5, rtol=1e-5)
 
 
@@ -223,10 +220,3 @@ def test_no_images_and_no_tokens_give_no_windows():
 def test_a_scale_that_is_no_size_is_named(scale, sentence):
     with pytest.raises(InputError, match=sentence):
         windows(torch.zeros(1, 3, 16, 12), torch.tensor([[[0.5, 0.5, 1.0], [0.5, 0.5, scale]]]), 8)
-    with pytest.raises(InputError, match=r"above 0|pixels wide"):
-        spot.windows(torch.zeros(1, 3, 16, 12), torch.full((1, 2, 2), 0.5), 8, scale)
-
-
-def test_two_scales_for_one_window_are_refused():
-    with pytest.raises(InputError, match="not both"):
-        windows(torch.zeros(1, 3, 8, 8), torch.full((1, 2, 3), 0.5), 4, 1.0)

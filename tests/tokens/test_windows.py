@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spot.errors import InputError
+from spot.placement.sizes import sized
 from spot.tokens.windows import windows
 
 
@@ -65,9 +66,7 @@ def test_windows_match_the_definition_anywhere_in_and_around_any_image(size, hei
     images = torch.randn(2, 2, height, width, generator=generator, dtype=torch.float64)
     positions = torch.rand(2, 3, 2, generator=generator, dtype=torch.float64) * 2 - 0.5
     expected = slow_windows(images, positions, size, scale)
-    torch.testing.assert_close(windows(images, positions, size, scale), expected, atol=1e-9, rtol=1e-7)
-    if scale == 1:
-        torch.testing.assert_close(windows(images, positions, size), expected, atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(windows(images, sized(positions, scale), size), expected, atol=1e-9, rtol=1e-7)
 
 
 def test_windows_agree_with_grid_sample():
@@ -108,15 +107,6 @@ def test_the_gradient_passes_where_a_position_is_snapped_to_a_pixel():
     # Moving a whole window right by one pixel adds 1 to each of its samples, but for the right border.
     per_fraction = positions.grad[0, :, 1] / 32
     assert per_fraction.tolist() == [256.0, 240.0, 256.0, 240.0]
-
-
-def test_each_token_can_have_its_own_scale():
-    images, positions = torch.randn(2, 3, 12, 12), torch.rand(2, 3, 2)
-    scale = torch.rand(2, 3) + 0.5
-    together = windows(images, positions, 4, scale)
-    for n in range(3):
-        alone = windows(images[:1], positions[:1, n : n + 1], 4, float(scale[0, n]))
-        torch.testing.assert_close(together[0, n], alone[0, 0], atol=1e-5, rtol=1e-5)
 
 
 def test_bfloat16_images_keep_their_type_and_subpixel_placement():
@@ -180,8 +170,3 @@ def test_no_images_give_no_windows():
 def test_bad_input_is_named(images, positions, size, sentence):
     with pytest.raises(InputError, match=sentence):
         windows(images, positions, size)
-
-
-def test_a_scale_of_the_wrong_shape_is_named():
-    with pytest.raises(InputError, match="scale must be"):
-        windows(torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 2), 4, torch.ones(1, 2, 2))
