@@ -10,6 +10,8 @@ PROGRAMS = {
     "paper.fixed_weights": "WEIGHTS VAL OUT",
     "paper.merging_schedules": "WEIGHTS TRAIN OUT",
     "paper.policies": "MODEL WEIGHTS DATA",
+    "paper.needle_control": "MIX DENSE",
+    "paper.scale_up": "--rehearse",
     "tools.make_assets": "--runs",
 }
 
