@@ -22,7 +22,7 @@ faults: install
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
-	$(PYTHON) -m tools.oldest > .venv-oldest/constraints.txt
+	sed -nE '/^dependencies/,/^]/s/.*"([^>]+)>=([^"]+)".*/\1==\2/p' pyproject.toml > .venv-oldest/constraints.txt
 	.venv-oldest/bin/python -m pip install --quiet --constraint .venv-oldest/constraints.txt --editable '.[clipseg,onnx]' pytest hypothesis
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest tests/tokens tests/placement tests/models/test_spot_vit.py \
 	  tests/models/test_checkpoints.py tests/test_store.py tests/faults/test_refused.py $(ARGS)

@@ -7,7 +7,6 @@ allocates beyond the picture, at its peak, in MB. `python -m benchmarks.large_pi
 """
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -15,10 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
 
 import spot
+from benchmarks import peak
 from spot import report
+from spot.evaluation.throughput import cpu_threads, interleaved
 from spot.placement.finder import Finder
 from spot.placement.glimpses import glimpse_positions, whole_picture
 
@@ -26,55 +26,28 @@ SIDES, LARGEST = (224, 448, 1024, 2048, 4096), 1024  # of the dense ViT
 
 
 def run(rounds: int = 9, sides: tuple[int, ...] = SIDES) -> list[dict[str, Any]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     model = spot.adapt("vit_tiny_patch16_224", tokens=49).eval()
     finder = Finder(16, candidates=40).eval()
     glimpse = torch.tensor([[[0.45, 0.6, 112.0]]])
     rows = []
-    with torch.inference_mode():
+    with torch.inference_mode(), cpu_threads(1):
         for side in sides:
             images = torch.rand(1, 3, side, side)
-            calls: dict[str, Callable[[], Any]] = {
-                "glimpse": lambda images=images: model(images, glimpse_positions(images, glimpse, 49, 16)),
-                "found": lambda images=images: model(images, finder(images, 49)),
-                "tiles": lambda images=images: model(images, whole_picture(images, 49, 16)),
-                "resized": lambda images=images: model(
+            calls: dict[str, Callable[[Any], Any]] = {
+                "glimpse": lambda images: model(images, glimpse_positions(images, glimpse, 49, 16)),
+                "found": lambda images: model(images, finder(images, 49)),
+                "tiles": lambda images: model(images, whole_picture(images, 49, 16)),
+                "resized": lambda images: model(
                     F.interpolate(images, (224, 224), mode="bilinear", antialias=True), model.grid()[None]
                 ),
             }
             if side <= LARGEST:
-                calls["dense"] = lambda images=images: model(images, model.grid(images))
-            spent = in_turns(calls, rounds)
-            rows += [{"side": side, "what": name, "ms": spent[name], "MB": memory(calls[name])} for name in calls]
-    torch.set_num_threads(threads)
+                calls["dense"] = lambda images: model(images, model.grid(images))
+            interleaved(calls, images, 1)  # to warm up
+            for name, spent in interleaved(calls, images, rounds, "processor").items():
+                memory = round(peak(calls[name], images) / 1e6, 1)
+                rows.append({"side": side, "what": name, "ms": round(1000 * median(spent), 1), "MB": memory})
     return rows
-
-
-def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Milliseconds of processor time of each call, the median of rounds in which they take turns."""
-    spent: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
-        for name, call in calls.items():
-            begun = time.process_time()
-            call()
-            if turn:  # the first one is to warm up
-                spent[name].append(time.process_time() - begun)
-    return {name: round(1000 * median(times), 1) for name, times in spent.items()}
-
-
-def memory(call: Callable[[], Any]) -> float:
-    """The largest sum of allocations and releases during a call, in MB."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
-    recorder = profiler.profiler
-    assert recorder is not None and recorder.kineto_results is not None
-    held = peak = 0
-    for event in sorted(recorder.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return round(peak / 1e6, 1)
 
 
 def page(rows: list[dict[str, Any]]) -> str:

@@ -5,13 +5,12 @@ model's time by the row's in the same round, median over rounds; "by MACs" is wh
 promise. "of timm" is timm's time on as many randomly kept patches by the row's: 1 is no overhead at all.
 """
 
-from statistics import median
-
 import torch
 from timm.layers import PatchDropout as TimmPatchDropout
 from torch import Tensor, nn
 
 import spot
+from benchmarks import ratio
 from spot.evaluation.cost import macs
 from spot.evaluation.throughput import cpu_threads, interleaved
 from spot.models.tome import ToMe
@@ -66,8 +65,3 @@ def run(rounds: int = 9) -> list[dict]:
         }
         for name, tokens in sorted(calls, key=lambda key: (str(key[1]).rjust(5), key[0] != "timm"))
     ]
-
-
-def ratio(seconds: dict, other: tuple, ours: tuple) -> float:
-    """The other's time by ours in the same round, median over rounds."""
-    return median(a / b for a, b in zip(seconds[other], seconds[ours], strict=True))

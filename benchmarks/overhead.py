@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import spot
+from benchmarks import ratio
 from spot.evaluation.throughput import cpu_threads, interleaved
 
 
@@ -36,8 +37,8 @@ def run(rounds: int = 41) -> list[dict]:
             "tokens": tokens,
             "part": part,
             "ms": 1000 * median(seconds[part, tokens]),
-            "times as fast": ratio(seconds["dense", 196], seconds[part, tokens]),
-            "share": None if part == "dense" else ratio(seconds[part, tokens], seconds["forward pass", tokens]),
+            "times as fast": ratio(seconds, ("dense", 196), (part, tokens)),
+            "share": None if part == "dense" else ratio(seconds, (part, tokens), ("forward pass", tokens)),
         }
         for part, tokens in calls
     ]
@@ -49,7 +50,3 @@ def blocks(vit: torch.nn.Module, tokens: Tensor, image: Tensor) -> Tensor:
 
 def embed(model: spot.SpotViT, image: Tensor) -> Tensor:
     return model.embed(image, model.placed(image))[0]
-
-
-def ratio(one: list[float], other: list[float]) -> float:
-    return median(a / b for a, b in zip(one, other, strict=True))

@@ -8,11 +8,11 @@ budgets); the last rows say what building it takes.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import spot
-from benchmarks.tokens import BATCH, SIDE, SIZE, ratio
+from benchmarks import ratio
+from benchmarks.tokens import BATCH, SIDE, SIZE, grid_sample_windows
 from spot.evaluation.throughput import interleaved
 from spot.placement.sizes import sized
 from spot.tokens.pyramid import Pyramid, pyramid
@@ -43,25 +43,19 @@ def against_grid_sample(levels: Pyramid, positions: Tensor, scale: float, rounds
     placed = sized(positions, scale)
     calls = {
         "spot": lambda images: spot.windows(levels, placed, SIZE),
-        "grid_sample": lambda images: grid_sample_windows(levels, positions, scale),
+        "grid_sample": lambda images: from_levels(levels, positions, scale),
     }
     seconds = timed(calls, levels.levels[0], rounds)
     against = ratio(seconds, "grid_sample", "spot")
     return row(f"windows of scale {scale:g}", positions.shape[1], "grid_sample", against)
 
 
-def grid_sample_windows(levels: Pyramid, positions: Tensor, scale: float) -> Tensor:
+def from_levels(levels: Pyramid, positions: Tensor, scale: float) -> Tensor:
     """The same samples through the general grid sampler, from one level where that is enough."""
-    offsets = (torch.arange(SIZE) - (SIZE - 1) / 2) * 2 * scale / SIDE
-    y, x = ((positions[..., axis] * 2 - 1)[..., None] + offsets for axis in (0, 1))
-    points = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
     below, share = int(math.log2(scale)), math.log2(scale) % 1
-    sampled = [
-        F.grid_sample(levels.levels[number], points, padding_mode="border", align_corners=False)
-        for number in ([below, below + 1] if share else [below])
-    ]
-    mixed = sampled[0] if not share else torch.lerp(sampled[0], sampled[1], share**2)
-    return mixed.unflatten(2, (-1, SIZE)).transpose(1, 2)
+    numbers = [below, below + 1] if share else [below]
+    sampled = [grid_sample_windows(levels.levels[number], positions, scale) for number in numbers]
+    return torch.lerp(*sampled, share**2) if share else sampled[0]
 
 
 def timed(calls: dict, images: Tensor, rounds: int) -> dict[str, list[float]]:

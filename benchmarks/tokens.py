@@ -5,19 +5,15 @@ above 1 we are faster. "memory" is the most that is alive at once beyond the ima
 units of the window tensor.
 """
 
-import weakref
 from collections.abc import Callable
-from statistics import median
-from typing import Any
 
 import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import spot
+from benchmarks import peak, ratio
 from spot.evaluation.throughput import interleaved
 
 BATCH, SIDE, SIZE = 32, 224, 16
@@ -31,9 +27,9 @@ def run(rounds: int = 15) -> list[dict]:
     return [*rows, against_convolution(images, rounds)]
 
 
-def grid_sample_windows(images: Tensor, positions: Tensor) -> Tensor:
+def grid_sample_windows(images: Tensor, positions: Tensor, scale: float = 1.0) -> Tensor:
     """The same samples through the general grid sampler."""
-    offsets = (torch.arange(SIZE) - (SIZE - 1) / 2) * 2 / SIDE
+    offsets = (torch.arange(SIZE) - (SIZE - 1) / 2) * 2 * scale / SIDE
     y, x = ((positions[..., axis] * 2 - 1)[..., None] + offsets for axis in (0, 1))
     points = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
     sampled = F.grid_sample(images, points, padding_mode="border", align_corners=False)
@@ -67,7 +63,7 @@ def against_grid_sample(images: Tensor, tokens: int, rounds: int) -> list[dict]:
                 "tokens": tokens,
                 "against": "grid_sample",
                 "ratio": ratio(seconds, "grid_sample", "spot"),
-                "memory": peak(calls["spot"], images, tokens),
+                "memory": beyond(calls["spot"], images, tokens),
             }
         )
     return rows
@@ -91,46 +87,10 @@ def against_convolution(images: Tensor, rounds: int) -> dict:
         "tokens": 196,
         "against": "patch embedding",
         "ratio": ratio(seconds, "convolution", "spot"),
-        "memory": peak(calls["spot"], images, 196),
+        "memory": beyond(calls["spot"], images, 196),
     }
 
 
-def ratio(seconds: dict[str, list[float]], other: str, ours: str) -> float:
-    return median(a / b for a, b in zip(seconds[other], seconds[ours], strict=True))
-
-
-def peak(call: Callable[[Tensor], object], images: Tensor, tokens: int) -> float:
-    """Most bytes alive at once during a call, beyond one window tensor (the result), in window tensors."""
-    window = BATCH * tokens * 3 * SIZE * SIZE * 4
-    with Peak() as seen:
-        call(images)
-    return seen.most / window - 1
-
-
-class Peak(TorchDispatchMode):
-    """Counts the bytes of storages that come out of operators and have not been freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive = self.most = 0
-        self.seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if not isinstance(tensor, Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
-            if key in inputs or key in self.seen:  # a view or the same tensor again
-                continue
-            self.seen.add(key)
-            self.alive += size
-            weakref.finalize(storage, self._freed, key, size)
-        self.most = max(self.most, self.alive)
-        return result
-
-    def _freed(self, key: int, size: int) -> None:
-        self.seen.discard(key)
-        self.alive -= size
+def beyond(call: Callable[[Tensor], object], images: Tensor, tokens: int) -> float:
+    """The peak memory of a call beyond one window tensor (the result), in window tensors."""
+    return peak(call, images) / (BATCH * tokens * 3 * SIZE * SIZE * 4) - 1

@@ -1,6 +1,5 @@
 """A training step off the grid against plain timm at as many tokens (goal: at most 1.05 times its time)"""
 
-import time
 from collections.abc import Callable
 from statistics import median
 
@@ -9,6 +8,8 @@ import torch
 from torch.nn import functional as F
 
 import spot
+from benchmarks import ratio
+from spot.evaluation.throughput import interleaved
 from spot.placement.priors import uniform
 
 
@@ -22,33 +23,28 @@ def run(repeats: int = 11, batch: int = 16, model: str = "vit_tiny_patch16_224")
         theirs = timm.create_model(model, img_size=16 * side).train()
         positions = uniform(images, tokens, torch.Generator().manual_seed(0))
         small = torch.randn(batch, 3, 16 * side, 16 * side)
-        steps = [
-            trainer(ours, lambda images=images, positions=positions, ours=ours: ours(images, positions), labels),
-            trainer(theirs, lambda small=small, theirs=theirs: theirs(small), labels),
-        ]
-        for step in steps:
-            step()
-        pairs = [[clock(step) for step in steps] for _ in range(repeats)]
-        spot_ms, timm_ms = (1000 * median(times) for times in zip(*pairs, strict=True))
-        ratio = median(first / second for first, second in pairs)
-        rows.append({"tokens": tokens, "spot ms": spot_ms, "timm ms": timm_ms, "ratio": ratio})
+        steps = {
+            "spot": trainer(
+                ours, lambda images=images, positions=positions, ours=ours: ours(images, positions), labels
+            ),
+            "timm": trainer(theirs, lambda small=small, theirs=theirs: theirs(small), labels),
+        }
+        interleaved(steps, images, 1)  # to warm up
+        seconds = interleaved(steps, images, repeats, "processor")
+        times = {f"{name} ms": 1000 * median(each) for name, each in seconds.items()}
+        rows.append({"tokens": tokens, **times, "ratio": ratio(seconds, "spot", "timm")})
     return rows
 
 
-def trainer(model: torch.nn.Module, forward: Callable[[], torch.Tensor], labels: torch.Tensor) -> Callable[[], None]:
-    """One optimiser step as a function."""
+def trainer(
+    model: torch.nn.Module, forward: Callable[[], torch.Tensor], labels: torch.Tensor
+) -> Callable[[torch.Tensor], None]:
+    """One optimiser step as a function, which `interleaved` calls with images."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
-    def step() -> None:
+    def step(_: torch.Tensor) -> None:
         F.cross_entropy(forward(), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
-
-
-def clock(step: Callable[[], None]) -> float:
-    """CPU seconds of a step: wall time would measure the neighbours."""
-    began = time.process_time()
-    step()
-    return time.process_time() - began

@@ -1,9 +1,9 @@
 """Reproduce a table or figure of the paper: `python -m paper NAME`, or all of them: `python -m paper all`."""
 
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from tyro.conf import Positional, arg
 
 from paper.backbone import SCENE_BACKBONES, backbones
@@ -12,9 +12,9 @@ from paper.run import run, tell_findings, write
 from paper.settings import StudySettings
 from paper.study import STUDIES, Result, find_study
 from spot import report
-from spot.cli import one_sentence
 from spot.errors import InputError
 from spot.processes import this_process
+from tools.program import program
 
 
 def study(
@@ -60,9 +60,8 @@ def study(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run studies; bad input ends in one sentence on stderr and exit code 2."""
-    text = (study.__doc__ or "").format(studies=", ".join(STUDIES))
-    with one_sentence("paper"):
-        tyro.cli(study, prog="python -m paper", description=text.split("\n\n    Args:")[0], args=arguments)
+    text = (getdoc(study) or "").format(studies=", ".join(STUDIES))
+    program("paper", study, text.split("\n\nArgs:")[0], arguments)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Early exit: accuracy against mean multiply-adds of cascades, single budgets, ToMe and a smaller image.
 
 Cascades are calibrated for several expected losses on images of the bank, without their labels, and measured on the
-study's images. Without a bank every second image calibrates, and the others are measured. Every possible stage runs
-once on every image; the stage at which an image stops is computed from these predictions. For comparison the table
-contains published results of two cascades of ViTs that were trained for early exit for 300 epochs.
+study's images. Every possible stage runs once on every image; the stage at which an image stops is computed from these
+predictions. For comparison the table contains published results of two cascades of ViTs that were trained for early
+exit for 300 epochs.
 """
 
-import time
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,18 +15,17 @@ from torch import Tensor
 
 from paper.backbone import Backbone
 from paper.lab import Lab
-from paper.speed import alone
 from paper.statistics import difference, share
 from paper.study import Result, Row, Study, Table, cell, figure, signed
+from paper.timing import alone
 from spot.data.loader import Batch, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
 from spot.evaluation.early_exit import Candidates, Predicted, cheapest, possible_stages, predict_all, ways
-from spot.evaluation.throughput import cpu_threads
+from spot.evaluation.throughput import Clock, interleaved
 from spot.hashes import hash_tensors
 from spot.models.cascade import Cascade, Stage, joined, stage_model
-from spot.models.spot_vit import SpotViT
 from spot.placement.priors import LEARNED
 from spot.plots.accuracy import accuracy
 
@@ -43,8 +42,10 @@ DENSE = (79.8, 4.6)
 
 def run(lab: Lab) -> Result:
     """Cascades for every calibration goal, single budgets and baselines, against the dense ViT on the same images."""
+    if lab.settings.bank is None:
+        raise InputError("anytime calibrates cascades on other images than it measures; give a folder with --bank")
     rows: list[Row] = []
-    rest, calibrated = resting(lab), 0
+    calibrated = 0
     for backbone in lab.backbones:
         model, cells = backbone.model, len(backbone.model.grid())
         budgets = [tokens for tokens in lab.tokens if tokens < cells]
@@ -56,8 +57,8 @@ def run(lab: Lab) -> Result:
         base = here.dense.argmax(1) == here.labels
         about: Row = {"backbone": backbone.name}
         rows.append(about | {"method": "dense ViT", "tokens": cells, **judged(base, base, 1.0)})
-        for stage, right in zip(stages, right_of(here), strict=True):
-            name = "one budget" if not stage.merged else "merging"
+        for stage, logits in zip(stages, here.stages, strict=True):
+            name, right = "merging" if stage.merged else "one budget", logits.argmax(1) == here.labels
             rows.append(about | {"method": name, "tokens": named(stage), **judged(right, base, stage.macs / dense)})
         for name, prior, merge in WAYS:
             if prior not in known:
@@ -76,7 +77,7 @@ def run(lab: Lab) -> Result:
                     rows[-1] |= timed(lab, backbone, cascade_of(backbone, chosen, prior))
         for (rival, tokens), (made,) in rivals(lab, backbone, budgets).items():
             price = macs(lab.model(backbone, Setting(rival, tokens)))
-            rows.append(about | {"method": rival, "tokens": tokens, **judged(made.right[rest], base, price / dense)})
+            rows.append(about | {"method": rival, "tokens": tokens, **judged(made.right, base, price / dense)})
     notes = [
         lab.differs(searched=False),
         f"Cascades are calibrated on {calibrated} other images without their labels, to lose at most so many points as "
@@ -104,11 +105,6 @@ def named(stage: Stage) -> str:
     return f"{stage.tokens}–{stage.left()}" if stage.merged else str(stage.tokens)
 
 
-def resting(lab: Lab) -> slice:
-    """The measured images of the study: without a bank every second image is left for calibration."""
-    return slice(None) if lab.settings.bank is not None else slice(1, None, 2)
-
-
 def predictions(
     lab: Lab, backbone: Backbone, budgets: Sequence[int], prior: str | None
 ) -> tuple[list[Stage], Predicted, Predicted]:
@@ -129,10 +125,7 @@ def predictions(
         first = predicted(lab, backbone, early, bank=bank, prior=prior)
         return whole._replace(stages=torch.cat([first.stages[:few], whole.stages]))
 
-    if (rest := resting(lab)) == slice(None):
-        return stages, both(bank=False), both(bank=True)
-    every = both(bank=False)
-    return stages, part_of(every, rest), part_of(every, slice(0, None, 2))
+    return stages, both(bank=False), both(bank=True)
 
 
 def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -> Cascade:
@@ -151,22 +144,14 @@ def predicted(
     images = lab.sources.bank(model) if bank else lab.sources.images(model)
     hashed = lab.sources.images_hash(model, bank=bank)
     about: Row = {"kind": "stages", "name": backbone.name.replace("/", "-"), "model": backbone.hash, "images": hashed}
-    about |= {
-        "base": backbone.parent_hash,
-        "stages": [[each.tokens, *each.merged] for each in candidates.stages],
-        "bank": bank,
-        "limit": CALIBRATING,
-    }
+    about |= {"base": backbone.parent_hash, "bank": bank, "limit": CALIBRATING}
+    about["stages"] = [[each.tokens, *each.merged] for each in candidates.stages]
     if prior is not None and model.policy is not None:
         about["prior"] = hash_tensors(model.policy.state_dict())
 
     def compute() -> dict[str, Tensor]:
-        if bank and len(images) > CALIBRATING:
-            rows = [index * len(images) // CALIBRATING for index in range(CALIBRATING)]
-            subset: Any = torch.utils.data.Subset(images, rows)  # type: ignore[arg-type]
-        else:
-            subset = images
-        made = predict_all(candidates, loader(subset, lab.settings.batch_size, lab.settings.workers))
+        some = at_most(CALIBRATING, images) if bank else images
+        made = predict_all(candidates, loader(some, lab.settings.batch_size, lab.settings.workers))
         order = torch.tensor(sorted(range(len(made.keys)), key=made.keys.__getitem__))  # the order of lab.accuracy
         return {"stages": made.stages[:, order].half(), "dense": made.dense[order].half(), "labels": made.labels[order]}
 
@@ -174,13 +159,11 @@ def predicted(
     return Predicted(kept["stages"].float(), kept["dense"].float(), kept["labels"])
 
 
-def part_of(made: Predicted, rows: slice) -> Predicted:
-    """The predictions for some of the images."""
-    return Predicted(made.stages[:, rows], made.dense[rows], made.labels[rows])
-
-
-def right_of(made: Predicted) -> list[Tensor]:
-    return [stage.argmax(1) == made.labels for stage in made.stages]
+def at_most(count: int, images: Any) -> Any:
+    """The images, or so many of them, evenly spaced."""
+    if len(images) <= count:
+        return images
+    return torch.utils.data.Subset(images, [index * len(images) // count for index in range(count)])
 
 
 def outcome(made: Predicted, stages: Sequence[Stage], every: Sequence[Stage]) -> tuple[Tensor, Tensor, float]:
@@ -213,38 +196,27 @@ def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[s
     return lab.accuracies(backbone, settings)
 
 
-@torch.no_grad()
 def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:
     """A cascade's time as a share of the dense ViT's, on images of the study, at batch 1 and 32."""
-    images = lab.sources.images(backbone.model)
-    rows = [index * len(images) // TIMED for index in range(min(TIMED, len(images)))]
-    batches: list[Batch] = list(loader(torch.utils.data.Subset(images, rows), 32))  # type: ignore[arg-type]
+    batches: list[Batch] = list(loader(at_most(TIMED, lab.sources.images(backbone.model)), 32))
     pixels = torch.cat([batch.images for batch in batches])
     dense = backbone.parent or backbone.at(cascade.budgets[-1])
+    grid = dense.grid(pixels[:1])
+    calls = {
+        "cascade": lambda part: list(cascade(part)),
+        "dense": lambda part: dense(part, grid.expand(len(part), -1, -1)),
+    }
 
-    def call(clock: str, _: int) -> Row:
-        return {f"time {batch}": ratio(cascade, dense, pixels, batch) for batch in (1, 32)}
+    @torch.no_grad()
+    def call(clock: Clock, _: int) -> Row:
+        row: Row = {}
+        for batch in (1, 32):
+            parts = pixels.split(batch)
+            seconds = interleaved(calls, lambda _, parts=parts: parts, ROUNDS, clock)  # type: ignore[misc]
+            row[f"time {batch}"] = median(a / b for a, b in zip(seconds["cascade"], seconds["dense"], strict=True))
+        return row
 
     return alone(lab, call)
-
-
-def ratio(cascade: Cascade, dense: SpotViT, images: Tensor, batch: int) -> float:
-    """Ratio of the cascade's processor time to the dense ViT's: the median over interleaved rounds."""
-    ratios = []
-    grid = dense.grid(images[:1])
-    with cpu_threads(1):
-        for _ in range(ROUNDS):
-            times = []
-            for early_exit in (True, False):
-                start = time.process_time()
-                for part in images.split(batch):
-                    if early_exit:
-                        list(cascade(part))
-                    else:
-                        dense(part, grid.expand(len(part), -1, -1))
-                times.append(time.process_time() - start)
-            ratios.append(times[0] / times[1])
-    return sorted(ratios)[ROUNDS // 2]
 
 
 def published() -> list[Row]:

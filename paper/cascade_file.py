@@ -1,34 +1,36 @@
-"""A cascade as one ONNX file with an `If`, against a file per stage: python -m paper.cascade_file FOLDER [ROUNDS]
+"""A cascade as one ONNX file with an `If`, against a file per stage: python -m paper.cascade_file FOLDER
 
 FOLDER is what `spot export --cascade` wrote, with two stages. Batch 1, one thread, processor time, both in turns on
 noise, once with every image stopping after the first stage and once with none.
 """
 
-import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import numpy as np
 import onnx
 import onnxruntime
+import torch
 from onnx import TensorProto, helper
 
+from spot import report
+from spot.errors import InputError
+from spot.evaluation.throughput import interleaved
 from spot.export.runtime import ExportedCascade
+from tools.program import program
+
+WARM_UP = 3  # rounds
 
 
 def one_file(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
     """Stage 1, its confidence, and stage 2 inside an `If`: (images, until) → logits of the last stage that ran."""
     second = onnx.compose.add_prefix(second, "later/")
-    images = first.graph.input[0].name
-    rename(second.graph, second.graph.input[0].name, images)
     logits, later = first.graph.output[0].name, second.graph.output[0].name
     shape = [1, None]
+    given = helper.make_node("Identity", [first.graph.input[0].name], [second.graph.input[0].name])
     more = helper.make_graph(
-        list(second.graph.node),
+        [given, *second.graph.node],
         "later",
         [],
         [helper.make_tensor_value_info(later, TensorProto.FLOAT, shape)],
@@ -58,28 +60,11 @@ def one_file(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto
     return made
 
 
-def rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Rename an input wherever it is used, also in the graphs inside nodes."""
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            if name == old:
-                node.input[place] = new
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                rename(attribute.g, old, new)
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    begun = time.process_time()
-    call()
-    return time.process_time() - begun
-
-
 def main(folder: Path, rounds: int = 41) -> None:
     """Print the medians, and the ratio of the one file to the files."""
     cascade = ExportedCascade(folder, threads=1)
     if len(cascade.stages) != 2:
-        raise SystemExit(f"a cascade of two stages is needed, {folder} has {len(cascade.stages)}")
+        raise InputError(f"a cascade of two stages is needed, {folder} has {len(cascade.stages)}")
     first, second = (onnx.load(folder / stage["file"]) for stage in cascade.stages)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -94,21 +79,15 @@ def main(folder: Path, rounds: int = 41) -> None:
     for label, until in (("stop after stage 1", 0.0), ("run both stages", 2.0)):
         whole = {name: pixels, "until": np.array(until, np.float32)}
         calls = {
-            "a file per stage": lambda until=until: cascade(pixels, until),  # type: ignore[misc]
-            "one file": lambda whole=whole: session.run(None, whole),  # type: ignore[misc]
+            "a file per stage": lambda _, until=until: cascade(pixels, until),  # type: ignore[misc]
+            "one file": lambda _, whole=whole: session.run(None, whole),  # type: ignore[misc]
         }
-        times: dict[str, list[float]] = {each: [] for each in calls}
-        for number in range(rounds + 3):
-            for each in (*calls,) if number % 2 else (*reversed([*calls]),):
-                taken = seconds(calls[each])
-                if number >= 3:
-                    times[each].append(taken)
-        ratio = statistics.median(b / a for a, b in zip(*times.values(), strict=True))
-        medians = ", ".join(f"{each} {1000 * statistics.median(taken):.1f} ms" for each, taken in times.items())
-        print(f"{label}: {medians}; one file takes {ratio:.2f} of the time of the files")
+        interleaved(calls, torch.zeros(1), WARM_UP)
+        times = interleaved(calls, torch.zeros(1), rounds, "processor")
+        ratio = median(b / a for a, b in zip(*times.values(), strict=True))
+        medians = ", ".join(f"{each} {1000 * median(taken):.1f} ms" for each, taken in times.items())
+        report.say(f"{label}: {medians}; one file takes {ratio:.2f} of the time of the files")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        raise SystemExit(__doc__)
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:3]))
+    program("paper.cascade_file", main, __doc__)

@@ -1,31 +1,42 @@
-"""Distil one ViT in several ways with equal training: python -m paper.equal_training WEIGHTS TRAIN VAL [RUNS].
+"""Distil one ViT in several ways with equal training: python -m paper.equal_training WEIGHTS TRAIN VAL [--merged].
 
 All ways have the same teacher, images, crops, losses, learning rates and steps; only the student's input differs.
-This separates the gain from placed windows from the gain from training. WEIGHTS holds timm's files, TRAIN unlabelled
-photographs (without those in tools/set_aside.txt), VAL images that are read once for each row. Runs that are finished
-in RUNS (by default runs/equal) are skipped; interrupted ones resume. Writes docs/results/imagenet/equal-training.*.
+This separates the gain from placed windows from the gain from training. Runs that are finished in --runs are skipped;
+interrupted ones resume. Writes docs/results/imagenet/equal-training.*.
+
+With --merged: windows and a smaller image are measured as trained, and with more tokens of which similar ones are
+merged at the same multiply-adds. Merging itself is not trained. Writes docs/results/imagenet/equal-merging.*.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import spot
 from paper.statistics import difference, share
+from paper.study import signed
 from spot import report
 from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.draws import Draw, generator
+from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.cost import macs
 from spot.hashes import hash_file
-from spot.models.resize import Resize, shrunk
+from spot.models.family import Source, at_budget, dense_model
+from spot.models.merging import MERGED, Merging, price
+from spot.models.resize import Resize, shrunk, small_grid
+from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.models.tome_schedule import in_few_blocks
 from spot.options import TrainOptions
 from spot.placement.sizes import Scale, sized, tiling_scale
-from spot.store import read_state, whole, write_json, write_state
+from spot.store import read_state, write_json, write_state, write_text
+from spot.tokens.position_embedding import grid_positions
 from spot.training.batches import Part
 from spot.training.objectives import Distil, Prediction
 from spot.training.recipes import find_recipe, override, pairs
@@ -34,11 +45,15 @@ from tools.make_retrofits import NAMES, SET_ASIDE
 from tools.program import program
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "imagenet"
-BUDGETS = (25, 49, 100)
-STEPS = ("epochs=1", "ema=0.985", "precision=bf16")  # of distil-sizes
+NAME, BUDGETS = NAMES[0], (25, 49, 100)
+STEPS: Sequence[str] = ("epochs=1", "ema=0.985", "precision=bf16")  # of distil-sizes
 SQUARES = "budgets=((25,),(49,),(100,),(196,))"
 ALL = ("budgets=((195,),)", "shares=(1.0,)", "weights=(1.0,)", "priors=('uniform',)")
-FIRST = "windows, sizes"
+FIRST, SMALLER = "windows, sizes", "a smaller image"
+MOST = 0.9  # the largest share of a smaller image's patches to merge: not every number of patches is possible
+
+
+# The students' inputs
 
 
 class Resized(Distil):
@@ -79,87 +94,146 @@ class Merged(Distil):
         return Prediction(logits, pooled, [])
 
 
-# Changes to the recipe, the objective, and how the result is measured (a scale of windows, or a baseline).
-WAYS: dict[str, tuple[tuple[str, ...], type[Distil], str]] = {
-    FIRST: ((), Distil, "auto"),
-    "windows, sizes, another seed": (("seed=1",), Distil, "auto"),
-    "windows of scale 1": (("scale_std=none",), Distil, "1"),
-    "a smaller image": (("scale_std=none", SQUARES), Resized, "resize"),
-    "random patches of the grid": (("scale_std=none",), Dropped, "patch-dropout"),
-    "all patches, merged (ToMe)": (("scale_std=none",), Merged, "tome-cost"),
-    "195 windows anywhere, never few": (("scale_std=none", *ALL), Distil, "1"),
+class Way(NamedTuple):
+    """A way to distil: changes to the recipe, the objective, and how the result is measured."""
+
+    changes: tuple[str, ...] = ("scale_std=none",)
+    objective: type[Distil] = Distil
+    baseline: str = ""  # the model's input, by name in BASELINES; by default isotropic windows
+    scale: Scale = 1.0  # of these windows
+
+
+WAYS = {
+    FIRST: Way((), scale="auto"),
+    "windows, sizes, another seed": Way(("seed=1",), scale="auto"),
+    "windows of scale 1": Way(),
+    SMALLER: Way(("scale_std=none", SQUARES), Resized, "resize"),
+    "random patches of the grid": Way(objective=Dropped, baseline="patch-dropout"),
+    "all patches, merged (ToMe)": Way(objective=Merged, baseline="tome-cost"),
+    "195 windows anywhere, never few": Way(("scale_std=none", *ALL)),
 }
 
 
-def main(
-    weights: Path,
-    train: Path,
-    val: Path,
-    runs: Path,
-    *,
-    out: Path = OUT,
-    name: str = NAMES[0],
-    ways: Mapping[str, tuple[tuple[str, ...], type[Distil], str]] = WAYS,
-    budgets: Sequence[int] = BUDGETS,
-    options: Sequence[str] = STEPS,
-) -> None:
-    """Train and measure what is missing in RUNS; `options` are recipe fields of all ways."""
-    base = weights / f"{name}.safetensors"
-    right: dict[str, dict[str, torch.Tensor]] = {}
-    for way, (changes, objective, measured) in ways.items():
-        run = trained(way, changes, objective, base, train, runs, options)
-        file = run / "right.pt"
-        if not file.is_file():
-            write_state(file, outcomes(spot.load(run / "model"), measured, val, budgets))
-        right[way] = read_state(file)
-    rows = [row(way, right[way], right[next(iter(ways))]) for way in ways]
-    report.show(rows, "Top-1, %, after equal training")
-    about = {"model": name, "recipe": ["distil-sizes", *options], "images": len(next(iter(right[FIRST].values())))}
-    about["models"] = {name: {"source": name, "weights": hash_file(base)}}
-    write_json(out / "equal-training.json", {"rows": rows, "settings": about})
-    with whole(out / "equal-training.md") as temporary:
-        temporary.write_text(PAGE.format(table=report.markdown(rows), **about))
+# Merging after the training
 
 
-def trained(
-    way: str,
-    changes: Sequence[str],
-    objective: type[Distil],
-    base: Path,
-    train: Path,
-    runs: Path,
-    options: Sequence[str],
-) -> Path:
-    """The folder of a way's run, which is trained first if necessary."""
+class SmallerMerged(ToMe):
+    """A smaller image with more patches than its budget, merged at the budget's multiply-adds."""
+
+    def __init__(self, source: Source, tokens: int) -> None:
+        count, schedule = affordable(dense_model(source), tokens)
+        super().__init__(at_budget(source, count), r=schedule, own_placement=True)
+        self.places = grid_positions(small_grid(count, *self.model.img_size))
+
+    def place(self, images: Tensor, **_: Any) -> Tensor:
+        """The centres of the smaller image's patches (B, N, 2)."""
+        return self.places.to(images.device).expand(len(images), -1, -1)
+
+    def _encoded(self, images: Tensor, positions: Any, **placing: Any) -> Any:
+        return super()._encoded(shrunk(images, len(self.places), self.model.patch_size), self.place(images))
+
+
+def affordable(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
+    """The largest patch count of a smaller image that costs no more than `tokens` if merged, and the schedule."""
+    depth, budget = len(model.vit.blocks), price(model, tokens, [0] * len(model.vit.blocks))
+    for count in range(len(model.grid()), tokens, -1):
+        try:
+            small_grid(count, *model.img_size)
+        except InputError:
+            continue  # the aspect would change too much
+        for percent in range(round(100 * MERGED), round(100 * MOST) + 1):
+            schedule = in_few_blocks(percent / 100, count, depth)
+            if price(model, count, schedule) <= budget:
+                return count, schedule
+    return tokens, [0] * depth
+
+
+# The program
+
+Measured = dict[tuple[int, bool], tuple[Setting, Tensor]]  # by budget and merging: what was measured, right (M,)
+
+
+def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/equal"), merged: bool = False) -> None:
+    """Train and measure what is missing in RUNS, and write the table.
+
+    Args:
+        weights: a folder with timm's files.
+        train: unlabelled photographs; those in tools/set_aside.txt are left out.
+        val: labelled images, which are read once for each row.
+        runs: folder of the training runs.
+        merged: measure windows and a smaller image with and without merging, instead of all ways.
+    """
+    base = weights / f"{NAME}.safetensors"
+    found = {way: measured(way, base, train, val, runs, merged) for way in ((FIRST, SMALLER) if merged else WAYS)}
+    rows = merged_rows(found) if merged else trained_rows(found)
+    settings: dict[str, Any] = {"model": NAME, "recipe": ["distil-sizes", *STEPS]}
+    settings["images"] = len(found[FIRST][BUDGETS[0], False][1])
+    settings["models"] = {NAME: {"source": NAME, "weights": hash_file(base)}}
+    name, page = ("equal-merging", MERGED_PAGE) if merged else ("equal-training", PAGE)
+    report.show(rows, f"{name}: top-1, %")
+    write_json(OUT / f"{name}.json", {"rows": rows, "settings": settings})
+    write_text(OUT / f"{name}.md", page.format(table=report.markdown(rows), **settings))
+
+
+def measured(way: str, base: Path, train: Path, val: Path, runs: Path, merged: bool) -> Measured:
+    """A way's outcomes, by budget and whether tokens are merged; it is trained first if necessary."""
+    changes, objective, baseline, scale = WAYS[way]
     run = runs / way.replace(",", "").replace(" ", "-")
     if not (run / "model" / "model.safetensors").is_file():
         where = TrainOptions(data=str(train), out=run, leave_out=SET_ASIDE)
-        recipe = override(find_recipe("distil-sizes"), pairs([*options, *changes], "FIELD=VALUE"))
+        recipe = override(find_recipe("distil-sizes"), pairs([*STEPS, *changes], "FIELD=VALUE"))
         start(spot.load(base.stem, weights=base), recipe, where, objective=objective)
-    return run
+    model = spot.load(run / "model")
+    settings = {}
+    for tokens in BUDGETS:
+        settings[tokens, False] = Setting(baseline or "isotropic", tokens, scale=None if baseline else scale).of(model)
+        if merged:
+            even = model.at(prior="isotropic", scale="auto")
+            merging = Merging(even, tokens, "isotropic") if way == FIRST else SmallerMerged(model, tokens)
+            settings[tokens, True] = Setting(model=merging)
+    file = run / ("merged.pt" if merged else "trained.pt")
+    if not file.is_file():
+        result = evaluate(model, loader(data_for(model, str(val))), list(settings.values()))
+        write_state(file, {"right": [ranks == 0 for ranks in result.ranks]})
+    right = read_state(file)["right"]
+    return {line: (setting, each) for (line, setting), each in zip(settings.items(), right, strict=True)}
 
 
-def outcomes(model: spot.SpotViT, measured: str, val: Path, budgets: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Whether the model is right about each image, by budget, with the inputs it was trained on."""
-    if measured[0].isalpha() and measured != "auto":
-        settings = [Setting(measured, tokens) for tokens in budgets]
-    else:
-        scale: Scale = "auto" if measured == "auto" else 1.0
-        settings = [Setting("isotropic", tokens, scale=scale) for tokens in budgets]
-    result = evaluate(model, loader(data_for(model, str(val))), settings)
-    return {str(tokens): ranks == 0 for tokens, ranks in zip(budgets, result.ranks, strict=True)}
+def trained_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """A row for each way: its accuracies and their differences from the first way's, with intervals."""
+    rows = []
+    for way, own in found.items():
+        cells: dict[str, Any] = {"what the student is shown": way}
+        for line, (_, right) in own.items():
+            cells[f"{line[0]} tokens"] = share(right)["top1"]
+            if way != FIRST:
+                cells[f"against the first, {line[0]}"] = signed(difference(found[FIRST][line][1], right))
+        rows.append(cells)
+    return rows
 
 
-def row(way: str, ours: dict[str, torch.Tensor], first: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """A way's accuracies and their differences from the first way's, with intervals."""
-    cells: dict[str, Any] = {"what the student is shown": way}
-    for tokens, right in ours.items():
-        cells[f"{tokens} tokens"] = share(right)["top1"]
-        if right is not first[tokens]:
-            apart = difference(first[tokens], right)
-            ends = f"{apart['delta_low']:+.1f} to {apart['delta_high']:+.1f}"
-            cells[f"against the first, {tokens}"] = f"{apart['delta']:+.1f} ({ends})"
-    return cells
+def merged_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """A row for each budget and treatment: the gain from merging, and the difference to windows treated alike."""
+    rows = []
+    for tokens, merged, way in product(BUDGETS, (False, True), found):
+        setting, right = found[way][tokens, merged]
+        model: Any = setting.module
+        blocks = enumerate(model.schedule() if merged else ())
+        rows.append(
+            {
+                "at the cost of": tokens,
+                "what is shown": f"{way}, merged" if merged else way,
+                "tokens at first": model.starting_tokens if merged else tokens,
+                "merged in blocks": ", ".join(f"{number}: {count}" for number, count in blocks if count) or "–",
+                "GMACs": f"{macs(model) / 1e9:.3f}",
+                "top-1": f"{share(right)['top1']:.1f}",
+                "gain of merging": signed(difference(found[way][tokens, False][1], right)) if merged else "–",
+                "smaller image − windows": "–"
+                if way == FIRST
+                else signed(difference(found[FIRST][tokens, merged][1], right)),
+            }
+        )
+    return rows
 
 
 PAGE = """# Equal training
@@ -170,7 +244,16 @@ was taught, at the same multiply-adds (for ToMe where merging can reach them), o
 chosen on. Differences are paired, with 95 % intervals.
 
 {table}"""
+MERGED_PAGE = """# Equal training, then merging
+
+Made by `python -m paper.equal_training --merged`; nothing here is typed by hand. {model}, {recipe}: windows and a
+smaller image have the same teacher, images, views, losses, rates and number of steps. Each is measured as it was
+taught, and with more tokens of which similar ones are merged at the same multiply-adds. The column *merged in blocks*
+has the number of merged tokens by block, counted from 0. Merging was not trained. The {images} images were not used to
+choose anything. Differences are paired, with 95 % intervals.
+
+{table}"""
 
 
 if __name__ == "__main__":
-    program("equal training", __doc__, main, needed=3, runs="runs/equal")
+    program("paper.equal_training", main, __doc__)

@@ -15,14 +15,14 @@ from torch import Tensor
 import spot
 from paper.provenance import comment
 from spot import report
-from spot.data.images import data_for, listed
 from spot.data.loader import loader
 from spot.models.family import at_budget, dense_model
 from spot.models.merging import price
 from spot.models.shipped import ALIASES
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import at_most_half
-from spot.store import whole
+from spot.store import write_text
+from tools.make_retrofits import images_set_aside
 from tools.program import program
 
 BUDGETS = (25, 49)
@@ -60,9 +60,8 @@ def main(weights: Path, train: Path, out: Path) -> None:
     for alias, name in ALIASES.items():
         family = spot.Family(alias, weights=weights / f"{name.removesuffix('+spot')}.safetensors")
         dense = dense_model(family)
-        data = data_for(dense, str(train))
-        data.only(listed(Path(__file__).parents[1] / "tools" / "set_aside.txt"))  # type: ignore[union-attr]
-        batches = [(torch.cat([images, images.flip(-1)]), labels.repeat(2)) for images, labels, _ in loader(data, 25)]
+        data = loader(images_set_aside(dense, train), 25)
+        batches = [(torch.cat([images, images.flip(-1)]), labels.repeat(2)) for images, labels, _ in data]
         labels = torch.cat([each for _, each in batches])
         with torch.inference_mode():
             full = torch.cat([dense.vit(images).log_softmax(1) for images, _ in batches])
@@ -79,10 +78,9 @@ def main(weights: Path, train: Path, out: Path) -> None:
             cells = [number for name, number in row.items() if name.endswith(value)]
             row[f"mean {value}"] = round(sum(cells) / len(cells), 3)
     report.show(rows, "Merging schedules")
-    with whole(out) as temporary:
-        about = f"{len(labels)} images: those set aside, and their mirror images. "
-        about += "Written by `python -m paper.merging_schedules`."
-        temporary.write_text(f"{about}\n\n{comment({alias: alias for alias in ALIASES})}\n\n{report.markdown(rows)}")
+    about = f"{len(labels)} images: those set aside, and their mirror images. "
+    about += "Written by `python -m paper.merging_schedules`."
+    write_text(out, f"{about}\n\n{comment({alias: alias for alias in ALIASES})}\n\n{report.markdown(rows)}")
 
 
 def divergence(full: Tensor, made: Tensor) -> float:
@@ -97,4 +95,4 @@ def words(blocks: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    program("merging schedules", __doc__, main, needed=3)
+    program("paper.merging_schedules", main, __doc__)

@@ -1,6 +1,4 @@
-"""The control of `needle`: a ViT that was trained on dense grids, for the same number of steps as the sparse model.
-
-    python -m paper.needle_control --mix RUN/model --dense RUN/model
+"""The control of `needle`, trained on dense grids as long as the sparse model: python -m paper.needle_control MIX DENSE
 
 Both start from the same weights, pretrained on crops, and have the same recipe, images and steps:
 
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
 
 import spot
@@ -34,7 +31,8 @@ from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.hashes import hash_model
-from spot.store import write_json
+from spot.store import write_json, write_text
+from tools.program import program
 
 SHIPPED, MIX, DENSE, GRID = "scenes-needle", "mix, 200 steps", "all dense, 200 steps", "dense grid"
 
@@ -74,15 +72,8 @@ def main(
         for (name, placement), (model, tokens) in lines.items():
             right, gmacs = measured(model, size, "learned" if tokens == TOKENS else "isotropic", tokens, limit)
             first = right if first is None else first
-            row = {
-                "model": name,
-                "pixels": size,
-                "placement": placement,
-                "tokens": tokens,
-                "gmacs": gmacs,
-                **share(right),
-            }
-            rows.append({**row, **difference(right, first)})
+            row = {"model": name, "pixels": size, "placement": placement, "tokens": tokens, "gmacs": gmacs}
+            rows.append({**row, **share(right), **difference(right, first)})
     table = [
         {
             "image": f"{row['pixels']} × {row['pixels']}",
@@ -105,9 +96,9 @@ def main(
         "32 scenes of 192 pixels. The shipped model learned longer on crops, and is not to be compared with them.\n\n"
         f"{sentence(settings)}\n"
     )
-    (out / "needle-control.md").write_text(text)
-    report.say(report.markdown(table))
+    write_text(out / "needle-control.md", text)
+    report.show(table, "needle, with a dense control")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    program("paper.needle_control", main, __doc__)

@@ -1,6 +1,6 @@
-"""The gain from learned placement, and its use of the image: `python -m paper.policies MODEL=WEIGHTS DATA [FILE …]`.
+"""The gain from learned placement, and its use of the image: `python -m paper.policies MODEL WEIGHTS DATA`.
 
-    python -m paper.policies vit-ti=vit.safetensors imagenet-train-5k runs/attention.safetensors runs/oracle.safetensors
+    python -m paper.policies vit-ti vit.safetensors imagenet-train-5k --files runs/attention.safetensors u2netp.onnx
 
 Measured on the images in tools/set_aside.txt: the model's own policy and those of the files, each with its controls
 (its map of another image, the mean of its maps); isotropic placement; the class attention of the dense ViT, which is
@@ -8,7 +8,7 @@ an oracle; and the maps of saliency networks (.onnx files). Agreement and KL are
 error of the KL's difference from isotropic placement. Prints a table.
 """
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spot import report
-from spot.data.images import data_for
 from spot.data.loader import loader
-from spot.errors import InputError
 from spot.models.family import Source, at_budget, dense_model
 from spot.models.loading import load_policy, load_source
 from spot.models.spot_vit import SpotViT
@@ -27,19 +25,23 @@ from spot.options import LearnOptions
 from spot.placement.policy import Policy
 from spot.placement.sizes import resolve_scale, sized
 from spot.training.learn import around_the_middle, attention, saliency_target
+from tools.make_retrofits import images_set_aside
+from tools.program import program
 
-SET_ASIDE = Path(__file__).parents[1] / "tools" / "set_aside.txt"
 TOKENS = 25
 HOW = LearnOptions()
 
 
-def main(source: Source, data: str, files: list[Path], *, set_aside: Path = SET_ASIDE) -> list[dict[str, Any]]:
+def main(model: str, weights: Path, data: Path, files: tuple[Path, ...] = ()) -> None:
+    """Print the table of a retrofit, whose timm ViT has these weights."""
+    report.say(report.markdown(compared(load_source(model, weights=weights), data, files)))
+
+
+@torch.no_grad()
+def compared(source: Source, data: Path, files: Sequence[Path]) -> list[dict[str, Any]]:
     """A row for every placement."""
     model, dense = at_budget(source, TOKENS), dense_model(source)
-    images: Any = data_for(model, data, split="train")
-    names = set(set_aside.read_text().split())
-    images.keep([index for index, key in enumerate(images.keys) if key in names])
-    batches = list(loader(images, 50))
+    batches = list(loader(images_set_aside(model, data), 50))
     pixels, labels = (torch.cat([getattr(batch, part) for batch in batches]) for part in ("images", "labels"))
     full = in_parts(lambda part: dense(part, dense.grid(part)).softmax(1), pixels)
     policies = {"the policy": model.policy} if isinstance(model.policy, Policy) else {}
@@ -86,12 +88,4 @@ def error(differences: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or "=" not in sys.argv[1]:
-        raise SystemExit(__doc__)
-    name, weights = sys.argv[1].split("=", 1)
-    try:
-        with torch.no_grad():
-            loaded = load_source(name, weights=weights or None)
-            print(report.markdown(main(loaded, sys.argv[2], [Path(file) for file in sys.argv[3:]])))
-    except InputError as error_:
-        raise SystemExit(f"policies: {error_}") from None
+    program("paper.policies", main, __doc__)

@@ -39,7 +39,6 @@ from paper.run import tell_findings
 from paper.settings import StudySettings
 from paper.study import find_study
 from spot import report
-from spot.cli import one_sentence
 from spot.data.images import open_data
 from spot.errors import unknown
 from spot.models.checkpoints import read_state
@@ -51,6 +50,7 @@ from spot.store import write_text
 from spot.training.fresh import for_data
 from spot.training.recipes import find_recipe, override
 from spot.training.run import run as train
+from tools.program import program
 
 TRAIN_IMAGES, VAL_IMAGES, BUDGETS = 1_281_167, 50_000, (25, 49, 100, 196)
 GPUS = 8
@@ -331,11 +331,5 @@ def scale_up(
         report.say(f"Every table is in {out / 'tables.md'}.")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The program; bad input ends in one sentence on stderr and exit code 2."""
-    with one_sentence("paper.scale_up"):
-        tyro.cli(scale_up, prog="python -m paper.scale_up", args=arguments)
-
-
 if __name__ == "__main__":
-    main()
+    program("paper.scale_up", scale_up)

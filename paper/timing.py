@@ -1,91 +1,57 @@
-"""Interleaved timing of models: speed-ups over the first model, with intervals, and ratios of multiply-adds.
+"""The speed of models in studies. All models take turns in one run.
 
-In every round each model is timed once. A speed-up is the median over rounds of the first model's time divided
-by the other's.
+On a CPU the processor time of one thread is measured, which is stable on a busy machine; on other devices wall time.
+Times are never cached, because both times of a ratio must come from the same run.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from accelerate.utils import broadcast_object_list
 
+from paper.lab import Lab
+from paper.study import Row
 from spot import report
-from spot.errors import InputError
 from spot.evaluation.cost import image_shape, macs
-from spot.evaluation.throughput import CLOCKS, Clock, interleaved, wait_for
+from spot.evaluation.throughput import Clock, cpu_threads, interleaved
 from spot.models.wrappers import TokenModel
 
+ROUNDS, WARM_UP = 11, 2
+BATCH = {"cpu": 32}  # images per batch; other devices need larger batches to be busy
+OTHERWISE = 256
 
-def measure(
-    models: Mapping[str, TokenModel],
-    *,
-    batch_sizes: Sequence[int] = (1, 32),
-    rounds: int = 11,
-    warm_up: int = 2,
-    clock: Clock = "wall",
-    shape: tuple[int, ...] | None = None,
-    shown: bool = False,
-) -> list[dict[str, Any]]:
-    """Time models in turns: one row per batch size and model, with its ratio to the first model.
 
-    Args:
-        models: by their name in the rows; each is called `model(images)` on its own device.
-        rounds: number of times that every model is timed. Medians are over rounds.
-        warm_up: number of untimed calls of every model at every batch size.
-        clock: processor time is this process's, summed over its threads; for the CPU with one thread.
-        shape: (C, H, W) of the images, by default the size that the models were built for.
+def timed(lab: Lab, models: Mapping[str, TokenModel]) -> dict[str, Row]:
+    """The speed of each model by name, at a large batch: speed-up over the first model (the median over rounds, with
+    its interval), MACs, and images per second. `single` is the speed-up at batch 1, with its interval."""
 
-    A row's columns: model, batch, tokens, GMACs for one image, MAC ratio (the first model's MACs by
-    this one's), speed-up (its time by this one's) with the ends low and high of its 95 % interval, and
-    images/s.
-    """
-    if not models:
-        raise InputError("there is no model to time")
-    if rounds < 1 or warm_up < 0 or not batch_sizes or min(batch_sizes) < 1:
-        raise InputError("timing needs at least one round and batches of at least one image")
-    shapes = {image_shape(model) for model in models.values()} if shape is None else {shape}
-    if len(shapes) > 1:
-        sizes = " and ".join(" × ".join(map(str, each)) for each in sorted(shapes))
-        raise InputError(f"these models were built for images of different sizes, {sizes}; time them one by one")
-    (shape,) = shapes
-    devices = {str(next(model.parameters()).device) for model in models.values()}
-    if len(devices) > 1:
-        raise InputError(f"models are on {', '.join(sorted(devices))}; move them to one device")
-    if clock == "processor" and (devices != {"cpu"} or torch.get_num_threads() > 1):
-        raise InputError("processor time measures one CPU thread; time other devices, and several, by the wall clock")
-    ready: dict[str, Any] = {name: model.eval() for name, model in models.items()}
-    costs = {name: macs(model, shape) for name, model in models.items()}
-    first = next(iter(models))
+    @torch.no_grad()
+    def call(clock: Clock, batch: int) -> dict[str, Row]:
+        ready: dict[str, Any] = {name: model.eval() for name, model in models.items()}
+        first, model = next(iter(models.items()))
+        parameter, costs = next(model.parameters()), {name: macs(each) for name, each in models.items()}
+        rows: dict[str, Row] = {
+            name: {"GMACs": cost / 1e9, "MAC ratio": costs[first] / cost, "batch": batch}
+            for name, cost in costs.items()
+        }
+        with report.progress(shown=True) as bar:
+            task = bar.add_task("timing", total=2 * ROUNDS)
+            for count, name, ends in ((1, "single", "single"), (batch, "speed-up", "speed")):
+                noise = torch.randn(count, *image_shape(model), generator=torch.Generator().manual_seed(0))
+                images = noise.to(parameter.device, parameter.dtype)
+                interleaved(ready, images, WARM_UP)
+                seconds = interleaved(ready, images, ROUNDS, clock, lambda: bar.advance(task))
+                for each, times in seconds.items():
+                    ratios = [one / other for one, other in zip(seconds[first], times, strict=True)]
+                    low, high = median_interval(ratios)
+                    rows[each] |= {name: median(ratios), f"{ends}_low": low, f"{ends}_high": high}
+                    rows[each]["images/s"] = count / median(times)  # of the large batch, which comes last
+        return rows
 
-    rows = []
-    with torch.no_grad(), report.progress(shown=shown) as bar:
-        task = bar.add_task("timing", total=len(batch_sizes) * rounds)
-        for batch in batch_sizes:
-            images = pictures(batch, shape, next(iter(ready.values())))
-            for model in ready.values():
-                for _ in range(warm_up):
-                    model(images)
-            seconds = interleaved(ready, images, rounds, clock, lambda: bar.advance(task))
-            for name, model in ready.items():
-                ratios = [a / b for a, b in zip(seconds[first], seconds[name], strict=True)]
-                low, high = median_interval(ratios)
-                rows.append(
-                    {
-                        "model": name,
-                        "batch": batch,
-                        "tokens": model.tokens,
-                        "GMACs": costs[name] / 1e9,
-                        "MAC ratio": costs[first] / costs[name],
-                        "speed-up": median(ratios),
-                        "speed-up low": low,
-                        "speed-up high": high,
-                        "images/s": batch / median(seconds[name]),
-                    }
-                )
-    return rows
+    return alone(lab, call)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -104,34 +70,52 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[inset], ordered[count - 1 - inset]
 
 
-def tokenizer_share(model: TokenModel, images: Tensor, clock: Clock = "wall") -> float:
-    """Median share of a call before the first block begins: placing, sampling and embedding tokens."""
-    now = CLOCKS[clock]
-    begun: list[float] = []
-
-    def begin(*_: Any) -> None:
-        wait_for(images.device)
-        begun.append(now())
-
-    # A block may be called in parts (ToMe), so the first part to begin counts.
-    hooks = [part.register_forward_pre_hook(begin) for part in model.spot_vit.vit.blocks[0].modules()]
-    shares = []
-    try:
-        for _ in range(5):
-            begun.clear()
-            wait_for(images.device)
-            start = now()
-            model(images)
-            wait_for(images.device)
-            shares.append((begun[0] - start) / max(now() - start, 1e-9))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return median(shares)
+def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
+    """The result of call(clock, batch) in the first process; the others wait, so that they do not disturb it."""
+    result: list[Any] = [None]
+    if lab.main:
+        given = about_timing(lab)["timing"]
+        with cpu_threads(given["threads"]):
+            result = [call(given["clock"], given["batch"])]
+    if lab.state.num_processes > 1:
+        broadcast_object_list(result)
+    return result[0]
 
 
-def pictures(batch: int, shape: tuple[int, ...], model: TokenModel) -> Tensor:
-    """Noise on the model's device and in its dtype; the images' content does not affect the time."""
-    parameter = next(model.parameters())
-    images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
-    return images.to(parameter.device, parameter.dtype)
+def about_timing(lab: Lab) -> dict[str, Any]:
+    """The timing method, for a result's settings."""
+    device = lab.state.device.type
+    threads, clock = (1, "processor") if device == "cpu" else (None, "wall")
+    batch = BATCH.get(device, OTHERWISE)
+    return {"timing": {"device": device, "threads": threads, "clock": clock, "batch": batch, "rounds": ROUNDS}}
+
+
+def how(lab: Lab) -> str:
+    """The same as a sentence."""
+    given = about_timing(lab)["timing"]
+    clock = "processor time of one thread" if given["clock"] == "processor" else f"the clock, on {given['device']}"
+    return (
+        f"Speed-ups are medians over {ROUNDS} rounds in turns in one run, batches of {given['batch']} and of 1, by "
+        f"{clock}; intervals are 95 % (order statistics). † above the ratio of multiply-adds: it owes that part to the "
+        "machine (what fits into its caches), not to the method."
+    )
+
+
+def shown(row: Row) -> str:
+    """A speed-up for tables, with its batch, and † if it exceeds the MAC ratio: 3.31×† (3.20–3.40) at 32."""
+    interval = f" ({row['speed_low']:.2f}–{row['speed_high']:.2f})" if "speed_low" in row else ""
+    above = "†" if row["speed-up"] > row.get("MAC ratio", row["speed-up"]) else ""
+    return f"{row['speed-up']:.2f}×{above}{interval}" + (f" at {row['batch']}" if "batch" in row else "")
+
+
+def shown_single(row: Row) -> str:
+    """The same for batch 1."""
+    return f"{row['single']:.2f}× ({row['single_low']:.2f}–{row['single_high']:.2f})" if "single" in row else ""
+
+
+def shown_macs(row: Row) -> str:
+    return f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else ""
+
+
+# The columns of a study's table.
+COLUMNS = {"speed-up": shown, "batch 1": shown_single, "by MACs": shown_macs}

@@ -9,11 +9,11 @@ also compared with a smaller image of as many patches, and with ToMe at its publ
 
 from torch import Tensor
 
-from paper import speed
 from paper.backbone import Backbone, vit_b16_macs
 from paper.lab import Lab
 from paper.statistics import difference, share
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed
+from paper.timing import COLUMNS, about_timing, how, timed
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.models.baselines import TOME_FLOOR
@@ -51,7 +51,7 @@ def run(lab: Lab) -> Result:
         rows += compared(lab, backbone, budgets, notes)
     notes = [
         lab.differs(searched=False),
-        speed.how(lab),
+        how(lab),
         "Speed-up and MAC ratio are relative to the dense ViT, the drop to the method's own dense accuracy on the same "
         "images. The paper's SPoT is relative to SPoT's own dense model, its ToMe rows are ToMe's published figures: "
         "another run on another GPU.",
@@ -66,7 +66,7 @@ def run(lab: Lab) -> Result:
         "retrofitted weights; none were trained to.",
         *dict.fromkeys(notes),
     ]
-    return Result(rows, paper_rows(), notes, speed.about_timing(lab))
+    return Result(rows, paper_rows(), notes, about_timing(lab))
 
 
 def paper_rows() -> list[Row]:
@@ -107,7 +107,7 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
         right |= {line: made.right for line, (made,) in lab.accuracies(its, own).items()}
     # The speed does not depend on the weights, so each method is timed once.
     models = {" ".join(line): lab.model(backbone, setting) for line, (setting, whose) in lines.items() if not whose}
-    speeds = speed.timed(lab, models)
+    speeds = timed(lab, models)
     rows = []
     for (method, what), (setting, whose) in lines.items():
         dense = right[SPOT if method == SPOT or whose or backbone.parent is None else VIT, "dense"]
@@ -141,8 +141,7 @@ def versus(row: Row) -> str:
 
 
 TABLE: Table = {
-    "backbone": "backbone", "method": "method", "setting": "setting", "speed-up": speed.shown,
-    "batch 1": speed.shown_single, "by MACs": speed.shown_macs, "top-1 %": cell, "change": signed,
+    "backbone": "backbone", "method": "method", "setting": "setting", **COLUMNS, "top-1 %": cell, "change": signed,
     "SPoT minus it": versus, "images": "images",
 }  # fmt: skip
 

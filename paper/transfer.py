@@ -8,7 +8,7 @@ import torch
 
 from paper.backbone import Backbone
 from paper.lab import Lab
-from paper.plots import matrix
+from paper.plots import grouped_bars
 from paper.statistics import difference, predicted, share
 from paper.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, p_value, signed
 from spot.errors import InputError
@@ -95,6 +95,10 @@ STUDY = Study(
     "transfer", "tab:transfer",
     "Do searched placements transfer: is a model more accurate at positions that another model found?",
     run,
-    figure(matrix, cells, panel="whose", title="Positions searched with one model, used by another"),
+    figure(
+        grouped_bars, cells, group="target", bar="source", value="delta", low="delta_low", high="delta_high",
+        panel="whose", label="change in top-1, points",
+        title="Positions searched with one model (colour), used by another",
+    ),
     TABLE,
 )  # fmt: skip

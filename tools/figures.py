@@ -1,19 +1,24 @@
-"""Draw the photographs of the README and the guides: python -m tools.figures WEIGHTS.
+"""Draw the pictures of the README and the guides: python -m tools.figures [--weights W] [--street MODEL PHOTO].
 
-WEIGHTS is the folder with timm's deit_tiny_patch16_224.fb_in1k.safetensors. Writes docs/images/photograph.png, one
+--weights: the folder with timm's deit_tiny_patch16_224.fb_in1k.safetensors. Writes docs/images/photograph.png, one
 photograph as a ViT sees it and as its retrofit does with an eighth of the tokens; docs/images/gallery.jpg, where every
 prior places tokens and where a search moves them, towards the dense prediction and away from it;
 docs/images/fit.jpg, a wide photograph cropped and whole; and docs/images/alike.jpg, points whose features are like
 that of a chosen one. The photographs are in docs/images/photos, with their licences.
+
+--street: a model of `spot learn --look glimpses`, and a photograph below val of the data of signs. Writes
+docs/images/street.jpg: the places that the model classified, what its tokens saw, and the predictions. Those of other
+inputs are the ones that `python -m paper.signs` wrote to docs/results/signs/signs.json.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 import spot
@@ -21,22 +26,43 @@ from spot import report
 from spot.data.classes import class_names
 from spot.data.picture import open_image, photo_transform
 from spot.models.family import Source, at_budget
+from spot.models.glimpsed import Glimpsed
+from spot.placement.glimpses import cut_out
 from spot.placement.saliency import resolve_saliency, rgb
 from spot.plots import save
 from spot.plots.layout import PlainFigure
 from spot.plots.placements import TOWARDS, Gallery, covered, draw_image, draw_windows, galleries
+from spot.store import read_json
 from spot.tokens.position_embedding import grid_positions
+from tools.program import program
 
 NAME = "deit_tiny_patch16_224.fb_in1k"
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+DOCS = Path(__file__).parents[1] / "docs"
+IMAGES = DOCS / "images"
 TOKENS = 25
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
 POINTS = {"cat": (0.42, 0.3), "coffee": (0.45, 0.5), "rocket": (0.4, 0.5)}  # (y, x), chosen by eye: eye, cup, rocket
+BESIDE = {  # other inputs of the same street, by their names in the study
+    "frozen: picture shrunk to 224 pixels across": "112 patches of the street at 224 pixels",
+    "frozen: picture shrunk to 680 pixels across": "1,050 patches, at 680 pixels",
+    "frozen: all patches": "all 4,250 patches",
+}
+COLOURS = ("#ffd21f", "#ff8c1a", "#ff5ca8")  # of the street's places
 STEPS, LR = 30, 1e-2  # longer than the paper's searches, so that the way of a token is seen
 
 
-def main(weights: Path, out: Path = IMAGES) -> None:
-    """Draw all figures."""
+def main(weights: Path | None = None, street: tuple[Path, Path] | None = None, out: Path = IMAGES) -> None:
+    """Draw the figures that the given files allow."""
+    if street is not None:
+        study = read_json(DOCS / "results" / "signs" / "signs.json")
+        save(draw_street(spot.load(street[0]).eval(), street[1], study), out / "street.jpg")
+    if weights is not None:
+        photographs(weights, out)
+    report.say(f"The figures are in {out}.")
+
+
+def photographs(weights: Path, out: Path) -> None:
+    """Draw all figures of the photographs in docs/images/photos."""
     files = sorted((IMAGES / "photos").glob("*.jpg"))
     family = spot.Family(f"{NAME}+spot", weights=weights / f"{NAME}.safetensors")
     vit, model = family.model(family.cells), family.model(TOKENS)
@@ -44,7 +70,6 @@ def main(weights: Path, out: Path = IMAGES) -> None:
     save(gallery(vit, model, files), out / "gallery.jpg")
     save(fits(family, IMAGES / "photos" / "rocket.jpg"), out / "fit.jpg")
     save(alike(vit, files), out / "alike.jpg")
-    report.console.print(f"The figures are in {out}.", soft_wrap=True)
 
 
 def opened(model: spot.SpotViT, file: Path) -> tuple[Tensor, Tensor]:
@@ -177,7 +202,42 @@ def alike(model: spot.SpotViT, files: Sequence[Path], side: int = 56) -> Figure:
     return figure
 
 
+@torch.no_grad()
+def draw_street(model: spot.SpotViT, photo: Path, study: dict[str, Any]) -> Figure:
+    """The street with the places that were classified, each as its tokens see it, and the predictions."""
+    images = photo_transform(model.data_config, "full")(open_image(photo))[None]
+    picture = rgb(images, model.data_config)[0]
+    pixels, (height, width) = (255 * picture).round().byte(), picture.shape[-2:]
+    several = Glimpsed(model)
+    samples = round(several.each_tokens**0.5) * model.patch_size  # a side of an inset
+    glimpses = several.finder.find(images, several.glimpses).glimpses
+    logits = several.each(images, glimpses)
+    names = model.class_names or [f"class {index}" for index in range(model.num_classes)]
+    figure = PlainFigure(13, 5.6, dpi=110)
+    wide, narrow = figure.subfigures(1, 2, width_ratios=[2.5, 1])
+    axes = wide.subplots()
+    draw_image(axes, picture)
+    axes.set_title(f"{width} × {height} pixels: {several.tokens} tokens on {several.glimpses} places", fontsize=12)
+    *cells, answers = narrow.subplots(several.glimpses + 1, 1, height_ratios=[*[1] * several.glimpses, 0.9])
+    for number, (inset, colour) in enumerate(zip(cells, COLOURS, strict=False)):
+        y, x, side = glimpses[0, number].tolist()
+        corner = (x * width - side / 2, y * height - side / 2)
+        axes.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=colour, linewidth=2.5))
+        draw_image(inset, cut_out(pixels, y * height, x * width, side, samples) / 255)
+        inset.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=colour, linewidth=6, transform=inset.transAxes))
+        best = logits[0, number].softmax(0).max(0)
+        inset.set_title(f"{names[int(best.indices)]} {best.values * 100:.0f} %", fontsize=11)
+    kind = f"{photo.parent.parent.name}/{photo.parent.name}/{photo.name}"
+    row = study["keys"].index(kind)
+    lines = [f"{text}: {study['predicted'][name][row]}" for name, text in BESIDE.items() if name in study["predicted"]]
+    here = names[int(several.decide(logits)[0].argmax())]
+    answers.text(
+        0.5, 0.95, f"{several.tokens} placed tokens: {here}", ha="center", va="top", fontsize=12, weight="bold"
+    )
+    answers.text(0.5, 0.7, "\n".join(lines), ha="center", va="top", fontsize=10.5, linespacing=1.5)
+    answers.axis("off")
+    return figure
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    program("tools.figures", main, __doc__)

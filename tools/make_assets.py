@@ -1,12 +1,11 @@
-"""Train the built-in models from nothing: `make assets`, or python -m tools.make_assets [RUNS].
+"""Train the built-in models from nothing: `make assets`, or python -m tools.make_assets.
 
-Runs the commands of STEPS one after the other in the folder RUNS (runs/assets by default). What is
+Runs the commands of CARDS one after the other in the folder --runs. What is
 done is skipped and what was interrupted goes on. After each, the model is written to spot/assets as
 float16, measured on scenes that no training has seen, and the model card README.md is written anew.
 """
 
 import csv
-import json
 import subprocess
 import sys
 import time
@@ -27,13 +26,11 @@ from spot.hashes import hash_model
 from spot.models.checkpoints import save_file_whole
 from spot.models.family import Family, Source, at_budget
 from spot.models.shipped import record
-from spot.store import whole
+from spot.store import read_json, write_json, write_text
 from spot.training.recipes import NEEDLE
 from tools.program import program
 
 ASSETS = Path(__file__).parents[1] / "spot" / "assets"
-IMAGES = 1024  # test scenes
-PRIORS, BUDGETS = ("isotropic", "center", "uniform"), (9, 16, 36, 64)
 
 
 @dataclass(frozen=True)
@@ -117,27 +114,27 @@ NEEDLE_STEPS = (
 
 @dataclass(frozen=True)
 class Card:
-    """A model card: its file, what it says first, and with what its models are measured."""
+    """A model card: its file, what it says first, the steps that make its models, and with what these are measured."""
 
     file: str
     words: str
+    steps: Sequence[Step]
     data: str
+    images: int  # test scenes
     priors: Sequence[str]
     budgets: Sequence[int]
 
 
-def main(
-    runs: Path, assets: Path = ASSETS, steps: Sequence[Step] = STEPS, images: int = IMAGES, card: Card | None = None
-) -> None:
-    """Make everything that is not there yet, and measure it on so many test scenes."""
-    card = card or Card("README.md", SCENES, "scenes", PRIORS, BUDGETS)
+def main(runs: Path = Path("runs/assets")) -> None:
+    """Make everything that is not there yet: the models for scenes, and the one for scenes of the setting needle."""
     runs.mkdir(parents=True, exist_ok=True)
-    for number, step in enumerate(steps):
-        if not (runs / step.name / "model" / "model.safetensors").is_file():
-            train(step, runs)
-        if step.shipped:
-            ship(runs / step.name / "model", assets / f"{step.name}.safetensors")
-            write_card(runs, assets, steps[: number + 1], images, card)
+    for card in CARDS:
+        for number, step in enumerate(card.steps, 1):
+            if not (runs / step.name / "model" / "model.safetensors").is_file():
+                train(step, runs)
+            if step.shipped:
+                ship(runs / step.name / "model", ASSETS / f"{step.name}.safetensors")
+                write_card(card, card.steps[:number], runs)
 
 
 def train(step: Step, runs: Path) -> None:
@@ -145,8 +142,7 @@ def train(step: Step, runs: Path) -> None:
     note = runs / f"{step.name}.json"
     if not note.is_file():
         began = {"commit": commit(), "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-        with whole(note) as temporary:
-            temporary.write_text(json.dumps(began) + "\n")
+        write_json(note, began)
     words = [*step.command.format(runs=runs).split(), "--data", step.data, "--val", step.data]
     call(*words, "--checkpoint-minutes", "2", "--out", runs / step.name)
 
@@ -177,17 +173,16 @@ def ship(trained: Path, file: Path) -> None:
 
 def measured(model: Source, file: Path, settings: Sequence[Setting], data: str, **options: Any) -> list[dict[str, Any]]:
     """Accuracy of a model's weights on data (with data_for's options), measured once and kept in the file."""
-    known = json.loads(file.read_text()) if file.is_file() else {}
+    known = read_json(file) if file.is_file() else {}
     weights = model.hash if isinstance(model, Family) else hash_model(model)
     if weights not in known:
         images = loader(data_for(at_budget(model), data, **options))
         known[weights] = evaluate(model, images, settings, title=model.name).rows()
-        with whole(file) as temporary:
-            temporary.write_text(json.dumps(known, indent=1) + "\n")
+        write_json(file, known)
     return known[weights]
 
 
-def write_card(runs: Path, assets: Path, steps: Sequence[Step], images: int, card: Card) -> None:
+def write_card(card: Card, steps: Sequence[Step], runs: Path) -> None:
     """Write the model card from the logs of these steps and the accuracy of what they ship."""
     accuracy, making, commands, logs = [], [], [], []
     settings = [Setting(prior, tokens) for prior in card.priors for tokens in card.budgets]
@@ -195,35 +190,30 @@ def write_card(runs: Path, assets: Path, steps: Sequence[Step], images: int, car
         epochs = epochs_of(runs / step.name)
         minutes = sum(float(row["seconds"]) for row in epochs) / 60
         note = runs / f"{step.name}.json"
-        about = {"commit": "unknown", "began": "unknown", **(json.loads(note.read_text()) if note.is_file() else {})}
-        line: dict[str, Any] = {
-            "model": step.name,
-            "what": step.about,
-            "minutes": round(minutes) if epochs else None,
-            **about,
-        }
+        line: dict[str, Any] = {"model": step.name, "what": step.about, "minutes": round(minutes) if epochs else None}
+        line |= {"commit": "unknown", "began": "unknown", **(read_json(note) if note.is_file() else {})}
         if step.shipped:
-            model = spot.load(assets / f"{step.name}.safetensors")
+            model = spot.load(ASSETS / f"{step.name}.safetensors")
             line["parameters"] = f"{sum(each.numel() for each in model.parameters()):,}"
-            rows = measured(model, runs / f"accuracy-{images}.json", settings, card.data, split="test", limit=images)
+            file = runs / f"accuracy-{card.images}.json"
+            rows = measured(model, file, settings, card.data, split="test", limit=card.images)
             accuracy += table(step.name, rows, card.priors)
             top1 = {row["tokens"]: row["top1"] for row in rows if row["placement"] == "isotropic"}
-            record(step.name, top1, "scenes", path=assets / "models.json")
+            record(step.name, top1, "scenes", path=ASSETS / "models.json")
         making.append(line)
         commands.append(f"spot {step.command.format(runs='runs/assets')} --data {step.data} --val {step.data}")
         logs += [f"{step.name}\n\n" + report.markdown([curve(row) for row in epochs])] if epochs else []
     options = "--checkpoint-minutes 2 --out runs/assets/NAME"
     text = CARD.format(
-        words=card.words.format(images=images),
-        files=comment({step.name: assets / f"{step.name}.safetensors" for step in steps if step.shipped}),
+        words=card.words.format(images=card.images),
+        files=comment({step.name: ASSETS / f"{step.name}.safetensors" for step in steps if step.shipped}),
         accuracy=report.markdown(accuracy, digits=1),
         making=report.markdown(making),
         commands="\n".join(commands),
         options=options,
         logs="\n".join(logs),
     )
-    with whole(assets / card.file) as temporary:
-        temporary.write_text(text)
+    write_text(ASSETS / card.file, text)
 
 
 def epochs_of(run: Path) -> list[dict[str, str]]:
@@ -269,7 +259,10 @@ learn` on 512 training scenes without labels; the file's header has the settings
 Top-1 in percent on {images} test scenes that no training has seen, of the float16 weights as shipped. With 576
 isotropic tokens the model reads its grid. What placement does for it: `python -m paper needle`."""
 
-OF_NEEDLE = Card("NEEDLE.md", NEEDLE_CARD, "needle", ("isotropic",), (64, 576))
+CARDS = (
+    Card("README.md", SCENES, STEPS, "scenes", 1024, ("isotropic", "center", "uniform"), (9, 16, 36, 64)),
+    Card("NEEDLE.md", NEEDLE_CARD, NEEDLE_STEPS, "needle", 256, ("isotropic",), (64, 576)),
+)
 
 CARD = """{words}
 
@@ -294,11 +287,5 @@ A row per epoch of 8,192 new scenes; val_N is top-1 on validation scenes with N 
 {logs}"""
 
 
-def all_models(runs: Path) -> None:
-    """The models for scenes, and the one for scenes of the setting needle."""
-    main(runs)
-    main(runs, steps=NEEDLE_STEPS, images=256, card=OF_NEEDLE)
-
-
 if __name__ == "__main__":
-    program("assets", __doc__, all_models, needed=0, runs="runs/assets")
+    program("tools.make_assets", main)

@@ -1,8 +1,8 @@
-"""Retrofit two real ViTs without labels: python -m tools.make_retrofits WEIGHTS TRAIN VAL [RUNS].
+"""Retrofit two real ViTs without labels: python -m tools.make_retrofits WEIGHTS TRAIN VAL.
 
 WEIGHTS holds timm's files (NAME.safetensors), TRAIN unlabelled photographs, VAL validation images that no training
-touches. For each ViT `spot retrofit` is run in RUNS with two seeds (runs/retrofits by default; what is done is skipped,
-what was interrupted goes on), without the images of tools/set_aside.txt. The mean of what the two changed gets a policy
+touches. For each ViT `spot retrofit` is run in --runs with two seeds (what is done is skipped, what was interrupted
+goes on), without the images of tools/set_aside.txt. The mean of what the two changed gets a policy
 (`spot learn`), and goes on with recipe distil-again. What is half way between goes to spot/assets, as a delta whose
 weights depend on the budget, with its policy inside, and its cascade, calibrated on the images set aside. On those,
 without labels, is measured how much of the change suits which budget. Then the ViT before, the delta as shipped and
@@ -11,7 +11,7 @@ what it was made of are measured on VAL, once, and RETROFITS.md and models.json 
 
 import copy
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from spot.models.checkpoints import save_folder
 from spot.models.deltas import delta_policy, save_delta
 from spot.models.family import Family
 from spot.models.shipped import CASCADE, record
-from spot.store import read_json, whole, write_json
+from spot.store import read_json, write_json, write_text
 from tools.make_assets import ASSETS, call, curve, epochs_of, measured
 from tools.program import program
 
@@ -50,28 +50,17 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 EARLY, COST = (49, 64, 81, 100), 0.65  # tokens a cascade may begin with, and its share of the dense multiply-adds
 
 
-def main(
-    weights: Path,
-    train: Path,
-    val: Path,
-    runs: Path,
-    *,
-    assets: Path = ASSETS,
-    retrofits: Mapping[str, Sequence[str]] = RETROFITS,
-    again: Mapping[str, Sequence[str]] = AGAIN,
-    budgets: Sequence[int] = BUDGETS,
-    set_aside: Path = SET_ASIDE,
-) -> None:
+def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/retrofits")) -> None:
     """Make and measure what is not there yet."""
     rows: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     shares, logs = [], []
-    looker = next(iter(retrofits))  # whose class attention all policies learn from
-    for name, changes in retrofits.items():
+    looker = next(iter(RETROFITS))  # whose class attention all policies learn from
+    for name, changes in RETROFITS.items():
         base = weights / f"{name}.safetensors"
-        where = ["--weights", base, "--data", train, "--leave-out", set_aside]
+        where = ["--weights", base, "--data", train, "--leave-out", SET_ASIDE]
         teacher = ["--teacher", looker, "--teacher-weights", weights / f"{looker}.safetensors"]
-        settings = [*(Setting("isotropic", tokens) for tokens in budgets), Setting("center", budgets[0])]
+        settings = [*(Setting("isotropic", tokens) for tokens in BUDGETS), Setting("center", BUDGETS[0])]
         before = spot.load(name, weights=base)
         rows.append(line(name, measured(before, runs / "accuracy.json", settings, str(val))))
         taught = {}
@@ -81,32 +70,31 @@ def main(
         mean = mean_of(list(taught.values()), runs / f"{name}-mean")
         start = policy_of(mean, name, base, where, teacher)
         taught |= {f"{name}+spot, their mean": mean, f"{name}+spot, gone on from there": runs / f"{name}-again"}
-        retrofit(start, where, runs / f"{name}-again", "distil-again", again.get(name, ()))
+        retrofit(start, where, runs / f"{name}-again", "distil-again", AGAIN.get(name, ()))
         final = mean_of([mean, runs / f"{name}-again"], runs / f"{name}-final")
         delta = policy_of(final, name, base, where, teacher)
-        kept = ["--data", train, "--keep", set_aside, "--tokens", *EARLY, "--cost", COST, "--prior", "learned"]
+        kept = ["--data", train, "--keep", SET_ASIDE, "--tokens", *EARLY, "--cost", COST, "--prior", "learned"]
         cascade = delta.with_suffix(CASCADE)
         call("calibrate", delta, "--weights", base, *kept, "--out", cascade)
         for file in (delta, cascade):
-            shutil.copy(file, assets / file.name)
+            shutil.copy(file, ASSETS / file.name)
         for title, run in {f"{name}+spot": final, **taught}.items():
-            each = agreements(before, run, train, set_aside, budgets[:-1])
+            each = agreements(before, run, train)
             shares += [{"retrofit": title, **row} for row in each]
             family = Family(delta_of(run, name, base), weights=base)
             found = measured(family, runs / "accuracy.json", settings, str(val))
             (rows if run == final else steps).append(line(title, found))
             if run == final:
                 top1 = {row["tokens"]: row["top1"] for row in found if row["placement"] == "isotropic"}
-                record(title, top1, "ImageNet", name, assets / "models.json")
+                record(title, top1, "ImageNet", name, ASSETS / "models.json")
         for run in (runs / name, runs / f"{name}-seed-1", runs / f"{name}-again"):
             log = report.markdown([minutes(row) for row in epochs_of(run)])
             recipe = read_json(run / "run.json")["settings"]["recipe"]
             logs.append(f"{name}, {recipe['name']}, seed {recipe['seed']}\n\n{log}")
     report.show([*rows, *steps], "Top-1, %")
-    with whole(assets / "RETROFITS.md") as temporary:
-        tables = {"accuracy": report.markdown(rows), "steps": report.markdown(steps), "shares": report.markdown(shares)}
-        files = comment({f"{name}+spot": assets / f"{name}+spot.safetensors" for name in retrofits})
-        temporary.write_text(CARD.format(**tables, files=files, logs="\n".join(logs)))
+    tables = {"accuracy": report.markdown(rows), "steps": report.markdown(steps), "shares": report.markdown(shares)}
+    files = comment({f"{name}+spot": ASSETS / f"{name}+spot.safetensors" for name in RETROFITS})
+    write_text(ASSETS / "RETROFITS.md", CARD.format(**tables, files=files, logs="\n".join(logs)))
 
 
 def retrofit(model: str | Path, where: Sequence[object], out: Path, recipe: str, changes: Sequence[str]) -> None:
@@ -152,23 +140,27 @@ def mean_of(runs: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def agreements(
-    before: spot.SpotViT, run: Path, train: Path, set_aside: Path, budgets: Sequence[int]
-) -> list[dict[str, Any]]:
+def images_set_aside(model: spot.SpotViT, train: Path) -> Images:
+    """The photographs of the folder that are set aside from training, for choices."""
+    data = data_for(model, str(train))
+    assert isinstance(data, Images)
+    data.only(listed(SET_ASIDE))
+    return data
+
+
+def agreements(before: spot.SpotViT, run: Path, train: Path) -> list[dict[str, Any]]:
     """How often shares of the change say what the ViT before says on its grid, in percent, on images set aside."""
     file = run / "shares.json"
     if not file.is_file():
-        data = data_for(before, str(train))
-        assert isinstance(data, Images)
-        data.only(listed(set_aside))
+        data = images_set_aside(before, train)
         said = evaluate(before, loader(data), [Setting("isotropic", len(before.grid()))], title="before").predictions[0]
         rows, after = [], spot.load(run / "model")
         for share in SHARES:
-            settings = [Setting("isotropic", tokens) for tokens in budgets]
+            settings = [Setting("isotropic", tokens) for tokens in BUDGETS[:-1]]
             model = mixture(before, after, share)
             ours = evaluate(model, loader(data), settings, title=f"{share} of the change").predictions
             agreed = (100 * (ours == said).double().mean(1)).tolist()
-            cells = {f"{tokens} tokens": each for tokens, each in zip(budgets, agreed, strict=True)}
+            cells = {f"{tokens} tokens": each for tokens, each in zip(BUDGETS[:-1], agreed, strict=True)}
             rows.append({"share of the change": share, **cells})
         write_json(file, rows)
     return read_json(file)
@@ -229,4 +221,4 @@ of the table above), and 2,500 more of 20 classes, less the 500 set aside. One t
 
 
 if __name__ == "__main__":
-    program("retrofits", __doc__, main, needed=3, runs="runs/retrofits")
+    program("tools.make_retrofits", main, __doc__)

@@ -1,20 +1,19 @@
-"""How a program of this folder begins and ends: folders on the command line, one sentence when it fails."""
+"""How a program of tools/ or paper/ begins and ends."""
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from spot.errors import InputError
+import tyro
+
+from spot.cli import one_sentence
 
 
-def program(name: str, about: str | None, main: Callable[..., object], *, needed: int, runs: str = "") -> None:
-    """Call main with the `needed` folders of the command line and the one for runs, if any, which may be left out."""
-    words, most = sys.argv[1:], needed + bool(runs)
-    if not needed <= len(words) <= most or words[:1] in (["-h"], ["--help"]):
-        raise SystemExit(about)
-    try:
-        main(*map(Path, [*words, runs][:most]))
-    except (InputError, OSError) as error:
-        raise SystemExit(f"{name}: {error}") from None
-    except KeyboardInterrupt:
-        raise SystemExit(f"{name}: stopped; what was finished is kept, and the same command goes on") from None
+def program(
+    name: str, main: Callable[..., object], about: str | None = None, arguments: Sequence[str] | None = None
+) -> None:
+    """Run `python -m NAME`. Its arguments are main's: those without a default by their place, the others by their name.
+
+    Bad input ends in one sentence on stderr and exit code 2. about: instead of main's docstring.
+    """
+    with one_sentence(name):
+        config = (tyro.conf.PositionalRequiredArgs,)
+        tyro.cli(main, prog=f"python -m {name}", description=about, args=arguments, config=config)

@@ -364,7 +364,8 @@ def check_method(out: Path, method: str, prompt: str | None) -> None:
     about = {"method": Path(method).name, "prompt": prompt}
     there = maps_about(out)
     if there:
-        refuse_difference(str(out), there, about, "choose another folder", only=list(about))
+        made = {name: there.get(name) for name in about}
+        refuse_difference(str(out), made, about, "choose another folder")
     if "macs" not in there:
         write_json(out / ABOUT, {**about, "macs": map_macs(method)})
 

@@ -6,6 +6,7 @@ import torch
 from paper import anytime
 from paper.study import find_study
 from spot.data.loader import loader
+from spot.errors import InputError
 from spot.evaluation.early_exit import cheapest
 from tests.conftest import random_policy
 
@@ -62,9 +63,9 @@ def test_a_cascade_can_place_where_the_policy_looks(make_lab):
     assert (step.macs[sorted(range(60), key=batch.keys.__getitem__)] == spent).float().mean() > 0.95
 
 
-def test_without_a_bank_half_of_the_images_calibrate(make_lab):
-    rows = anytime.run(make_lab(models=("one",), bank=None)).rows
-    assert {row["images"] for row in rows} == {30}
+def test_without_images_to_calibrate_on_it_is_refused(make_lab):
+    with pytest.raises(InputError, match="--bank"):
+        anytime.run(make_lab(models=("one",), bank=None))
 
 
 def test_models_and_parents_are_left_as_they_were_for_the_studies_that_follow(make_lab):

@@ -1,10 +1,13 @@
-"""What a student is shown, to compare placed windows with."""
+"""What a student is shown, to compare placed windows with, and a smaller image that is merged."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from paper.equal_training import Dropped, Merged, Resized
+from paper.equal_training import Dropped, Merged, Resized, SmallerMerged, affordable
+from spot.models.merging import price
+from spot.models.resize import Resize
+from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.training.batches import Part
 from tests.conftest import make_nano
@@ -58,3 +61,30 @@ def test_merging_is_taught_at_the_cost_of_the_budget():
     torch.testing.assert_close(distil.difference(merged, kept, step.images), divergence.sum(1) + apart)
     distil(step).loss.backward()
     assert distil.model.vit.blocks[0].attn.qkv.weight.grad.abs().sum() > 0
+
+
+IMAGES = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def model_of(depth: int = 12) -> SpotViT:
+    return make_nano(depth=depth, img_size=64)
+
+
+@torch.no_grad()
+def test_a_smaller_image_is_shrunk_and_then_merged():
+    model = model_of()
+    merged = SmallerMerged(model, 25)
+    assert merged.starting_tokens == 36 and sum(merged.schedule()) > 0
+    small = torch.nn.functional.interpolate(IMAGES, (48, 48), mode="bicubic", antialias=True)  # 6 patches of 8 a side
+    expected = ToMe(model.at(tokens=36), r=merged.schedule(), own_placement=True)(
+        small, Resize(model, 36).place(IMAGES)
+    )
+    torch.testing.assert_close(merged(IMAGES), expected)
+    assert (merged(IMAGES) - Resize(model, 36)(IMAGES)).abs().max() > 1e-4  # merging makes a difference
+
+
+@pytest.mark.parametrize("tokens", [9, 16, 25, 36])
+def test_a_smaller_image_that_merges_costs_no_more_than_its_budget(tokens):
+    model = model_of()
+    count, schedule = affordable(model, tokens)
+    assert count >= tokens and price(model, count, schedule) <= price(model, tokens, [0] * 12)

@@ -7,7 +7,7 @@ import torch
 
 import spot
 from paper import scale_up
-from paper.scale_up import FINETUNED, FULL, KINDS, MAE, STUDIES, Setup, Step, main, memory, plan, random_weights, steps
+from paper.scale_up import FINETUNED, FULL, KINDS, MAE, STUDIES, Setup, Step, memory, plan, random_weights, steps
 from spot.errors import InputError
 from spot.models.mae import has_decoder
 
@@ -36,7 +36,7 @@ def test_memory_by_hand():
     assert memory(196, 2048) == pytest.approx(1.359 + 15.80, abs=0.01)
 
 
-def test_what_is_done_is_skipped_and_steps_can_be_chosen(tmp_path, monkeypatch, capsys):
+def test_what_is_done_is_skipped_and_steps_can_be_chosen(tmp_path, monkeypatch):
     done = []
     listed = [
         Step(name, name, lambda setup, name=name: done.append((name, setup.data)), f"{name}.txt", 0, 0, 0)
@@ -44,13 +44,12 @@ def test_what_is_done_is_skipped_and_steps_can_be_chosen(tmp_path, monkeypatch, 
     ]
     monkeypatch.setattr(scale_up, "steps", lambda: listed)
     (tmp_path / "first.txt").write_text("there")
-    main(["--out", str(tmp_path), "--data", "imagenet", "--only", "first", "third"])
+    scale_up.scale_up(tmp_path, "imagenet", only=("first", "third"))
     assert done == [("third", "imagenet")]
-    main(["--out", str(tmp_path), "--plan-only"])
+    scale_up.scale_up(tmp_path, plan_only=True)
     assert len(done) == 1
-    with pytest.raises(SystemExit):
-        main(["--out", str(tmp_path), "--only", "fourth"])
-    assert "fourth" in capsys.readouterr().err
+    with pytest.raises(InputError, match="fourth"):
+        scale_up.scale_up(tmp_path, only=("fourth",))
 
 
 def test_the_rehearsals_files_are_read_as_the_published_ones_are(tmp_path):

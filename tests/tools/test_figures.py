@@ -1,8 +1,13 @@
 """The figures of the README and the guides, in small."""
 
+import numpy as np
 import pytest
+import torch
 from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.patches import Rectangle
+from PIL import Image
 
+from spot.placement.finder import Finder
 from tests.conftest import make_nano
 from tools import figures
 
@@ -56,3 +61,27 @@ def test_a_point_is_most_like_itself(model):
     axes = figures.alike(model, files, side=8).axes
     assert len(axes) == 6
     assert axes[1].get_title() == axes[5].get_title() == "how like it: up to 1.00"
+
+
+@pytest.fixture
+def finding():
+    torch.manual_seed(0)
+    model = make_nano(num_classes=3).at(tokens=4)
+    model.class_names = ["danger", "none", "other"]
+    model.prior = Finder(model.patch_size, longest=64, width=4, body=8, about={"made": {"none": "none"}}).eval()
+    return model
+
+
+def test_a_street_has_its_places_what_tokens_saw_and_the_predictions(finding, tmp_path):
+    photo = tmp_path / "val" / "danger" / "1.png"
+    photo.parent.mkdir(parents=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 136, 3), np.uint8)).save(photo)
+    study = {"keys": ["val/none/0.png", "val/danger/1.png"], "predicted": {"frozen: all patches": ["none", "other"]}}
+    wide, *cells, answers = figures.draw_street(finding, photo, study).axes
+    assert wide.get_title() == "136 × 80 pixels: 12 tokens on 3 places"
+    assert len([patch for patch in wide.patches if isinstance(patch, Rectangle)]) == len(cells) == 3
+    for cell in cells:
+        name, percent = cell.get_title().rsplit(" ", 2)[0], cell.get_title().rsplit(" ", 2)[1]
+        assert name in finding.class_names and 0 <= int(percent) <= 100
+    texts = [text.get_text() for text in answers.texts]
+    assert texts[0].startswith("12 placed tokens: ") and texts[1] == "all 4,250 patches: other"

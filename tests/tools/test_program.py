@@ -1,52 +1,35 @@
-"""How the programs of tools/ begin and end."""
+"""Every program says what it needs, and ends bad input in one sentence."""
 
+import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
-from spot.errors import InputError
-from tools.program import program
+PROGRAMS = {
+    **dict.fromkeys(("paper.equal_training", "tools.make_retrofits"), "WEIGHTS TRAIN VAL"),
+    "paper.fixed_weights": "WEIGHTS VAL OUT",
+    "paper.merging_schedules": "WEIGHTS TRAIN OUT",
+    "paper.policies": "MODEL WEIGHTS DATA",
+    "paper.needle_control": "MIX DENSE",
+    "paper.scale_up": "--rehearse",
+    "tools.make_assets": "--runs",
+}
 
 
-def started(monkeypatch, *words, fails=None):
-    """What a program that needs two folders is called with, when these words follow its name."""
-    called = []
-
-    def main(*folders):
-        called.extend(folders)
-        if fails is not None:
-            raise fails
-
-    monkeypatch.setattr(sys, "argv", ["program", *words])
-    program("copies", "what it does", main, needed=2, runs="runs/copies")
-    return called
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_a_program_names_its_arguments(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(name, run_name="__main__")
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0 and f"python -m {name}" in said and PROGRAMS[name] in said
 
 
-def test_the_folder_for_runs_may_be_left_out(monkeypatch):
-    assert started(monkeypatch, "a", "b") == [Path("a"), Path("b"), Path("runs/copies")]
-    assert started(monkeypatch, "a", "b", "c") == [Path("a"), Path("b"), Path("c")]
-
-
-@pytest.mark.parametrize("words", [(), ("a",), ("a", "b", "c", "d"), ("-h",), ("--help", "b")])
-def test_other_words_get_the_description(monkeypatch, words):
-    with pytest.raises(SystemExit, match="what it does"):
-        started(monkeypatch, *words)
-
-
-@pytest.mark.parametrize(
-    ("error", "sentence"),
-    [
-        (InputError("no images"), "copies: no images"),
-        (OSError("disk full"), "copies: disk full"),
-        (KeyboardInterrupt(), "copies: stopped; what was finished is kept"),
-    ],
-)
-def test_a_failure_is_one_sentence(monkeypatch, error, sentence):
-    with pytest.raises(SystemExit, match=sentence):
-        started(monkeypatch, "a", "b", fails=error)
-
-
-def test_a_mistake_of_the_program_is_not_hidden(monkeypatch):
-    with pytest.raises(ZeroDivisionError):
-        started(monkeypatch, "a", "b", fails=ZeroDivisionError())
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_bad_input_is_one_sentence(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["paper.policies", str(tmp_path / "none"), str(tmp_path), str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("paper.policies", run_name="__main__")
+    said = capsys.readouterr().err.strip().splitlines()
+    assert ended.value.code == 2 and len(said) == 1 and said[0].startswith("paper.policies: ")

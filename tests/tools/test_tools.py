@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 
 import spot
 from paper import equal_training, policies
+from paper.equal_training import SmallerMerged
 from spot.cli import main
 from spot.models.deltas import is_delta
 from spot.models.family import hash_weights
 from spot.placement.policy import Policy
-from spot.training.objectives import Distil
 from tools import fill_results, make_assets, make_retrofits
 
 NANO = "vit_tiny_patch16_224 --fresh img_size=64 patch_size=16 embed_dim=32 depth=1 num_heads=2 num_classes=32"
@@ -35,26 +35,28 @@ def in_this_process(*words):
 def test_assets_are_trained_shipped_measured_and_described_and_what_is_done_is_kept(tmp_path, monkeypatch):
     runs, assets = tmp_path / "runs", tmp_path / "assets"
     assets.mkdir()
-    monkeypatch.setattr(make_assets, "BUDGETS", (9, 16))
-    monkeypatch.setattr(make_assets, "call", in_this_process)
-    make_assets.main(runs, assets, STEPS, images=32)
+    words = make_assets.SCENES
+    card = make_assets.Card("README.md", words, STEPS, "scenes", 32, ("isotropic", "uniform"), (9, 16))
+    for name, value in (("ASSETS", assets), ("CARDS", [card]), ("call", in_this_process)):
+        monkeypatch.setattr(make_assets, name, value)
+    make_assets.main(runs)
     model = spot.load(assets / "taught.safetensors")
     assert model.num_classes == 32
-    card = (assets / "README.md").read_text()
+    text = (assets / "README.md").read_text()
     measured = json.loads((runs / "accuracy-32.json").read_text())
     assert len(measured) == 2
     for name, rows in zip(("small", "taught"), measured.values(), strict=True):
-        for prior in make_assets.PRIORS:
+        for prior in card.priors:
             cells = [f"{row['top1']:.1f}" for row in rows if row["placement"] == prior]
             assert len(cells) == 2
-            assert f"| {name} | {prior} | {' | '.join(cells)} |" in card
-    assert "spot retrofit runs/assets/small/model" in card
-    assert str(tmp_path) not in card
+            assert f"| {name} | {prior} | {' | '.join(cells)} |" in text
+    assert "spot retrofit runs/assets/small/model" in text
+    assert str(tmp_path) not in text
 
     bytes_before = (assets / "taught.safetensors").read_bytes()
     monkeypatch.setattr(make_assets, "call", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr(make_assets, "evaluate", lambda *_, **__: pytest.fail("measured again"))
-    make_assets.main(runs, assets, STEPS, images=32)
+    make_assets.main(runs)
     assert (assets / "taught.safetensors").read_bytes() == bytes_before
 
 
@@ -85,18 +87,14 @@ def real(tmp_path_factory):
 
 
 def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, monkeypatch):
-    monkeypatch.setattr(make_retrofits, "SHARES", (0.0, 0.5))
-    monkeypatch.setattr(make_retrofits, "EARLY", (16, 25))
-    monkeypatch.setattr(make_retrofits, "call", in_this_process)
-    folders = (real, real / "images", real / "images", tmp_path / "runs")
     few = [each for each in FEW if not each.startswith("budgets")]
-    how = {
-        "retrofits": {NAME: FEW},
-        "again": {NAME: (*few, "budgets=((20,),)")},
-        "budgets": (4, 100),
-        "set_aside": real / "aside.txt",
+    changes = {
+        **{"SHARES": (0.0, 0.5), "EARLY": (16, 25), "call": in_this_process, "ASSETS": tmp_path, "BUDGETS": (4, 100)},
+        **{"RETROFITS": {NAME: FEW}, "AGAIN": {NAME: (*few, "budgets=((20,),)")}, "SET_ASIDE": real / "aside.txt"},
     }
-    make_retrofits.main(*folders, assets=tmp_path, **how)
+    for name, value in changes.items():
+        monkeypatch.setattr(make_retrofits, name, value)
+    make_retrofits.main(real, real / "images", real / "images", tmp_path / "runs")
     delta = tmp_path / f"{NAME}+spot.safetensors"
     assert is_delta(delta)
     shares = json.loads((tmp_path / "runs" / NAME / "shares.json").read_text())
@@ -124,29 +122,41 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
 
 
 def test_ways_to_teach_are_trained_alike_and_compared_image_by_image(real, tmp_path, monkeypatch):
-    monkeypatch.setattr(equal_training, "SET_ASIDE", real / "aside.txt")
-    ways = {
-        "windows, sizes": ((), Distil, "auto"),
-        "a smaller image": (("scale_std=none",), equal_training.Resized, "resize"),
-    }
-    how = {"out": tmp_path, "name": NAME, "ways": ways, "budgets": (4,), "options": FEW}
-    equal_training.main(real, real / "images", real / "images", tmp_path / "runs", **how)
+    ways = {name: equal_training.WAYS[name] for name in (equal_training.FIRST, equal_training.SMALLER)}
+    ways[equal_training.SMALLER] = equal_training.Way(("scale_std=none",), equal_training.Resized, "resize")
+    changes = {"SET_ASIDE": real / "aside.txt", "OUT": tmp_path, "NAME": NAME, "WAYS": ways, "STEPS": FEW}
+    for name, value in {**changes, "BUDGETS": (25,)}.items():
+        monkeypatch.setattr(equal_training, name, value)
+    folders = (real, real / "images", real / "images", tmp_path / "runs")
+    equal_training.main(*folders)
     rows = json.loads((tmp_path / "equal-training.json").read_text())["rows"]
     assert [row["what the student is shown"] for row in rows] == list(ways)
-    assert re.fullmatch(r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\)", rows[1]["against the first, 4"])
+    assert re.fullmatch(r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\)", rows[1]["against the first, 25"])
     assert "a smaller image" in (tmp_path / "equal-training.md").read_text()
     settings = [json.loads(file.read_text())["settings"] for file in (tmp_path / "runs").glob("*/run.json")]
     for each in settings:
         each["recipe"].pop("scale_std")
     assert len(settings) == 2 and settings[0] == settings[1]
+    # The same two models, with and without merging:
+    monkeypatch.setattr(equal_training, "start", lambda *_, **__: pytest.fail("trained again"))
+    equal_training.main(*folders, merged=True)
+    merged = json.loads((tmp_path / "equal-merging.json").read_text())["rows"]
+    assert [row["what is shown"] for row in merged] == [*ways, *(f"{way}, merged" for way in ways)]
+    assert [row["top-1"] for row in merged[:2]] == [f"{row['25 tokens']:.1f}" for row in rows]
+    assert [row["tokens at first"] for row in merged[:2]] == [25, 25] and merged[2]["tokens at first"] > 25
+    blocks = SmallerMerged(spot.load(tmp_path / "runs" / "a-smaller-image" / "model"), 25).schedule()
+    assert merged[3]["merged in blocks"] == ", ".join(f"{block}: {n}" for block, n in enumerate(blocks) if n)
+    monkeypatch.setattr(equal_training, "evaluate", lambda *_: pytest.fail("measured again"))
+    equal_training.main(*folders, merged=True)
 
 
-def test_policies_stand_beside_their_controls(real, tmp_path):
+def test_policies_stand_beside_their_controls(real, tmp_path, monkeypatch):
+    monkeypatch.setattr(make_retrofits, "SET_ASIDE", real / "aside.txt")
     model = spot.load(NAME, weights=real / f"{NAME}.safetensors").eval()
     about = {"model": NAME, "hash": hash_weights(model)}
     Policy(model.patch_size, about=about).save(tmp_path / "flat.safetensors")  # a flat map: it is isotropic
     with torch.no_grad():
-        rows = policies.main(model, str(real / "images"), [tmp_path / "flat.safetensors"], set_aside=real / "aside.txt")
+        rows = policies.compared(model, real / "images", [tmp_path / "flat.safetensors"])
         images = torch.stack(
             [model.transform()(Image.open(real / "images" / "n01440764" / f"{n}.png")) for n in (3, 5)]
         )
