@@ -103,7 +103,7 @@ def main(
     about["models"] = {name: {"source": name, "weights": hash_file(base)}}
     write_json(out / "equal-merging.json", {"rows": rows, "settings": about})
     with whole(out / "equal-merging.md") as temporary:
-        temporary.write_text(PAGE.format(table=report.markdown(rows), **about))
+        temporary.write_text(PAGE.format(table=report.markdown(rows), changes=", ".join(about["recipe"][1:]), **about))
 
 
 ORDER = [(way, merged) for merged in (False, True) for way in (FIRST, SMALLER)]
@@ -155,11 +155,11 @@ def signed(first: Tensor, second: Tensor) -> str:
 
 PAGE = """# Equal training, then merging
 
-Made by `python -m paper.equal_merging`; nothing here is typed by hand. {model}, {recipe}: windows and a smaller image
-have the same teacher, images, views, losses, rates and number of steps. Each is measured as it was taught, and with
-more tokens of which similar ones are merged at the same multiply-adds. The column *merged in blocks* has the number of
-merged tokens by block, counted from 0. Merging was not trained. The {images} images were not used to choose anything.
-Differences are paired, with 95 % intervals.
+Written by `python -m paper.equal_merging`. Every row is {model}, trained with {recipe[0]} ({changes}): the same
+teacher, images, views, losses, rates and number of steps for windows and for a smaller image. Each is measured with
+the input it was trained on, and with more tokens, of which similar ones are merged, at the same multiply-adds. *merged
+in blocks* is the number of merged tokens by block, counted from 0. Merging was not trained. The {images} images were
+not used to choose anything. Differences are paired, with 95 % intervals.
 
 {table}"""
 

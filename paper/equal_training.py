@@ -118,7 +118,7 @@ def main(
     about["models"] = {name: {"source": name, "weights": hash_file(base)}}
     write_json(out / "equal-training.json", {"rows": rows, "settings": about})
     with whole(out / "equal-training.md") as temporary:
-        temporary.write_text(PAGE.format(table=report.markdown(rows), **about))
+        temporary.write_text(PAGE.format(table=report.markdown(rows), changes=", ".join(about["recipe"][1:]), **about))
 
 
 def trained(
@@ -164,10 +164,10 @@ def row(way: str, ours: dict[str, torch.Tensor], first: dict[str, torch.Tensor])
 
 PAGE = """# Equal training
 
-Made by `python -m paper.equal_training`; nothing here is typed by hand. {model}, {recipe}: the same teacher, images,
-views, losses, rates and number of steps for every row; only what the student is shown differs. Each is measured as it
-was taught, at the same multiply-adds (for ToMe where merging can reach them), on {images} images that nothing was
-chosen on. Differences are paired, with 95 % intervals.
+Written by `python -m paper.equal_training`. Every row is {model}, trained with {recipe[0]} ({changes}): the same
+teacher, images, views, losses, rates and number of steps. Rows differ only in the student's input. Each is measured
+with the input it was trained on, at the same multiply-adds (for ToMe where merging can reach them), on {images} images
+that were not used to choose anything. Differences are paired, with 95 % intervals.
 
 {table}"""
 
