@@ -80,13 +80,15 @@ def run(lab: Lab) -> Result:
             rows.append(about | {"method": rival, "tokens": tokens, **judged(made.right, base, price / dense)})
     notes = [
         lab.differs(searched=False),
-        f"Cascades are calibrated on {calibrated} other images without their labels, to lose at most so many points as "
-        "the dense ViT's probabilities expect it; agreed is how often they say what it says on the study's images. "
-        "196–30: similar tokens are merged on the way (ToMe), so that 30 are left. All stages and placing are counted.",
-        "The change is against the dense ViT on the same images. Time is processor time of one thread as a share of "
-        f"the dense ViT's, median of {ROUNDS} rounds on {TIMED} images, batches of 1 and of 32 that shrink.",
-        "The dense ViT, tome-cost and resize have the plain ViT's weights; budgets and cascades the retrofit's. "
-        "Published: DeiT-S as a share of its own dense model, trained for 300 epochs for it.",
+        f"Cascades are calibrated on {calibrated} other images without their labels, for at most this expected loss of "
+        "accuracy in points, estimated from the dense ViT's probabilities. agreed: how often the cascade predicts the "
+        "dense ViT's class on the study's images. 196–30: similar tokens are merged (ToMe) until 30 are left. Costs "
+        "include all stages and the placement.",
+        "The change is relative to the dense ViT on the same images. Time is processor time of one thread, divided by "
+        f"the dense ViT's: the median of {ROUNDS} rounds on {TIMED} images, in batches of 1 and of 32. Batches shrink "
+        "as images finish.",
+        "The dense ViT, tome-cost and resize have the plain ViT's weights; budgets and cascades have the retrofit's. "
+        "Published: DeiT-S relative to its own dense model, trained for early exit for 300 epochs.",
     ]
     return Result(rows, published(), notes)
 
@@ -245,7 +247,7 @@ def points(result: Result) -> list[Row]:
 
 STUDY = Study(
     "anytime", "no table; its outlook",
-    "What does stopping when sure cost and keep, against one budget for all, merging, and a smaller image?",
+    "How accurate is early exit at its cost, compared with one budget for all images, merging and a smaller image?",
     run,
     figure(
         accuracy, points, line="method", across="share", value="top1", panel="backbone",

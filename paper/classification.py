@@ -82,23 +82,23 @@ def run(lab: Lab) -> Result:
             rows.append(row | {"cost": 100 * row["GMACs"] / dense})
     notes = [
         lab.differs(),
-        f"At {lab.sparse} tokens random placements are means over {lab.settings.seeds} seeds, “{SAME_DROPOUT}” of "
-        f"{SEEDS} at every budget, others of one. Salient, focus and oracle know more than the model: the object's "
-        "place, or the label. Focus is ours: even coverage drawn towards what is salient; so is learned, a prior that "
-        "spot learn trained without labels, where a model has one.",
-        f"Lines with SPoT's weights are compared with isotropic tokens of the same weights, and of scale 1 (“{FIXED}”) "
-        "where a model has larger windows by itself.",
+        f"At {lab.sparse} tokens random placements are means over {lab.settings.seeds} seeds. “{SAME_DROPOUT}” is a "
+        f"mean over {SEEDS} seeds at every budget, and other rows have one seed. salient and focus use a saliency "
+        "map, and the oracle uses the label. focus is ours: isotropic, but denser where the map is high. learned is "
+        "ours too: a policy that spot learn trained without labels, where a model has one.",
+        "Rows with SPoT's weights are compared with isotropic tokens of the same weights. Where a model has larger "
+        f"windows by default, they are compared with windows of scale 1 (“{FIXED}”).",
         CENTER_NOTE,
         map_note(lab),
-        "Oracle: 5 steps at 0.003. Its kNN compares searched images with a bank placed by isotropic; its search is not "
-        "in its cost.",
+        "Oracle: 5 steps with learning rate 0.003. Its kNN compares searched images with a bank of isotropic "
+        "placements. Its cost does not include the search.",
     ]
     if absent:
-        notes.append(f"Lines of the plain ViT are not there for {', '.join(absent)}; give it as NAME=FILE.")
+        notes.append(f"There are no rows of the plain ViT for {', '.join(absent)}; give it as NAME=FILE.")
     if any(row.get("knn") is None for row in rows if row["placement"] in PRIORS and row["tokens"] in voting(lab)):
         notes.append(NO_KNN)
     elif len(voting(lab)) < len(lab.tokens):
-        notes.append(f"Neighbours vote with {' and '.join(map(str, voting(lab)))} tokens only, to save time.")
+        notes.append(f"kNN is measured with {' and '.join(map(str, voting(lab)))} tokens only, to save time.")
     return Result(rows, paper_rows(), notes)
 
 
@@ -142,11 +142,11 @@ def map_note(lab: Lab) -> str:
     """A note on the cost of saliency maps."""
     cost, name = lab.sources.maps_cost(), lab.describe()["saliency"]
     if cost is None:
-        return f"Salient and focus read {name}, whose cost is not known here and not in any figure."
+        return f"salient and focus use {name}, whose cost is not known here and not included."
     dense = macs(lab.backbones[0].model, tokens=len(lab.backbones[0].model.grid()))
     return (
-        f"Salient and focus read maps by {name}. Making one takes {cost / 1e6:,.0f} million multiply-adds, "
-        f"{cost / dense:.2g} times the dense {lab.backbones[0].name}; the cost axis and “with maps” have them."
+        f"salient and focus use maps of {name}. One map takes {cost / 1e6:,.0f} million multiply-adds, "
+        f"{cost / dense:.2g} times the dense {lab.backbones[0].name}; the cost axis and “with maps” include it."
     )
 
 
@@ -190,7 +190,7 @@ def drawn(result: Result) -> list[Row]:
 
 STUDY = Study(
     "classification", "tab:imgcls",
-    "How accurate are priors, budgets and backbones (Acc@1 / kNN), beside a plain ViT on fewer patches and the oracle?",
+    "How accurate (Acc@1 / kNN) are priors at several budgets, beside a plain ViT on fewer patches and the oracle?",
     run,
     figure(
         accuracy, drawn, line="placement", across="cost", panel="backbone",

@@ -50,9 +50,9 @@ def run(lab: Lab) -> Result:
     ]
     notes = [
         lab.differs(searched=False),
-        "All of ours have the same retrofitted weights, one seed. Elastic windows begin and end on whole "
-        "pixels, are shifted by up to half a patch and have half to twice its side, drawn for each window, which these "
-        "weights were not trained on; the paper's ElasticViT was, and its row is as published.",
+        "All our rows have the same retrofitted weights and one seed. Elastic windows begin and end on whole pixels, "
+        "are shifted by up to half a patch, and have half to twice its side, drawn for each window. These weights were "
+        "not trained on such windows. The paper's ElasticViT was, and its row is as published.",
         "The difference is SPoT minus the placement at the same budget, on the same images; p is McNemar's, exact.",
     ]
     return Result(rows, paper, notes, {"images": rows[0]["images"]})
@@ -71,7 +71,7 @@ def table(result: Result) -> list[Row]:
 
 STUDY = Study(
     "elastic", "tab:elasticvit",
-    "From a fifth of the tokens to all: how accurate are SPoT's placements beside elastic windows on whole pixels?",
+    "How accurate are SPoT's placements at many budgets, compared with elastic windows on whole pixels?",
     run,
     figure(
         accuracy, line="placement", across="share", panel="backbone", log=False,

@@ -172,7 +172,7 @@ def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/equal"),
     name, page = ("equal-merging", MERGED_PAGE) if merged else ("equal-training", PAGE)
     report.show(rows, f"{name}: top-1, %")
     write_json(OUT / f"{name}.json", {"rows": rows, "settings": settings})
-    write_text(OUT / f"{name}.md", page.format(table=report.markdown(rows), **settings))
+    write_text(OUT / f"{name}.md", page.format(table=report.markdown(rows), changes=", ".join(STEPS), **settings))
 
 
 def measured(way: str, base: Path, train: Path, val: Path, runs: Path, merged: bool) -> Measured:
@@ -238,19 +238,19 @@ def merged_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
 
 PAGE = """# Equal training
 
-Made by `python -m paper.equal_training`; nothing here is typed by hand. {model}, {recipe}: the same teacher, images,
-views, losses, rates and number of steps for every row; only what the student is shown differs. Each is measured as it
-was taught, at the same multiply-adds (for ToMe where merging can reach them), on {images} images that nothing was
-chosen on. Differences are paired, with 95 % intervals.
+Written by `python -m paper.equal_training`. Every row is {model}, trained with {recipe[0]} ({changes}): the same
+teacher, images, views, losses, rates and number of steps. Rows differ only in the student's input. Each is measured
+with the input it was trained on, at the same multiply-adds (for ToMe where merging can reach them), on {images} images
+that were not used to choose anything. Differences are paired, with 95 % intervals.
 
 {table}"""
 MERGED_PAGE = """# Equal training, then merging
 
-Made by `python -m paper.equal_training --merged`; nothing here is typed by hand. {model}, {recipe}: windows and a
-smaller image have the same teacher, images, views, losses, rates and number of steps. Each is measured as it was
-taught, and with more tokens of which similar ones are merged at the same multiply-adds. The column *merged in blocks*
-has the number of merged tokens by block, counted from 0. Merging was not trained. The {images} images were not used to
-choose anything. Differences are paired, with 95 % intervals.
+Written by `python -m paper.equal_training --merged`. Every row is {model}, trained with {recipe[0]} ({changes}): the
+same teacher, images, views, losses, rates and number of steps for windows and for a smaller image. Each is measured
+with the input it was trained on, and with more tokens, of which similar ones are merged, at the same multiply-adds.
+*merged in blocks* is the number of merged tokens by block, counted from 0. Merging was not trained. The {images} images
+were not used to choose anything. Differences are paired, with 95 % intervals.
 
 {table}"""
 

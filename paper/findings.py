@@ -181,20 +181,20 @@ def findings(results: Mapping[str, Result]) -> Result:
         rows.append({"claim": name, "says": says, "holds": holds, **counts, "rests on": rests})
         checks += [{"claim": name, **vars(each)} for each in own]
     notes = [
-        f"A check is yes or no where its 95 % interval says so; substantially is {SUBSTANTIAL:g} point or more, slight "
-        f"above 0 and below {SLIGHT:g} %. A no must also pass Holm's correction over the checks of its claim (p, "
-        "one-sided, from the interval, is of the claim's opposite). One no refutes a claim, and the checks say where.",
-        "The paper's design compares searched positions with the same moved to the grid, retrofitted models with plain "
-        "ones, and transfer with isotropic tokens. Each leaves another explanation (any move of that length, the "
-        "training, any move at all), so comparisons without it decide.",
-        "Finding 3 also says that tokens depend on each other more than on saliency; no study measures that.",
+        f"A check is yes or no if its 95 % interval lies on one side. “Substantially” means {SUBSTANTIAL:g} point or "
+        f"more, “slight” above 0 and below {SLIGHT:g} %. A no must also pass Holm's correction over the checks of its "
+        "claim; its p is one-sided and computed from the interval. One no refutes a claim.",
+        "The paper's design compares searched positions with the same positions moved to the grid, retrofitted models "
+        "with plain models, and transferred with isotropic positions. Each difference has another possible cause: "
+        "any move of that length, the training, any move at all. So comparisons that exclude it decide.",
+        "Finding 3 also claims that tokens depend on each other more than on saliency; no study measures that.",
     ]
     data = {str(result.settings.get("data")) for result in results.values()}
     if len(data) > 1:
         notes.append(f"The results are of different data ({', '.join(sorted(data))}); a claim may rest on both.")
     missing = [study for study in NEEDED if study not in results]
     if missing:
-        notes.append(f"What is missing is measured by {'; '.join(command_for(study, results) for study in missing)}.")
+        notes.append(f"Missing results are measured by {'; '.join(command_for(study, results) for study in missing)}.")
     settings = {name: {key: each.settings.get(key) for key in SETTINGS} for name, each in results.items()}
     return Result(rows, notes=notes, data={"checks": checks}, study="findings", settings=settings)
 

@@ -57,12 +57,12 @@ def run(lab: Lab) -> Result:
     notes = [
         f"{', '.join(each.name for each in chosen)} on {rows[0]['images']:,} {kind}, with 95 % intervals. The paper "
         "has no such table.",
-        "Δ is against the dense grid on the same images; kept is the share of its accuracy, and cost that of its "
-        "multiply-adds, with the cost of looking. The same weights everywhere: they were trained for windows, among "
-        "them even ones and the dense grid, not for smaller images.",
+        "Δ is relative to the dense grid on the same images. kept is the share of its accuracy, and cost the share of "
+        "its multiply-adds, with those of the policy or map. All rows have the same weights, which were trained for "
+        "windows (even placement and the dense grid among them), not for smaller images.",
         f"{SPECTRAL}: `focus` on spectral-residual maps. learned: the model's policy. {STRONGLY}: the policy's rule on "
-        f"spectral maps. {TOLD}: the policy's rule on a map that is 1 in the true box and 0 elsewhere, which no method "
-        "could know.",
+        f"spectral maps. {TOLD}: the policy's rule on a map that is 1 in the true box and 0 elsewhere. No method knows "
+        "this box.",
     ]
     if any(each.model.policy is None for each in chosen):
         notes.append("Without a policy (spot learn) there is no row learned.")
@@ -190,7 +190,7 @@ def draw(result: Result) -> Figure:
 
 STUDY = Study(
     "needle", "no table; ours",
-    "A small thing in a large picture: what do few placed tokens keep of the dense grid's accuracy, and at what cost?",
+    "A small object in a large picture: how much of the dense grid's accuracy do few tokens keep, and at what cost?",
     run,
     draw,
     table,

@@ -51,14 +51,15 @@ def run(lab: Lab) -> Result:
             ]
     notes = [
         lab.differs(),
-        "moved is how far tokens are from where the search left them, on average. gain over grid is against the row "
-        f"“{GRID}” of the same search, and for “{FREE_TRIALS}” against “{TRIALS}”, on the same images; p is "
-        "McNemar's, exact.",
-        f"The paper's design is {SUBPIXEL} against {GRID}. What isolates the grid is {MOVED} against {GRID}, moves of "
-        f"the same length with and without it, and {FREE_TRIALS} against {TRIALS}, the same search with and without "
-        f"it. Trials have as many forward passes as the search costs, a step with its backward pass counted as {STEP}.",
-        f"The search knows the label. It has {lab.sparse} of {len(lab.backbones[0].model.grid())} tokens (the paper's: "
-        f"25 of 196). In “{GRID}” two tokens may share a cell, as in the paper; in “{TRIALS}” none move into one.",
+        "moved is the mean distance of tokens from their searched positions. gain over grid is relative to the row "
+        f"“{GRID}” of the same search, and for “{FREE_TRIALS}” to “{TRIALS}”, on the same images. p: McNemar's exact "
+        "test.",
+        f"The paper's design compares “{SUBPIXEL}” with “{GRID}”. Two comparisons isolate the grid: “{MOVED}” with "
+        f"“{GRID}” (moves of the same length) and “{FREE_TRIALS}” with “{TRIALS}” (the same search). Trials have as "
+        f"many forward passes as the search costs; a step with its backward pass counts as {STEP}.",
+        f"The search uses the label, and {lab.sparse} of {len(lab.backbones[0].model.grid())} tokens (the paper: 25 of "
+        f"196). In “{GRID}” two tokens may share a cell, as in the paper; in “{TRIALS}” no token moves into an "
+        "occupied cell.",
     ]
     return Result(rows, [paper_row("MAE-IN1k", tokens=25, **row) for row in PAPER], notes)
 
@@ -134,7 +135,7 @@ def bars(result: Result) -> list[Row]:
 
 STUDY = Study(
     "off-grid", "tab:off_grid_vs_grid",
-    "Are grids a limitation: how much do searched positions lose on the patch grid, and how much by any other move?",
+    "Is the grid a limitation: how much accuracy do searched positions lose on the grid, and how much after any move?",
     run,
     figure(
         grouped_bars, bars, group="backbone", bar="where", value="top1",

@@ -12,8 +12,8 @@ from spot.placement.priors import LEARNED, SOFTNESS
 CENTER, OWN_CENTER = "center-authors", "center"  # the paper's, and ours, which approaches isotropic at a full budget
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", CENTER, "salient", OWN_CENTER, "focus")  # the last two are ours
 CENTER_NOTE = (
-    f"{CENTER} is the paper's center: with every budget it draws tokens to the middle. {OWN_CENTER} is ours: it "
-    "fades to isotropic as the budget reaches the grid."
+    f"{CENTER} is the paper's center: it pulls tokens to the middle at every budget. {OWN_CENTER} is ours: it "
+    "approaches isotropic as the budget approaches the grid."
 )
 VARIANTS = ("salient-distinct", "salient-soft")  # of salient, to measure the effect of its sampling; not searched
 
@@ -65,19 +65,20 @@ def run(lab: Lab) -> Result:
             rows.append({**row, "oracle": searched["oracle"], **difference(before.right, after.right)})
     notes = [
         lab.differs(),
-        "The paper's six priors, and ours: center and focus, even coverage drawn towards what is salient. "
-        f"{CENTER_NOTE} salient-distinct draws "
-        "cells of the ViT's grid without replacement, salient-soft from the map to the power of "
-        f"{1 / SOFTNESS:g}: what they gain over salient is what its draws lose by falling on each other.",
-        "Acc@1 and kNN are means over seeds, ± their standard deviation; the interval is over images. Searched lines "
-        "are of seed 0, after 5 steps at 0.003, and their gain is over the same images before.",
-        "GMACs have those of the saliency map in them, and those of the look of a learned prior (spot learn).",
-        "Slip in the paper: its text says 5 steps at 0.003 for this table, but MAE-IN1k from isotropic reaches 61.72 + "
-        "29.21 = 90.93, which is tab:off_grid_vs_grid's figure for 10 steps at 0.01 (90.9, against 90.2).",
-        "Slip in the paper: CLS-IN21k's kNN with salient placements is 56.83 here and 56.65 in tab:imgcls.",
+        "The paper's six priors and ours: center, and focus, which is isotropic but denser where the map is high. "
+        f"{CENTER_NOTE} salient-distinct draws cells of the ViT's grid without replacement, salient-soft draws from "
+        f"the map to the power of {1 / SOFTNESS:g}. Their gain over salient shows how much its overlapping tokens "
+        "cost.",
+        "Acc@1 and kNN are means over seeds, ± their standard deviation; the interval is over images. Searched rows "
+        "have seed 0 and 5 steps with learning rate 0.003. Their gain is relative to the same images before the "
+        "search.",
+        "GMACs include the saliency map, and the policy of the learned prior (spot learn).",
+        "Error in the paper: its text says 5 steps at 0.003 for this table, but MAE-IN1k from isotropic reaches 61.72 "
+        "+ 29.21 = 90.93, which is tab:off_grid_vs_grid's figure for 10 steps at 0.01 (90.9, against 90.2).",
+        "Error in the paper: CLS-IN21k's kNN with salient placements is 56.83 here and 56.65 in tab:imgcls.",
     ]
     if lab.settings.bank == "scenes":
-        notes.append(f"kNN: neighbours among {lab.settings.bank_limit:,} training scenes, placed by the same prior.")
+        notes.append(f"kNN: the bank has {lab.settings.bank_limit:,} training scenes, placed by the same prior.")
     if any("knn" not in row for row in rows):
         notes.append(NO_KNN)
     return Result(rows, paper_rows(), notes)
@@ -130,7 +131,7 @@ def bars(result: Result) -> list[Row]:
 
 STUDY = Study(
     "priors", "tab:grid_prior",
-    "Do object-centric priors improve predictions: Acc@1, kNN and what a search adds, by prior, with few tokens?",
+    "Do object-centric priors help with few tokens: Acc@1, kNN and the gain of a search, by prior?",
     run,
     figure(
         grouped_bars, bars, group="prior", bar="what", panel="backbone", label="accuracy, %",

@@ -40,11 +40,11 @@ def run(lab: Lab) -> Result:
         logs = small_run(lab)
         note = (
             f"A small run of {CHANGES['epochs']:g} epochs of {SCENES:,} scenes, validated on {VALIDATED} others; "
-            "epoch 0 is the ViT before it. For a real one: spot retrofit … --out RUN, then --run RUN."
+            "epoch 0 is before retrofitting. For a real one: spot retrofit … --out RUN, then --run RUN."
         )
     notes = [
-        "The paper's log is not published with it: its figure (CLS-IN21k, 50 epochs) is described in words. It "
-        "validates with a crop of the whole image, and says that this is somewhat lower than its tables.",
+        "The paper's log is not published, so its figure (CLS-IN21k, 50 epochs) is described in words. The paper "
+        "validates with a crop of the whole image, which it says gives somewhat lower accuracies than its tables.",
         note,
         *(sentence for name, log in logs.items() for sentence in summary(name, log)),
     ]
@@ -155,6 +155,6 @@ def draw(result: Result) -> Figure:
 
 STUDY = Study(
     "retrofit", "fig:retrofit_abl",
-    "How fast does accuracy come while a ViT is retrofitted?",
+    "How fast does the accuracy grow during retrofitting?",
     run, draw, table,
 )  # fmt: skip

@@ -52,16 +52,16 @@ def notes(lab: Lab) -> list[str]:
     classes = lab.backbones[0].model.num_classes
     return [
         lab.differs(),
-        "↓ is how much is lost against isotropic tokens on the same images, with its interval. Chance is "
+        "↓ is the loss of accuracy relative to isotropic tokens on the same images, with its interval. Chance is "
         f"{100 / classes:.3g} %.",
-        f"{BOUNDARY} is the paper's prior, most of whose tokens are in the corners; {OWN_BOUNDARY} is ours, even along "
+        f"{BOUNDARY} is the paper's prior, which puts most tokens into the corners; {OWN_BOUNDARY} is ours, even along "
         "the frame.",
-        "ascent raises the loss of the right label. Label obfuscation lowers the loss of a random wrong one. Both: 5 "
-        "steps at 0.003.",
+        "ascent raises the loss of the right label. Label obfuscation lowers the loss of a random wrong label. Both "
+        "take 5 steps with learning rate 0.003.",
         f"Label obfuscation has two columns. “{TARGET}” is how often the model predicts the wrong label that the "
-        "search was given: this is the paper's column, by its text (the model “does not easily adapt to arbitrary "
-        f"image–label pairings”). “{OBFUSCATED}” is accuracy on the right labels and how far it falls, which the paper "
-        "does not report: the drops that it prints (45.69, 33.52 and 60.61) compare the two.",
+        "search asked for. By the paper's text (the model “does not easily adapt to arbitrary image–label pairings”) "
+        f"this is its column. “{OBFUSCATED}” is the accuracy on the right labels and its drop, which the paper does "
+        "not report: the drops that it prints (45.69, 33.52 and 60.61) are differences between the two.",
         *slips(),
     ]
 
@@ -74,7 +74,7 @@ def slips() -> list[str]:
         for name, (top1, printed) in zip(COLUMNS, values, strict=True)
         if abs(original - top1 - printed) > ROUNDING
     ]
-    return [f"Slips in the paper's drops, computed here: {'; '.join(wrong)}."]
+    return [f"Errors in the paper's drops, computed correctly here: {'; '.join(wrong)}."]
 
 
 def paper_rows() -> list[Row]:
@@ -101,7 +101,7 @@ def table(result: Result) -> list[Row]:
 
 STUDY = Study(
     "robustness", "tab:ablations",
-    "How much do harmful priors and adversarial searches cost with few tokens?",
+    "How much accuracy do harmful priors and adversarial searches cost with few tokens?",
     run,
     figure(
         grouped_bars, partial(with_counts, line="placement"), group="backbone", bar="placement", value="top1",

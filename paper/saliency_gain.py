@@ -59,10 +59,11 @@ def run(lab: Lab) -> Result:
     source = "the scenes' own masks" if lab.settings.scenes else f"{lab.describe()['saliency']}"
     notes = [
         lab.differs(),
-        f"Saliency: {source}; the paper's is CLIPSeg's. Windows as large as the model's patches.",
-        f"RSG is the mean over tokens, as in the paper; tokens that start on nothing (below {NEAR_ZERO}) have none and "
-        "are left out. control: had each image's tokens moved as another image's did. excess: RSG minus the control's, "
-        "and the same of an image's tokens together; p is Wilcoxon's signed-rank test of the excess, over images.",
+        f"Saliency: {source}; the paper's is CLIPSeg's. Windows are as large as the model's patches.",
+        "RSG (relative saliency gain) is the mean over tokens, as in the paper. Tokens that start with a saliency "
+        f"below {NEAR_ZERO} have none and are left out. control: each image's tokens move as another image's did. "
+        "excess: RSG minus the control's; per image: the same for all tokens of an image together. p: Wilcoxon's "
+        "signed-rank test of the excess, over images.",
     ]
     return Result(rows, paper_rows(), notes)
 
@@ -170,7 +171,7 @@ def bars(result: Result) -> list[Row]:
 
 STUDY = Study(
     "saliency-gain", "tab:spot_on_saliency",
-    "Does the search prefer salient regions: how much more salient are the places it moves tokens to?",
+    "Does the search prefer salient regions: how much more salient are the places to which it moves tokens?",
     run,
     figure(
         grouped_bars, bars, group="budget", bar="backbone", panel="what", label="gain, %",

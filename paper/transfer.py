@@ -46,13 +46,13 @@ def run(lab: Lab) -> Result:
             rows.append(row | difference(right["another"], right["transfer"], "excess"))
     notes = [
         lab.differs(),
-        "Δ = the target's accuracy with the source's positions − with isotropic tokens, on the same images; p is "
-        "McNemar's, exact. own: with positions found by the target itself.",
-        "Controls: jittered, isotropic tokens moved as far as the source's search moved them, in random directions; "
-        "another image's, the source's positions of the next image. excess = transfer − another image's: what the "
-        "positions know of this image.",
-        "Slip in the paper: its equation for Δ subtracts the other way round; its table, as here, shows what transfer "
-        "adds.",
+        "Δ: the target's accuracy with the source's positions minus its accuracy with isotropic tokens, on the same "
+        "images. p: McNemar's exact test. own: with positions found by the target itself.",
+        "Controls. jittered: isotropic tokens moved in random directions, by the same distance as in the source's "
+        "search. another image's: the source's positions of the next image. excess: transfer minus another image's, "
+        "the part that depends on the image.",
+        "Error in the paper: its equation for Δ has the opposite sign. Its table, like this one, shows the gain of "
+        "transfer.",
     ]
     return Result(rows, paper_rows(), notes)
 

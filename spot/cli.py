@@ -1,6 +1,7 @@
 """The command line: parses options from a verb's function signature and reports bad input in one sentence."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ def run(verb: str, arguments: list[str]) -> None:
     del begin.__wrapped__  # type: ignore[attr-defined]  # else tyro reads the annotations of the wrapped function
     begin.__signature__ = signature(function)  # type: ignore[attr-defined]
     begin.__annotations__ = {name: plain(kind) for name, kind in function.__annotations__.items()}
-    text = description(getdoc(function) or "")
+    docstring = getdoc(function) or ""
+    begin.__doc__, text = option_texts(docstring), description(docstring)
     tyro.cli(begin, prog=f"spot {verb}", description=text, args=arguments, config=(tyro.conf.DisallowNone,))
 
 
@@ -95,7 +97,12 @@ def default_in_help(label: str) -> str:
 def description(docstring: str) -> str:
     """The help text above the options: the docstring without "Args:", which tyro shows beside each option."""
     parts = docstring.split("\n\n")
-    return "\n\n".join(part for part in parts if not part.startswith("Args:"))
+    return "\n\n".join(" ".join(part.split()) for part in parts if not part.startswith("Args:"))
+
+
+def option_texts(docstring: str) -> str:
+    """The docstring with each option's text on one line and without its last period, as tyro prints it as it is."""
+    return re.sub(r"(?m)^( {4}\w+: .*)\.$", r"\1", re.sub(r"\n {8,}", " ", docstring))
 
 
 def overview() -> str:

@@ -32,5 +32,5 @@ def unknown(what: str, name: object, known: Iterable[str], *, hint: str = "") ->
     elif len(names) <= 20:
         advice = f"choose one of {', '.join(names)}"
     else:
-        advice = f"{len(names)} are known, none of them near"
+        advice = f"none of the {len(names)} known names is similar"
     return InputError(f"there is no {what} {name!r}; {advice}{'; ' + hint if hint else ''}")

@@ -26,7 +26,7 @@ Photos = Annotated[
 ]
 Weights = Annotated[Path | None, arg(help="a local file with the timm model's weights, instead of a download")]
 DATA = (
-    "a folder with one sub-folder per class, ImageNet's root, a timm data set, or scenes, "
+    "a folder with one sub-folder per class, ImageNet's root, a timm data set, or built-in images: scenes, "
     "needle (large scenes with a small object), needle:256 (of 256 pixels) or needle:DIR (photographs in a canvas)"
 )
 Data = Annotated[str, arg(help=DATA)]
@@ -45,7 +45,10 @@ Prior = Annotated[
 ]
 Scale = Annotated[
     float | Literal["auto"] | None,
-    arg(help="window size: the distance between samples in pixels, or auto. Default: the model's own, usually 1"),
+    arg(
+        help="window size: the distance between samples in pixels, or auto. Default: the model's own (auto for a "
+        "shipped retrofit, else 1)"
+    ),
 ]
 Seed = Annotated[int, arg(help="random seed; each image also uses its own name")]
 Split = Annotated[str, arg(help="val, train or test, if the data has several splits")]
@@ -112,7 +115,7 @@ class LoadingOptions(ImageOptions):
 
         workers = available_workers() if self.workers is None else self.workers
         if workers < 0:
-            raise InputError(f"images are read by 0 or more processes besides this one, got {workers}")
+            raise InputError(f"workers must be at least 0, got {workers}")
         return {"batch_size": self.batch_size, "workers": workers}
 
 
@@ -173,7 +176,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         if self.workers < 0:
-            raise InputError(f"images are read by 0 or more processes besides this one, got {self.workers}")
+            raise InputError(f"workers must be at least 0, got {self.workers}")
 
     @property
     def scenes(self) -> bool:

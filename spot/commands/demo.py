@@ -35,6 +35,6 @@ def demo(
     if scenes < 32 or gallery < 1:
         raise InputError("the demo needs at least 32 scenes, so that every class is there, and one for the gallery")
     if not tokens or len(set(tokens)) < len(tokens):
-        raise InputError(f"each budget is shown once, got {' '.join(map(str, tokens)) or 'none'}")
+        raise InputError(f"tokens must be different numbers, got {' '.join(map(str, tokens)) or 'none'}")
     report.check_outputs(folder=out)
     on_scenes(model, spot.load(model), tokens, scenes, gallery, out, seed)

@@ -33,7 +33,7 @@ def learn(
     A small network learns to predict importance maps from a dense ViT. Use the result with --prior FILE, or in Python
     with model.policy = spot.load_policy(FILE, model), which makes it a part of the model. An interrupted run resumes.
 
-    --look glimpses is for large pictures with small objects. A small network detects places, and the model is
+    With --look glimpses it is for large pictures with small objects. A small network detects places, and the model is
     fine-tuned to classify glimpses of them. The pictures need labels; boxes are optional.
 
     Args:

@@ -77,7 +77,8 @@ def predict(
     how: Any = {**placed, "prior": read_prior(prior, source), "cascade": early}
     for made in predict(source, paths, top=top, skip=skip_unreadable, **how):
         caption = "" if early is None else f"with {len(made.positions)} windows in the last stage"
-        report.show(made.rows, str(made.path), digits=1, caption=caption)
+        shown = [{**row, "probability": f"{row['probability']:.1f} %"} for row in made.rows]
+        report.show(shown, str(made.path), caption=caption)
         table += [{"image": str(made.path), **row} for row in made.rows]
         if files:
             save(prediction_figure(made, source.patch_size), files[made.path])

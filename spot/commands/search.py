@@ -81,7 +81,7 @@ def search(
         objective=objective, steps=steps, lr=lr, optimizer=optimizer, project=project, snap=snap,
         grid=loaded.grid_size if grid else None, mixed_precision=mixed_precision,
     )  # fmt: skip
-    common: dict[str, Any] = {"settings": settings, "saliency": saliency, "seed": seed}
+    common: dict[str, Any] = {"title": model, "settings": settings, "saliency": saliency, "seed": seed}
     if data is None:
         common |= {"batch_size": loading.batch_size, "skip": loading.skip_unreadable, "fit": fit}
         on_photos(loaded, images, label, out or Path("search"), json, **common)

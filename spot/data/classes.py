@@ -40,5 +40,5 @@ def class_indices(folders: Sequence[str], classes: Sequence[str] | int | None) -
     indices = {name: index for index, name in enumerate(known)}
     for name in folders:
         if name not in indices:
-            raise unknown("class", name, known, hint="class folders carry the model's own class names")
+            raise unknown("class", name, known, hint="class folders must have the names of the model's classes")
     return {name: indices[name] for name in folders}

@@ -51,9 +51,9 @@ class Comparison:
         for row in self.rows:
             line: dict[str, Any] = {"placement": row["placement"], "tokens": row["tokens"], "GMACs": row["gmacs"]}
             if self.classified:
-                line |= {"top-1": row["top1"], "95 %": f"{row['low']:.1f}–{row['high']:.1f}"}
-                line |= {"top-5": row.get("top5"), "loss": row.get("loss")}
-            lines.append(line | {"±": row.get("std"), "kNN": row.get("knn"), "kNN ±": row.get("knn_std")})
+                line |= {"top-1 %": row["top1"], "95 % interval": f"{row['low']:.1f}–{row['high']:.1f}"}
+                line |= {"top-5 %": row.get("top5"), "loss": row.get("loss")}
+            lines.append(line | {"±": row.get("std"), "kNN %": row.get("knn"), "kNN ±": row.get("knn_std")})
         empty = {name for name in lines[0] if all(line[name] is None for line in lines)}
         return [{name: value for name, value in line.items() if name not in empty} for line in lines]
 

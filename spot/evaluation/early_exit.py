@@ -166,7 +166,7 @@ def calibrate(
         if not 0 < share <= 1:
             raise InputError(f"{name} is a share, above 0 and at most 1, got {share}")
     if len(shares) > 1:
-        raise InputError("give one of the agreement, the cost and the time that a cascade is to have")
+        raise InputError("give only one of agree, cost and time")
     if not 0 <= lose < 1:
         raise InputError(f"lose is a share of the images, from 0 to below 1 (0.01 is one point), got {lose}")
     cells = source.cells if isinstance(source, Family) else len(source.grid())

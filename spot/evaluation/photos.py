@@ -93,7 +93,7 @@ def predict(
         skip: skip unreadable files with a warning.
     """
     if top < 1:
-        raise InputError(f"at least one class is to be named, got {top}")
+        raise InputError(f"top must be at least 1 class, got {top}")
     if cascade is not None and not (prior is tokens is saliency is scale is None and fit != "whole" and not merge):
         raise InputError("a cascade sets the placement; leave out prior, tokens, scale, saliency, merge, fit='whole'")
     if until is not None and cascade is None:

@@ -61,11 +61,13 @@ def on_photos(
     out: Path,
     json: Path | None = None,
     settings: SearchSettings = PRESETS["agree"],
+    *,
+    title: str = "",
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Search photographs, write a figure of each to the folder `out`, and show and return the results.
 
-    options: arguments of `search_photos`.
+    options: arguments of `search_photos`. title: of the table, by default the model's name.
     """
     paths = photo_files(sources)
     report.check_outputs(json, *([out] if len(paths) == 1 and out.suffix else []))
@@ -78,12 +80,14 @@ def on_photos(
         row |= {"prediction": " → ".join(made.predictions), "steps": len(made.trajectory) - 1}
         rows.append(row | {"path": str(made.path), "picture": str(files[made.path])})
         reached += made.reached
-    caption = f"{model.tokens} tokens, {settings.steps} steps at {settings.lr:g}, objective {settings.objective}. "
+    caption = f"{model.tokens} tokens, objective {settings.objective}, learning rate {settings.lr:g}. "
     if settings.objective == "agree":
-        caption += f"On {reached} of {len(rows)} images the prediction now matches that of all tokens. "
-    caption += f"Pictures: {', '.join(sorted({str(Path(row['picture']).parent) for row in rows}))}"
-    shown = [{name: row[name] for name in row if name not in ("path", "picture")} for row in rows]
-    report.show(shown, model.name, digits=3, caption=caption)
+        caption += f"Of {settings.steps} steps the best one is kept. "
+        caption += f"On {reached} of {len(rows)} images the prediction now matches that of the full grid. "
+    caption += f"The pictures are in {', '.join(sorted({str(Path(row['picture']).parent) for row in rows}))}."
+    headings = {"before": "p(class) before", "after": "p(class) after"}
+    shown = [{headings.get(name, name): row[name] for name in row if name not in ("path", "picture")} for row in rows]
+    report.show(shown, title or model.name, digits=3, caption=caption)
     kept = {name: options.get(name) for name in ("seed", "saliency", "fit")} | {"prior": model.prior}
     about = {"model": model.name, "tokens": model.tokens, "objective": settings.objective, **kept}
     report.save_json(json, rows, {"command": report.command(), **about, **settings.as_json()})
@@ -99,11 +103,13 @@ def on_data(
     *,
     prior: str | None = None,
     saliency: str | None = None,
+    title: str = "",
     **options: Any,
 ) -> Searched:
     """Search a data set, write the placements file `out`, and show the results.
 
-    options: arguments of `spot.placement.dataset_search.search_dataset`.
+    options: arguments of `spot.placement.dataset_search.search_dataset`. title: of the table, by default the model's
+    name.
     """
     report.check_outputs(out, json)
     images = data_for(model, data, **loading.opening())
@@ -112,7 +118,7 @@ def on_data(
     done = search_dataset(model, images, out, prior=prior, saliency=maps, **options)
     if this_process().is_main_process:
         rows = accuracy_rows(done)
-        report.show(rows, model.name, caption=summary(done, len(images), out))
+        report.show(rows, title or model.name, caption=summary(done, len(images), out))
         about = {**done.placements.metadata, "images": done.images, "seconds": done.seconds}
         report.save_json(json, rows, {"command": report.command(), **about})
     return done
@@ -216,5 +222,5 @@ def class_numbers(labels: Sequence[str], count: int, model: SpotViT) -> list[int
         elif label.lower() in known:
             numbers.append(known[label.lower()])
         else:
-            raise unknown("class", label, known, hint="a class index will do too")
+            raise unknown("class", label, known, hint="an index works too")
     return numbers * count if len(numbers) == 1 else numbers

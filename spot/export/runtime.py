@@ -136,7 +136,7 @@ class ExportedCascade:
 
     def __init__(self, folder: str | Path, threads: int | None = None) -> None:
         self.path = Path(folder)
-        refuse_no_file(self.path / STAGES, "the stages of a cascade, as spot export --cascade writes them")
+        refuse_no_file(self.path / STAGES, "the stages of a cascade written by spot export --cascade")
         self.stages: list[dict[str, Any]] = json.loads((self.path / STAGES).read_text())["stages"]
         self.files = [Exported(self.path / stage["file"], threads) for stage in self.stages]
         self.about, self.classes, self.prepare = self.files[0].about, self.files[0].classes, self.files[0].prepare
@@ -207,7 +207,7 @@ def classify(exported: Exported | ExportedCascade, image: Image.Image, top: int 
     if "logits" not in exported.about["outputs"]:
         raise InputError(f"{exported.path} gives {', '.join(exported.about['outputs'])} and no classes; export logits")
     if top < 1:
-        raise InputError(f"at least one class is to be named, got {top}")
+        raise InputError(f"top must be at least 1 class, got {top}")
     shares = probabilities(exported(exported.prepare(image)[None])["logits"][0]) * 100
     best = np.argsort(-shares, kind="stable")[:top].tolist()
     return [{"index": index, "class": exported.classes[index], "probability": float(shares[index])} for index in best]

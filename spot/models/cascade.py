@@ -120,7 +120,7 @@ class Cascade(nn.Module):
             source = load_source(name, weights=weights) if source is None else source
         if source is None:
             raise InputError(f"the cascade in {path} needs the model it was calibrated for: Cascade.load(file, model)")
-        about = read_json(path, "a cascade, as spot calibrate writes it")
+        about = read_json(path, "a cascade written by spot calibrate")
         try:
             stages, old = read_stages(about), about["format"] == 1
             cascade = cls(source, stages, prior=about["prior"], made=about["made"])

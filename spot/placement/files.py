@@ -143,7 +143,7 @@ class Placements:
     @classmethod
     def load(cls, path: str | Path) -> "Placements":
         """Read a file. Damaged files and other formats are refused."""
-        tensors, about = read_tensors(path, FORMAT, "a placements file, as spot search writes it")
+        tensors, about = read_tensors(path, FORMAT, "a placements file written by spot search")
         if about.get("version") != VERSION:
             raise InputError(f"{path} has version {about.get('version')}, this program reads version {VERSION}")
         try:

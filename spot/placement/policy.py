@@ -169,7 +169,7 @@ def read_policy_file(path: str | Path, patch_size: int = 16) -> Policy:
 
     patch_size: the model's, for files of version 0.2, which do not contain it.
     """
-    state, about = read_tensors(path, KEY, "a policy, as spot learn writes it")
+    state, about = read_tensors(path, KEY, "a policy written by spot learn")
     if about.get("format") != FORMAT:
         raise InputError(f"{path} is a policy in format {about.get('format')!r}; this version reads {FORMAT}")
     about = {"patch_size": patch_size, **about}

@@ -182,7 +182,7 @@ def open_session(
 ) -> Session:
     """A session with the given models first. Models and pictures are opened here, to report errors at the start."""
     if Path(saliency).is_dir():
-        raise InputError("the page needs a saliency that can look at any picture: spectral, clipseg or an .onnx file")
+        raise InputError("the page needs a saliency source for any picture: spectral, clipseg or an .onnx file")
     open_saliency(saliency)
     named = list(dict.fromkeys(models)) or ([ON_PHOTOS] if images or data not in (None, "scenes") else [ON_SCENES[0]])
     if len(weights) not in (0, 1, len(named)):

@@ -56,8 +56,8 @@ def steps_in(recipe: Recipe, images: int) -> tuple[int, int]:
     """The number of optimiser steps of a run over this many images, and of its warm-up."""
     if recipe.batch_size > images:
         raise InputError(
-            f"recipe {recipe.name} takes {recipe.batch_size} images a step, but there are {images}; "
-            f"use --set batch_size={max(1, images // 2 - images // 2 % 2)} or another"
+            f"recipe {recipe.name} needs at least {recipe.batch_size} images, one batch, but there are {images}; "
+            f"use a smaller batch, such as --set batch_size={max(1, images // 2 - images // 2 % 2)}"
         )
     total = max(1, round(recipe.epochs * images / recipe.batch_size))
     warmup = round(recipe.warmup_epochs * images / recipe.batch_size)

@@ -209,7 +209,7 @@ def dry_run(
             "weight_decay": group["weight_decay"],
             "tensors": len(group["names"]),
             "parameters": sum(parameter.numel() for parameter in group["params"]),
-            "first": group["names"][0],
+            "first tensor": group["names"][0],
         }
         for group in parameter_groups(trainer.objective, recipe)
     ]
@@ -224,6 +224,6 @@ def dry_run(
     report.show(groups, "parameter groups", digits=4)
     hours = each * trainer.total / 3600
     report.say(
-        f"{trainer.total} steps over {len(trainer.plan)} images, {each:.2f} s each: {hours:.2f} hours; "
-        f"{memory / 1e9:.2f} GB"
+        f"{len(trainer.plan)} images, {trainer.total} steps of about {each:.2f} s: {hours:.2f} hours, "
+        f"{memory / 1e9:.2f} GB of memory"
     )

@@ -205,7 +205,7 @@ def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_window
         (["--seeds", "0"], "at least one seed"),
         (["--limit", "0"], "limit of 0"),
         (["--batch-size", "0"], "batch size of 0"),
-        (["--workers", "-1"], "0 or more processes besides this one, got -1"),
+        (["--workers", "-1"], "workers must be at least 0, got -1"),
         (["--split", "tset"], "'test'"),
         (["--plot", "out.xyz"], "a picture can be"),
         (["--placements", "nowhere.safetensors"], "nowhere.safetensors is missing"),

@@ -87,7 +87,7 @@ def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path
         (["--prior", "centre"], "'center'"),
         (["--saliency", "spectral"], "got saliency 'spectral', but no prior"),
         (["--tokens", "-1"], "at least 1"),
-        (["--top", "0"], "at least one class"),
+        (["--top", "0"], "top must be at least 1"),
         (["nowhere.jpg"], "nowhere.jpg is missing"),
     ],
 )

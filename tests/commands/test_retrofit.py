@@ -82,7 +82,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing_else(nano, data, tmp_path, ca
     given = ("--data", data, "--out", tmp_path / "run", "--recipe", "cls-in1k")
     command("retrofit", nano, *given, "--dry-run", "--set", "img_size=32", "batch_size=10", "epochs=8")
     shown = capsys.readouterr().out
-    for word in ("parameter groups", "llrd", "24 steps over 30 images", "hours", "GB"):
+    for word in ("parameter groups", "llrd", "30 images, 24 steps", "hours", "GB"):
         assert word in shown
     assert not (tmp_path / "run").exists()
 
@@ -92,7 +92,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing_else(nano, data, tmp_path, ca
     [
         (("data", "--set", "epoch=3"), "did you mean 'epochs'"),
         (("data", "--recipe", "mae-in1k"), "mae-in1k is a mae recipe"),
-        (("data", "--workers", "-1"), "besides this one, got -1"),
+        (("data", "--workers", "-1"), "workers must be at least 0, got -1"),
         (("flat", "--recipe", "cls-in1k", "--set", *SMALL), "--recipe distil"),  # it needs labels
         (("empty",), "no image"),
     ],

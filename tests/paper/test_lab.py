@@ -285,7 +285,7 @@ def test_a_model_whose_classes_are_not_the_datas_is_refused(small, make_lab, tmp
         lab.sources.images(lab.backbones[0].model)
     pets = str(folders(tmp_path / "pets", "cat", "dog"))
     lab = Lab(backbones(["scenes-a"]), StudySettings(pets), cache=tmp_path)
-    with pytest.raises(InputError, match="there is no class 'cat'; 32 are known"):
+    with pytest.raises(InputError, match="there is no class 'cat'; none of the 32 known names is similar"):
         lab.accuracy(lab.backbones[0], [Setting("isotropic", 9)])
 
 

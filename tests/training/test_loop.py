@@ -191,7 +191,7 @@ def test_steps_and_epochs_count_images(data, tmp_path):
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"batch_size": 64}, "takes 64 images a step, but there are 30; use --set batch_size=14"),
+        ({"batch_size": 64}, "one batch, but there are 30; use a smaller batch, such as --set batch_size=14"),
         ({"warmup_epochs": 3.0}, "warms up for 11 steps, but the run has 11, so it would never learn at its full rate"),
     ],
 )
