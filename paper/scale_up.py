@@ -42,6 +42,7 @@ from spot import report
 from spot.cli import one_sentence
 from spot.data.images import open_data
 from spot.errors import unknown
+from spot.models.checkpoints import read_state
 from spot.models.mae import DECODER_NAMES, Decoder
 from spot.options import TrainOptions
 from spot.placement.saliency import check_method, write_maps
@@ -101,9 +102,9 @@ class Setup:
     def file(self, name: str) -> Path:
         return self.weights / (name if name.endswith(".pth") else f"{name}.safetensors")
 
-    def options(self, run: str, **more: Any) -> TrainOptions:
+    def options(self, run: str) -> TrainOptions:
         """Options of a training run."""
-        how: dict[str, Any] = {"accumulate": self.accumulate, "workers": self.workers, **more}
+        how: dict[str, Any] = {"accumulate": self.accumulate, "workers": self.workers}
         return TrainOptions(data=self.data, out=self.out / run, val=self.data, **how)
 
 
@@ -179,7 +180,7 @@ def retrofit_mae(setup: Setup) -> None:
     file = setup.file(FULL)
     model = spot.load(MAE, weights=file, **setup.cut)
     recipe = override(find_recipe("mae-in1k"), {**setup.changes, **setup.decoder})
-    train(model, recipe, setup.options("mae", weights=file))
+    train(model, recipe, setup.options("mae"), decoder=read_state(file))
 
 
 def finetune_mae(setup: Setup) -> None:

@@ -1,9 +1,9 @@
 """Options that command-line verbs share, and the dataclasses of options for use in Python.
 
 A verb declares `weights: options.Weights = None`. `LoadingOptions` and `EvaluateOptions` select images and comparisons.
-`TrainOptions` are a training run's options besides its recipe. Only `data`, `split`, `limit`, `leave_out` and
-`accumulate` change its outcome; those from `set` on are only for `spot.training.run.begin`. `LearnOptions` are for
-`spot learn`, `GlimpseOptions` for `spot learn --look glimpses`. This module imports nothing heavy.
+`TrainOptions` are a training run's options besides its recipe; only `data`, `split`, `limit`, `leave_out` and
+`accumulate` change its outcome. `LearnOptions` are for `spot learn`, `GlimpseOptions` for `spot learn --look glimpses`.
+This module imports nothing heavy.
 """
 
 from dataclasses import dataclass
@@ -170,14 +170,6 @@ class TrainOptions:
     """minutes between checkpoints"""
     tracker: str | None = None
     """tensorboard, wandb or another tracker of accelerate"""
-    set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE")] = ()
-    """recipe fields to change, for example lr=1e-4 epochs=5"""
-    fresh: Annotated[tuple[str, ...] | None, arg(metavar="[OPTION=VALUE ...]")] = None
-    """start from random weights, with timm's options for the model, for example img_size=64 depth=6"""
-    weights: Path | None = None
-    """a local file with the timm model's weights, instead of a download; pretrain also reads an MAE decoder from it"""
-    dry_run: bool = False
-    """print the recipe, parameter groups, steps, time and memory, without training"""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -217,9 +209,6 @@ class LearnOptions:
     """precision of the targets; bf16 is about twice as fast if the processor supports it"""
     seed: int = 0
     """random seed"""
-
-
-Train = Annotated[TrainOptions, arg(name="")]
 
 
 @dataclass(frozen=True, kw_only=True)

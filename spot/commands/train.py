@@ -1,14 +1,29 @@
 """spot retrofit, spot pretrain and spot finetune: training runs with different kinds of recipes."""
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
-from spot.options import ModelArgument, Train
+from tyro.conf import arg
+
+from spot.options import ModelArgument, TrainOptions
 
 
-def begin(*args: Any, **options: Any) -> None:
-    from spot.training import run  # imported here, so that --help does not load torch
+@dataclass(frozen=True, kw_only=True)
+class Options(TrainOptions):
+    """The options of a training run, and those that only the verbs have: how the model and the recipe are made."""
 
-    run.begin(*args, **options)
+    set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE")] = ()
+    """recipe fields to change, for example lr=1e-4 epochs=5"""
+    fresh: Annotated[tuple[str, ...] | None, arg(metavar="[OPTION=VALUE ...]")] = None
+    """start from random weights, with timm's options for the model, for example img_size=64 depth=6"""
+    weights: Path | None = None
+    """a local file with the timm model's weights, instead of a download; pretrain also reads an MAE decoder from it"""
+    dry_run: bool = False
+    """print the recipe, parameter groups, steps, time and memory, without training"""
+
+
+Train = Annotated[Options, arg(name="")]
 
 
 def retrofit(model: ModelArgument, options: Train, recipe: str = "distil") -> None:
@@ -22,14 +37,10 @@ def retrofit(model: ModelArgument, options: Train, recipe: str = "distil") -> No
 
     example: spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --data images --out runs/tiny
     """
-    begin(model, recipe, ("distil", "supervised"), options)
+    train(model, recipe, ("distil", "supervised"), options)
 
 
-def pretrain(
-    model: ModelArgument,
-    options: Train,
-    recipe: str = "mae-in1k",
-) -> None:
+def pretrain(model: ModelArgument, options: Train, recipe: str = "mae-in1k") -> None:
     """Train a masked autoencoder (MAE) on off-grid windows, without labels. Only the encoder is kept.
 
     The paper retrofits MAE models in this way. With --fresh, training starts from random weights, and the recipe can
@@ -40,15 +51,10 @@ def pretrain(
 
     example: spot pretrain vit_base_patch16_224.mae --data imagenet --out runs/mae --accumulate 64
     """
-    begin(model, recipe, ("mae", "supervised"), options)
+    train(model, recipe, ("mae", "supervised"), options)
 
 
-def finetune(
-    model: ModelArgument,
-    options: Train,
-    recipe: str = "finetune-small",
-    classes: int | None = None,
-) -> None:
+def finetune(model: ModelArgument, options: Train, recipe: str = "finetune-small", classes: int | None = None) -> None:
     """Fine-tune a model on labelled images, with a new head for new classes.
 
     The names of the class folders are saved with the model. The guide is docs/training.md.
@@ -60,4 +66,63 @@ def finetune(
 
     example: spot finetune vit-ti --data photos --out runs/mine
     """
-    begin(model, recipe, ("supervised",), options, new_head=True, classes=classes)
+    train(model, recipe, ("supervised",), options, new_head=True, classes=classes)
+
+
+def train(
+    name: str,
+    recipe_name: str,
+    objectives: tuple[str, ...],
+    options: Options,
+    *,
+    new_head: bool = False,
+    classes: int | None = None,
+) -> None:
+    """Load a model by name and train it, or with --dry-run only print the plan.
+
+    objectives: the objectives of recipes that the verb accepts.
+    new_head: replace the head with one for the data's classes, or for `classes` classes.
+    """
+    from spot import report
+    from spot.errors import unknown
+    from spot.models.checkpoints import read_state
+    from spot.models.family import Family, full_retrofit
+    from spot.models.loading import load_source
+    from spot.models.mae import has_decoder
+    from spot.processes import this_process
+    from spot.training.fresh import for_data, fresh
+    from spot.training.recipes import RECIPES, find_recipe, literal, override, pairs
+    from spot.training.run import dry_run, run
+
+    recipe = find_recipe(recipe_name)
+    if recipe.objective not in objectives:
+        fitting = [other for other, each in RECIPES.items() if each.objective in objectives]
+        hint = f"{recipe_name} is a {recipe.objective} recipe"
+        raise unknown("recipe for this verb", recipe_name, fitting, hint=hint)
+    recipe = override(recipe, pairs(options.set, "a change of the recipe is FIELD=VALUE"))
+    report.check_outputs(folder=options.out)
+    teacher = decoder = None
+    if options.fresh is None:
+        source = load_source(name, weights=options.weights)
+        if isinstance(source, Family) and recipe.objective == "distil":
+            teacher = source.model(source.cells)
+        model = full_retrofit(source)
+    else:
+        given = pairs(options.fresh, "--fresh takes timm's options as NAME=VALUE")
+        model = fresh(name, {option: literal(value) for option, value in given.items()}, recipe.seed)
+    if recipe.objective == "mae":
+        state = {} if options.weights is None else read_state(options.weights)
+        decoder = state if has_decoder(state) else None
+        if decoder is None and options.fresh is None and this_process().is_main_process:
+            report.say(
+                f"{options.weights or name} has no decoder, so training starts with a new one. The paper retrofits "
+                "both: for that give the full checkpoint, such as mae_pretrain_vit_base_full.pth, as --weights."
+            )
+    if new_head:
+        model = for_data(model, recipe, options, classes)
+    if options.dry_run:
+        dry_run(model, recipe, options, decoder=decoder)
+        return
+    run(model, recipe, options, teacher, decoder=decoder)
+    if this_process().is_main_process:
+        report.say(f"The trained model is in {options.out / 'model'}")

@@ -181,6 +181,7 @@ def open_data(
     unreadable: Unreadable = "stop",
     classes: Sequence[str] | int | None = None,
     limit: int | None = None,
+    leave_out: Path | None = None,
     root: str | Path | None = None,
 ) -> Images:
     """Open an image folder or a timm data set by name.
@@ -189,6 +190,7 @@ def open_data(
     classes: the model's class folders (`class_folders(model)`), so that labels are the model's
         indices, even if the data has only some of the classes. None: sorted folders, from 0.
     limit: maximum number of images, evenly spread over the data and thus over its classes.
+    leave_out: a file that names images to exclude; see `listed`.
     root: folder of a timm data set's files.
     """
     if limit is not None and limit < 1:
@@ -204,6 +206,8 @@ def open_data(
                 raise InputError(f"{path_or_name} has class {highest}, the model's are 0 to {count - 1}")
     else:
         data = image_folder(Path(path_or_name), split, classes, transform=transform, unreadable=unreadable)
+    if leave_out is not None:
+        data.without(listed(leave_out))
     if limit is not None:
         data.thin(limit)
     return data

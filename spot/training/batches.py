@@ -46,7 +46,7 @@ class Plan(Dataset[tuple[Tensor, ...]]):
 
     def __init__(self, images: Images, recipe: Recipe, data_config: dict[str, Any], weights: Tensor | None = None):
         """weights: sampling weights of the images. By default an epoch uses each image once."""
-        self.images, self.seed, self.weights = images, recipe.seed, weights
+        self.images, self.seed, self.weights = copy.copy(images), recipe.seed, weights
         self.images.transform = training_transform(recipe, data_config)
         self._order: tuple[int, list[int]] = (-1, [])
 

@@ -1,7 +1,7 @@
 """Models with new weights: a ViT with random weights, or a new classifier on a pretrained encoder."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from spot.errors import InputError
 from spot.models.spot_vit import SpotViT, adapt
 from spot.models.timm_vit import create_timm
 from spot.options import TrainOptions
-from spot.training.recipes import Recipe, literal, pairs
+from spot.training.recipes import Recipe
 
 AMPLITUDE = 0.3  # of the initial position embedding; about that of the patch embedding
 
@@ -46,12 +46,6 @@ def waves(positions: Tensor, width: int) -> Tensor:
     periods = 2 ** torch.linspace(-1, 1, math.ceil(width / 4))
     angles = 2 * math.pi * positions[:, :, None] * periods  # (N, 2, width / 4)
     return torch.cat([angles.sin(), angles.cos()], 2).flatten(1)[:, :width]
-
-
-def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """Parse timm's options from words such as `embed_dim=128`."""
-    given = pairs(words, "--fresh takes timm's options as NAME=VALUE")
-    return {name: literal(value) for name, value in given.items()}
 
 
 def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 0, *, anew: bool = False) -> SpotViT:

@@ -29,7 +29,7 @@ from torch.utils.data import Subset
 from spot import report
 from spot.data.canvas import Canvas
 from spot.data.difficulty import difficulty_of
-from spot.data.images import CANVAS, Images, data_for, listed, open_data
+from spot.data.images import CANVAS, Images, data_for, open_data
 from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
@@ -207,10 +207,8 @@ def images_of(
     if difficulty_of(data) is not None:
         return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
     folder = str(data).removeprefix(CANVAS)
-    images = open_data(folder, transform=evaluation_transform(model.data_config), split=split)
-    if leave_out is not None:
-        images.without(listed(leave_out))
-    images.thin(limit or len(images))
+    transform = evaluation_transform(model.data_config)
+    images = open_data(folder, transform=transform, split=split, limit=limit, leave_out=leave_out)
     return images if folder == str(data) else Canvas(images)
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spot.errors import InputError
-from spot.training.fresh import fresh, read_options
+from spot.training.fresh import fresh
 
 SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 5}
 
@@ -22,17 +22,6 @@ def test_positions_start_as_waves_that_tell_every_cell_apart():
     cells = table[1:].unflatten(0, (4, 4))
     torch.testing.assert_close(cells[:1, :, 16:].expand(4, -1, -1), cells[:, :, 16:])
     torch.testing.assert_close(cells[:, :1, :16].expand(-1, 4, -1), cells[:, :, :16])
-
-
-def test_options_are_read_as_timm_takes_them():
-    words = ["depth=6", "global_pool=avg", "class_token=False", "mlp_ratio=2.5"]
-    assert read_options(words) == {"depth": 6, "global_pool": "avg", "class_token": False, "mlp_ratio": 2.5}
-
-
-@pytest.mark.parametrize("word", ["depth", "=3", "a b=1"])
-def test_a_bad_option_is_one_sentence(word):
-    with pytest.raises(InputError, match="NAME=VALUE"):
-        read_options([word])
 
 
 @pytest.mark.parametrize(

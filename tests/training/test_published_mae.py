@@ -10,7 +10,7 @@ from spot.cli import main
 from spot.options import TrainOptions
 from spot.training.fresh import with_classifier
 from spot.training.objectives import Masked
-from spot.training.run import dry_run, run
+from spot.training.run import run
 from tests.models.test_mae import SHAPE, published
 from tests.training.small_run import make_images, small_recipe
 
@@ -31,17 +31,30 @@ def encoder(file):
     return spot.load("vit_tiny_patch16_224", weights=file, num_classes=0, **SHAPE)
 
 
-def test_retrofitting_goes_on_with_the_decoder_of_the_file(tmp_path, data, capsys):
-    file = written(tmp_path)
-    options = TrainOptions(data=str(data), out=tmp_path / "run", weights=file)
-    first = Masked(encoder(file), small_recipe("mae-in1k", **MAE), published()).autoencoder.decoder
+@pytest.fixture
+def pretrain(tmp_path, data, monkeypatch):
+    """spot pretrain --weights FILE, of a small ViT."""
+    changes = ("img_size=32", "batch_size=8", "warmup_epochs=0", *(f"{name}={value}" for name, value in MAE.items()))
+    given = ("vit_tiny_patch16_224", "--data", str(data), "--out", str(tmp_path / "run"), "--set", *changes)
+
+    def call(file, *more):
+        loaded = encoder(file)
+        with monkeypatch.context() as patch:
+            patch.setattr("spot.models.loading.load_source", lambda name, weights: loaded)
+            main(["pretrain", *given, "--weights", str(file), *more])
+
+    return call
+
+
+def test_retrofitting_goes_on_with_the_decoder_of_the_file(tmp_path, data, pretrain, capsys):
+    first = Masked(encoder(written(tmp_path)), small_recipe("mae-in1k", **MAE), published()).autoencoder.decoder
     torch.testing.assert_close(first.blocks[2].mlp.fc1.weight, published()["decoder_blocks.2.mlp.fc1.weight"])
-    trained = run(encoder(file), small_recipe("mae-in1k", **MAE), options)
+    pretrain(written(tmp_path))
     assert "no decoder" not in capsys.readouterr().out
     settings = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
     assert len(settings["decoder"]["weights"]) == 16
 
-    labelled = with_classifier(trained, 10, "avg")
+    labelled = with_classifier(spot.load(tmp_path / "run" / "model"), 10, "avg")
     options = TrainOptions(data=str(data), out=tmp_path / "tuned")
     tuned = run(labelled, small_recipe("mae-finetune", epochs=1.0), options)
     assert tuned.vit.global_pool == "avg"
@@ -54,10 +67,8 @@ def test_retrofitting_goes_on_with_the_decoder_of_the_file(tmp_path, data, capsy
         assert row["knn"] == 100  # every image is its own nearest neighbour
 
 
-def test_without_a_decoder_one_sentence_says_that_a_new_one_begins(tmp_path, data, capsys):
-    file = written(tmp_path, decoder=False)
-    options = TrainOptions(data=str(data), out=tmp_path / "run", weights=file)
-    dry_run(encoder(file), small_recipe("mae-in1k", **MAE), options)
+def test_without_a_decoder_one_sentence_says_that_a_new_one_begins(tmp_path, pretrain, capsys):
+    pretrain(written(tmp_path, decoder=False), "--dry-run")
     printed = " ".join(capsys.readouterr().out.split())
     assert "has no decoder, so training starts with a new one" in printed
     assert "mae_pretrain_vit_base_full.pth" in printed

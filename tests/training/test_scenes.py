@@ -7,11 +7,11 @@ import torch
 
 from spot.errors import InputError
 from spot.options import TrainOptions
-from spot.training.batches import Share, parts
+from spot.training.batches import ScenePlan, Share, parts
 from spot.training.fresh import for_data, fresh
 from spot.training.objectives import Supervised
 from spot.training.recipes import SCENES, find_recipe, override
-from spot.training.run import plan_of, run, training_images
+from spot.training.run import run, training_images
 from tests.training.small_run import interrupted_after
 
 SHAPE = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 32}
@@ -62,7 +62,7 @@ def test_budgets_and_priors_are_drawn_for_each_step():
     objective, seen = Supervised(nano(), recipe), set()
     objective.model.register_forward_pre_hook(lambda _, given: seen.add(given[1].shape[1]))
     images = training_images(objective.model, recipe, options("unused"))
-    plan = plan_of(images, recipe, objective.model.data_config)
+    plan = ScenePlan(images, objective.model.data_config)
     for part in parts(plan, Share(8, range(12))):
         objective(part)
     assert seen == {4, 9}
