@@ -42,7 +42,7 @@ from spot.placement.priors import isotropic
 from spot.placement.saliency import OnnxSaliency, map_macs, rgb, spectral_residual
 from spot.store import read_json, read_tensors, write_json, write_tensors
 from spot.training.discovery import fit_head
-from spot.training.glimpses import color_jitter, train_classifier
+from spot.training.glimpses import Glimpses, color_jitter, train_classifier
 
 MARGIN, PATCH = 1.25, 16
 KIND = "spot_signs"
@@ -243,8 +243,8 @@ def with_head(street: Street, name: str, model: SpotViT) -> Tensor:
 # The whole ViT, fine-tuned on shrunk pictures
 
 
-class Shrunk:
-    """Random shrunk views of whole pictures for `train_classifier`, in place of its Glimpses."""
+class Shrunk(Glimpses):
+    """Random shrunk views of whole pictures for `train_classifier`, in place of glimpses."""
 
     def __init__(self, pictures: Pictures, width: int, seed: int = 0) -> None:
         self.pictures, self.width, self.seed = pictures, width, seed

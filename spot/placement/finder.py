@@ -33,6 +33,7 @@ CELL = 8  # side of a cell, in pixels of the downscaled picture
 USUAL = 20.0  # reference size, whose log size is 0, in pixels of the downscaled picture
 RANGE = (0.3, 6.0)  # smallest and largest size, relative to USUAL
 LONG = 8  # maximum aspect ratio of a picture
+MARGIN = 1.25  # side of a glimpse, relative to the object's size
 REACH = 1.5  # maximum distance of an object's centre from the cell's middle, in cells
 VIEW, AROUND = 32, 2.0  # second stage's view of a candidate: samples per side, and side relative to the object's size
 
@@ -110,7 +111,7 @@ class Finder(Policy):
         body: int = 40,
         candidates: int = 0,
         glimpses: int = 1,
-        margin: float = 1.25,
+        margin: float = MARGIN,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         """

@@ -12,9 +12,7 @@ Pictures of the class `none` contain no object. The weight of a place is the pro
 without a likely place are excluded from later training.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,13 +22,15 @@ from torch import Tensor
 from spot import report
 from spot.data.pictures import Pictures
 from spot.errors import InputError
+from spot.models.family import Source, dense_model
 from spot.models.spot_vit import SpotViT
-from spot.placement.finder import Finder
-from spot.placement.glimpses import cut_out
+from spot.options import GlimpseOptions
+from spot.placement.finder import MARGIN, Finder
 from spot.store import read_tensors, write_tensors
-from spot.training.finder import places_found, shrink, train_finder
+from spot.training.finder import Places, detect, train_finder, view
 
 KIND = "spot_tiles"
+STEPS = 700  # of training the finder in a round
 SIDES = (48.0, 80.0)  # sides of candidates from tiles, in pixels
 LIKELY = (0.3, 0.5)  # minimum probability of the label at a place: for candidates from tiles, and from a finder
 DECAY = (0.03, 0.1)  # L2 penalty of the head, for the same two cases
@@ -133,39 +133,28 @@ def peaks(scores: Tensor, count: int, window: int) -> Tensor:
 
 
 def choose_places(
-    model: SpotViT,
-    pictures: Pictures,
-    candidates: Mapping[str, Tensor],
-    *,
-    none: int,
-    samples: int,
-    later: bool,
-    margin: float = 1.25,
-    rounds: int = 6,
-    seed: int = 0,
+    model: SpotViT, pictures: Pictures, candidates: Places, how: GlimpseOptions, none: int, *, later: bool
 ) -> dict[str, Tensor]:
     """Select the most likely of each picture's candidates (n, 3): (1, 4), y, x, size and weight, if likely enough.
 
     The first round uses each picture's first candidate. later: the candidates come from a finder.
     """
-    draw = np.random.default_rng(seed)
+    draw, samples = np.random.default_rng(how.seed), round(how.tokens**0.5) * model.patch_size
     features, others = {}, []
     for index in report.track(range(len(pictures)), "candidates", len(pictures)):
         key, picture = pictures.keys[index], pictures.pixels(index)
         height, width = picture.shape[1:]
         anywhere = torch.tensor([draw.uniform(0, height), draw.uniform(0, width), draw.uniform(20, 90)])
-        views = []
-        for y, x, size in torch.cat([candidates[key][:, :3], anywhere[None]]).tolist():
-            y, x = min(max(y, 0.0), float(height)), min(max(x, 0.0), float(width))
-            views.append(cut_out(picture, y, x, min(margin * size, height, width), samples))
-        made = pooled(model, torch.stack(views) / 127.5 - 1)
+        squares = torch.cat([candidates[key][:, :3], anywhere[None]]).tolist()
+        views = torch.stack([view(picture, y, x, MARGIN * size, samples) for y, x, size in squares])
+        made = pooled(model, views / 127.5 - 1)
         features[key] = made[:-1]
         others.append(made[-1:])
     label = dict(zip(pictures.keys, pictures.labels, strict=True))
     chosen = {key: 0 for key in pictures.keys if label[key] != none}
     likely = dict.fromkeys(chosen, 1.0)
     empty = torch.cat([*(features[key] for key in pictures.keys if label[key] == none), *others])
-    for _ in range(rounds):
+    for _ in range(6):
         held = [key for key in chosen if likely[key] > 0.2] or list(chosen)
         x = torch.cat([empty, *(features[key][chosen[key]][None] for key in held)])
         fit_head(model, x, torch.tensor([none] * len(empty) + [label[key] for key in held]), DECAY[later])
@@ -180,70 +169,43 @@ def choose_places(
     }
 
 
-def tile_candidates(
-    scores: list[Tensor], pictures: Pictures, none: int, window: int, margin: float
-) -> dict[str, Tensor]:
+def tile_candidates(scores: list[Tensor], pictures: Pictures, none: int, window: int) -> dict[str, Tensor]:
     """Candidates (n, 3) by key: three peaks of the picture's class, or for pictures of `none` one peak per class."""
     candidates = {}
     for key, label, score in zip(pictures.keys, pictures.labels, scores, strict=True):
         asked = [label] if label != none else [each for each in range(len(pictures.classes)) if each != none]
         count = 1 if label == none else 3
         middles = torch.cat([peaks(score[..., each], count, window) for each in asked])
-        sides = middles.new_tensor(SIDES) / margin
+        sides = middles.new_tensor(SIDES) / MARGIN
         candidates[key] = torch.cat([middles.repeat_interleave(2, 0), sides.repeat(len(middles))[:, None]], 1)
     return candidates
 
 
-@torch.no_grad()
-def finder_candidates(finder: Finder, pictures: Pictures) -> dict[str, Tensor]:
-    """Candidates (4, 3) by key: the finder's four best detections."""
-    small = shrink(finder, pictures)
-    return {
-        key: places_found(finder, pictures.pixels(index), small[index], 4)[:, :3]
-        for index, key in enumerate(pictures.keys)
-    }
-
-
 def discover(
-    model: SpotViT,
-    dense: SpotViT,
-    finder: Finder,
-    pictures: Pictures,
-    folder: Path,
-    *,
-    none: int,
-    tokens: int = 49,
-    rounds: int = 2,
-    steps: int = 700,
-    seed: int = 0,
+    model: SpotViT, source: Source, pictures: Pictures, folder: Path, how: GlimpseOptions, none: int
 ) -> dict[str, Tensor]:
     """Places (n, 4) by key, learned from picture labels alone; see the module docstring.
 
     Args:
         model: classifies candidates; its head is refitted.
-        dense: the frozen ViT that processes tiles.
-        finder: an untrained finder, trained in place.
+        source: its dense ViT processes tiles.
         folder: intermediate results, from which an interrupted run resumes.
         none: index of the class of pictures without an object.
     """
-    samples = round(tokens**0.5) * model.patch_size
-    how: dict[str, Any] = {"none": none, "samples": samples, "seed": seed}
-    for number in range(rounds + 1):
+    places: dict[str, Tensor] = {}
+    finder, dense = Finder(model.patch_size, longest=how.longest), dense_model(source).eval()
+    for number in range(how.rounds + 1):
         file = folder / f"places-{number}.safetensors"
-        if file.is_file():
-            continue
-        if number == 0:
-            features = tile_features(dense, pictures, folder / "tiles")
-            scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed=seed)
-            candidates = tile_candidates(scores, pictures, none, dense.patch_size, finder.margin)
-        else:
-            places = read_places(folder / f"places-{number - 1}.safetensors")
-            given, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
-            train_finder(finder, given, places, steps=steps, each=8, mine=False, seed=seed, state=state)
-            candidates = finder_candidates(finder, pictures)
-        write_tensors(file, choose_places(model, pictures, candidates, later=number > 0, **how), "spot_places", {})
-    return read_places(folder / f"places-{rounds}.safetensors")
-
-
-def read_places(path: Path) -> dict[str, Tensor]:
-    return dict(read_tensors(path, "spot_places", "places, as spot learn keeps them")[0])
+        if not file.is_file():
+            if number == 0:
+                features = tile_features(dense, pictures, folder / "tiles")
+                scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed=how.seed)
+                candidates = tile_candidates(scores, pictures, none, dense.patch_size)
+            else:
+                given, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
+                train_finder(finder, given, places, steps=STEPS, each=8, mine=False, seed=how.seed, state=state)
+                candidates = detect(finder, pictures, 4)
+            chosen = choose_places(model, pictures, candidates, how, none, later=number > 0)
+            write_tensors(file, chosen, "spot_places", {})
+        places = read_tensors(file, "spot_places", "places, as spot learn keeps them")[0]
+    return places

@@ -9,54 +9,76 @@ and centre. After a third of the steps, crops around false positives are added. 
 detections of the first stage and on views around the places.
 """
 
-import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from spot import report
 from spot.data.pictures import Pictures
 from spot.placement.finder import AROUND, CELL, USUAL, VIEW, Finder, build_finder
-from spot.placement.glimpses import cut_out
+from spot.placement.glimpses import SMALLEST, cut_out
 from spot.training.optim import training_steps
 
 CROP = (128, 192)  # height and width, in pixels of the downscaled picture
 Places = Mapping[str, Tensor]
+NOWHERE = torch.zeros(0, 4)
 
 
-class Crops(NamedTuple):
-    """Crops of downscaled pictures, and the network's targets."""
-
-    pixels: Tensor  # uint8 (M, 3, h, w)
-    heatmaps: Tensor  # (M, R, C), 1 at the centre of an object
-    values: Tensor  # (M, 3, R, C): log size, y, x
-    weights: Tensor  # (M, R, C): loss weights of the values
+def shrunk(finder: Finder, picture: Tensor) -> Tensor:
+    """A uint8 picture (3, H, W) at the finder's input resolution, uint8."""
+    return finder.shrunk(picture.float()[None])[0].round().clamp(0, 255).byte()
 
 
-def shrink(finder: Finder, pictures: Pictures) -> list[Tensor]:
-    """The pictures at the finder's input resolution, uint8."""
-    small = []
-    for index in report.track(range(len(pictures)), "shrinking", len(pictures)):
-        picture = pictures.pixels(index).float()[None]
-        small.append(finder.shrunk(picture)[0].round().clamp(0, 255).byte())
-    return small
+@torch.no_grad()
+def detect(finder: Finder, pictures: Pictures, count: int) -> dict[str, Tensor]:
+    """The `count` best places of each picture by key, (count, 4): y, x and size in pixels, and the score."""
+    places, look = {}, finder.look.eval()
+    for index in report.track(range(len(pictures)), "detecting", len(pictures)):
+        picture = pictures.pixels(index)
+        maps = look(shrunk(finder, picture).float()[None] / 127.5 - 1)
+        found = finder.best(maps, picture.float()[None] / 127.5 - 1, count)
+        size = found.glimpses[0, :, 2:] / finder.margin
+        middle = found.glimpses[0, :, :2] * found.glimpses.new_tensor(picture.shape[1:])
+        places[pictures.keys[index]] = torch.cat([middle, size, found.scores[0, :, None]], 1)
+    return places
+
+
+def false_positives(found: Places, places: Places) -> dict[str, Tensor]:
+    """Those of the detections that are not near a known place of their picture."""
+    wrong = {}
+    for key, each in found.items():
+        known = places.get(key, NOWHERE)
+        apart = (each[:, None, :2] - known[None, :, :2]).abs().amax(-1) > known[None, :, 2]
+        wrong[key] = each[apart.all(1)]
+    return wrong
+
+
+def view(picture: Tensor, y: float, x: float, side: float, samples: int) -> Tensor:
+    """A square of a uint8 picture, in pixels and within it, from 0 to 255: (3, samples, samples)."""
+    height, width = picture.shape[1:]
+    side = min(max(SMALLEST, side), height, width)
+    return cut_out(picture, min(max(y, 0.0), height), min(max(x, 0.0), width), side, samples)
 
 
 def make_crops(
     pictures: Pictures, small: list[Tensor], around: Places, places: Places, each: int, draw: np.random.Generator
-) -> Crops:
-    """Cut `each` randomly zoomed crops per picture, three quarters of them around one of its places in `around`."""
+) -> list[Tensor]:
+    """Cut `each` randomly zoomed crops per picture, three quarters of them around one of its places in `around`.
+
+    small: the pictures at the finder's input resolution. Returns the crops, uint8 (M, 3, h, w), and their
+    `target_maps`: heatmaps (M, R, C), values (M, 3, R, C) and weights (M, R, C).
+    """
     made = []
     for index, key in enumerate(pictures.keys):
-        shrunk, ratio = small[index], small[index].shape[2] / pictures.pixels(index).shape[2]
-        height, width = shrunk.shape[1:]
-        near, known = around.get(key, torch.zeros(0, 4)), places.get(key, torch.zeros(0, 4))
+        reduced, ratio = small[index], small[index].shape[2] / pictures.pixels(index).shape[2]
+        height, width = reduced.shape[1:]
+        near, known = around.get(key, NOWHERE), places.get(key, NOWHERE)
         for _ in range(each):
             zoom = math.exp(draw.uniform(-0.4, 0.4))
             rows, columns = (
@@ -68,14 +90,14 @@ def make_crops(
             else:
                 top, left = draw.uniform(0, height - rows + 1e-6), draw.uniform(0, width - columns + 1e-6)
             top, left = int(min(max(0, top), height - rows)), int(min(max(0, left), width - columns))
-            crop = shrunk[:, top : top + rows, left : left + columns].float()[None]
+            crop = reduced[:, top : top + rows, left : left + columns].float()[None]
             crop = F.interpolate(crop, CROP, mode="bilinear", align_corners=False)[0].round().byte()
             scale = known.new_tensor([CROP[0] / rows, CROP[1] / columns])
             inside = known.clone()
             inside[:, :2] = (known[:, :2] * ratio - known.new_tensor([top, left])) * scale / CELL
             inside[:, 2] = known[:, 2] * ratio * float(scale.prod().sqrt())
             made.append((crop, *target_maps(inside)))
-    return Crops(*(torch.stack(column) for column in zip(*made, strict=True)))
+    return [torch.stack(column) for column in zip(*made, strict=True)]
 
 
 def target_maps(places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +141,6 @@ def train_finder(
     *,
     steps: int = 2400,
     batch: int = 16,
-    lr: float = 3e-3,
     each: int = 10,
     mine: bool = True,
     seed: int = 0,
@@ -133,44 +154,36 @@ def train_finder(
         state: a file from which an interrupted run resumes, removed at the end.
     """
     draw = np.random.default_rng(seed)
-    small = shrink(finder, pictures)
+    small = [shrunk(finder, pictures.pixels(index)) for index in range(len(pictures))]
     crops = make_crops(pictures, small, places, places, each, draw)
     network = finder.look.requires_grad_(True)
-    mean = copy.deepcopy(finder).requires_grad_(False)
-    optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.03)
-    both, mined = nn.ModuleList([network, mean.look]), False
+    average = ModelEmaV3(finder, decay=0.98)
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-3, weight_decay=0.03)
+    both, mined = nn.ModuleList([network, average.module.look]), False
     for step in training_steps(steps, both, optimizer, "finder", file=state, every=200, warmup=50):
         if mine and step >= steps // 3 and not mined:
-            wrong = false_positives(mean, pictures, small, places, 6)
+            wrong = false_positives(detect(average.module, pictures, 6), places)
             more = make_crops(pictures, small, wrong, places, max(3, each // 3), draw)
-            crops, mined = Crops(*(torch.cat(columns) for columns in zip(crops, more, strict=True))), True
-        rows = torch.from_numpy(draw.integers(0, len(crops.pixels), batch))
-        pixels, *targets = augmented(crops, rows, draw)
-        loss = loss_of(network.train()(pixels), *targets)
+            crops, mined = [torch.cat(columns) for columns in zip(crops, more, strict=True)], True
+        rows = torch.from_numpy(draw.integers(0, len(crops[0]), batch))
+        pixels, heatmaps, values, weights = (column[rows] for column in crops)
+        x = tinted(pixels, draw)
+        if draw.random() < 0.5:
+            x, heatmaps, values, weights = (column.flip(-1) for column in (x, heatmaps, values, weights))
+            values = values * values.new_tensor([1, 1, -1])[:, None, None]
+        loss = loss_of(network.train()(x), heatmaps, values, weights)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 5.0)
         optimizer.step()
-        with torch.no_grad():
-            for kept, tensor in zip(mean.look.state_dict().values(), network.state_dict().values(), strict=True):
-                kept.lerp_(tensor, 0.02) if kept.is_floating_point() else kept.copy_(tensor)
-    network.load_state_dict(mean.look.state_dict())
+        average.update(finder)
+    network.load_state_dict(average.module.look.state_dict())
     if state is not None:
         state.unlink(missing_ok=True)
     return finder.eval().requires_grad_(False)
 
 
-def augmented(crops: Crops, rows: Tensor, draw: np.random.Generator) -> tuple[Tensor, ...]:
-    """Network input and targets of some crops, with random brightness, colour and mirroring."""
-    pixels, heatmaps, values, weights = (column[rows] for column in crops)
-    x = color_jitter(pixels, draw)
-    if draw.random() < 0.5:
-        x, heatmaps, values, weights = (each.flip(-1) for each in (x, heatmaps, values, weights))
-        values = values * values.new_tensor([1, 1, -1])[:, None, None]
-    return x, heatmaps, values, weights
-
-
-def color_jitter(pixels: Tensor, draw: np.random.Generator) -> Tensor:
+def tinted(pixels: Tensor, draw: np.random.Generator) -> Tensor:
     """Scale uint8 pixels (B, 3, H, W) to about [−1, 1], with a random brightness and tint per image."""
 
     def random(shape: tuple[int, ...], low: float, high: float) -> Tensor:
@@ -178,37 +191,6 @@ def color_jitter(pixels: Tensor, draw: np.random.Generator) -> Tensor:
 
     x = (pixels.float() / 127.5) * random((1, 1, 1), 0.5, 1.5) - 1
     return x + random((3, 1, 1), -0.1, 0.1) + random((1, 1, 1), -0.14, 0.14)
-
-
-@torch.no_grad()
-def false_positives(
-    finder: Finder, pictures: Pictures, small: list[Tensor], places: Places, count: int
-) -> dict[str, Tensor]:
-    """By key, those of a picture's `count` best detections that are not near a known place."""
-    wrong = {}
-    for index, key in enumerate(pictures.keys):
-        found = places_found(finder, pictures.pixels(index), small[index], count)
-        known = places.get(key, torch.zeros(0, 4))
-        apart = (found[:, None, :2] - known[None, :, :2]).abs().amax(-1) > known[None, :, 2]
-        wrong[key] = found[apart.all(1)]
-    return wrong
-
-
-def places_found(finder: Finder, picture: Tensor, small: Tensor, count: int) -> Tensor:
-    """Detect places (count, 4) in one picture (3, H, W): y, x and size in pixels, and the score."""
-    maps = finder.look.eval()(small.float()[None] / 127.5 - 1)
-    found = finder.best(maps, picture.float()[None] / 127.5 - 1, count)
-    size = found.glimpses[0, :, 2:] / finder.margin
-    middle = found.glimpses[0, :, :2] * found.glimpses.new_tensor(picture.shape[1:])
-    return torch.cat([middle, size, found.scores[0, :, None]], 1)
-
-
-class Views(NamedTuple):
-    """Views of places and of false positives, for the second stage."""
-
-    places: Tensor  # uint8 (M, 3, S, S)
-    weights: Tensor  # (M,), the probabilities of the places
-    others: Tensor  # uint8 (L, 3, S, S)
 
 
 def train_second_stage(
@@ -219,7 +201,6 @@ def train_second_stage(
     candidates: int = 40,
     steps: int = 1000,
     batch: int = 128,
-    lr: float = 3e-3,
     seed: int = 0,
 ) -> Finder:
     """Train a second stage to separate places from the first stage's false positives; returns a new finder."""
@@ -228,17 +209,17 @@ def train_second_stage(
     network, draw = finder.look.second, np.random.default_rng(seed)
     assert network is not None
     network.train().requires_grad_(True)
-    views = second_stage_views(first, pictures, places, draw)
-    optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.05)
+    hits, likely, misses = second_stage_views(first, pictures, places, draw)
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-3, weight_decay=0.05)
     third = batch // 3
     wanted = torch.cat([torch.ones(third), torch.zeros(batch - third)])
     for _ in training_steps(steps, network, optimizer, "second stage", warmup=50):
-        rows = torch.from_numpy(draw.integers(0, len(views.places), third))
-        others = torch.from_numpy(draw.integers(0, len(views.others), batch - third))
-        pixels = torch.cat([views.places[rows], views.others[others]])
+        rows = torch.from_numpy(draw.integers(0, len(hits), third))
+        others = torch.from_numpy(draw.integers(0, len(misses), batch - third))
+        pixels = torch.cat([hits[rows], misses[others]])
         mirrored = torch.from_numpy(draw.random(batch) < 0.5)[:, None, None, None]
-        pixels = color_jitter(torch.where(mirrored, pixels.flip(-1), pixels), draw)
-        weights = torch.cat([views.weights[rows], torch.ones(batch - third)])
+        pixels = tinted(torch.where(mirrored, pixels.flip(-1), pixels), draw)
+        weights = torch.cat([likely[rows], torch.ones(batch - third)])
         loss = F.binary_cross_entropy_with_logits(network(pixels), wanted, weights)
         optimizer.zero_grad()
         loss.backward()
@@ -246,33 +227,31 @@ def train_second_stage(
     return finder.eval().requires_grad_(False)
 
 
-@torch.no_grad()
 def second_stage_views(
-    first: Finder, pictures: Pictures, places: Places, draw: np.random.Generator, count: int = 40, each: int = 12
-) -> Views:
-    """Training views for the second stage: `count` detections per picture, and `each` random views per place."""
-    positive, weights, others = [], [], []
+    first: Finder, pictures: Pictures, places: Places, draw: np.random.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Training views for the second stage: of 40 detections per picture, and of 12 random squares around every place.
 
-    def view(picture: Tensor, y: float, x: float, size: float) -> Tensor:
-        height, width = picture.shape[1:]
-        side = min(max(4.0, AROUND * size), float(min(height, width)))
-        y, x = min(max(y, 0.0), float(height)), min(max(x, 0.0), float(width))
-        return cut_out(picture, y, x, side, VIEW).round().clamp(0, 255).byte()
+    Returns views of places, uint8 (M, 3, S, S), the probabilities of these places (M,), and views of false positives.
+    """
+    hits, likely, misses = [], [], []
 
-    for index, (key, small) in enumerate(zip(pictures.keys, shrink(first, pictures), strict=True)):
-        picture, known = pictures.pixels(index), places.get(key, torch.zeros(0, 4))
-        found = places_found(first, picture, small, count)
-        apart = (found[:, None, :2] - known[None, :, :2]).abs().amax(-1)  # (count, places)
+    def look(picture: Tensor, y: float, x: float, size: float) -> Tensor:
+        return view(picture, y, x, AROUND * size, VIEW).round().clamp(0, 255).byte()
+
+    detected = detect(first, pictures, 40)
+    wrong = false_positives(detected, places)
+    for index, (key, found) in enumerate(detected.items()):
+        picture, known = pictures.pixels(index), places.get(key, NOWHERE)
+        misses += [look(picture, y, x, size) for y, x, size, _ in wrong[key].tolist()]
+        near = (found[:, None, :2] - known[None, :, :2]).abs().amax(-1) < known[None, :, 2] / 2  # (40, places)
         for row, (y, x, size, _) in enumerate(found.tolist()):
-            hits = apart[row] < known[:, 2] / 2
-            if hits.any():
-                positive.append(view(picture, y, x, size))
-                weights.append(float(known[hits, 3].max()))
-            elif (apart[row] > known[:, 2]).all():
-                others.append(view(picture, y, x, size))
+            if near[row].any():
+                hits.append(look(picture, y, x, size))
+                likely.append(float(known[near[row], 3].max()))
         for y, x, size, weight in known.tolist():
-            for _ in range(each):
+            for _ in range(12):
                 down, right = draw.normal(0, 0.12, 2) * size
-                positive.append(view(picture, y + down, x + right, size * math.exp(draw.normal(0, 0.2))))
-                weights.append(weight)
-    return Views(torch.stack(positive), torch.tensor(weights), torch.stack(others))
+                hits.append(look(picture, y + down, x + right, size * math.exp(draw.normal(0, 0.2))))
+                likely.append(weight)
+    return torch.stack(hits), torch.tensor(likely), torch.stack(misses)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +24,22 @@ from spot.data.images import listed
 from spot.data.pictures import Pictures, boxes_to_places, read_boxes
 from spot.draws import Draw, seeded
 from spot.errors import InputError
-from spot.models.family import Source, at_budget, dense_model
+from spot.models.family import Source, at_budget
 from spot.models.spot_vit import SpotViT
 from spot.options import GlimpseOptions
-from spot.placement.finder import Finder
-from spot.placement.glimpses import cut_out
+from spot.placement.finder import MARGIN, Finder
 from spot.placement.policy import read_policy_file
 from spot.store import as_json
 from spot.training.discovery import discover, fit_head, pooled
-from spot.training.finder import Places, false_positives, shrink, train_finder, train_second_stage
+from spot.training.finder import (
+    NOWHERE,
+    Places,
+    detect,
+    false_positives,
+    train_finder,
+    train_second_stage,
+    view,
+)
 from spot.training.fresh import with_classifier
 from spot.training.optim import build_optimizer, training_steps
 from spot.training.recipes import find_recipe, override
@@ -48,7 +55,6 @@ class Glimpses:
         places: by key, (n, 4): y, x and size in pixels, and weight.
         none: index of the class of pictures without an object, or None if every picture has one.
         samples: S, the side of a glimpse in samples.
-        margin: the side of a glimpse, relative to the size of the place.
         mistaken: false positives of a finder, by key.
     """
 
@@ -59,12 +65,11 @@ class Glimpses:
         *,
         none: int | None,
         samples: int,
-        margin: float = 1.25,
         mistaken: Places | None = None,
         seed: int = 0,
     ) -> None:
         self.pictures, self.places, self.mistaken = pictures, places, mistaken or {}
-        self.none, self.samples, self.margin, self.seed = none, samples, margin, seed
+        self.none, self.samples, self.seed = none, samples, seed
         logs = torch.cat([each[:, 2] for each in places.values()]).log()
         self.log_size = (float(logs.mean()), float(logs.std()) if len(logs) > 1 else 0.3)  # mean and deviation
 
@@ -73,21 +78,21 @@ class Glimpses:
         views, labels = [], []
         for row in rows:
             square, label = self.square(row, draw)
-            views.append(color_jitter(cut_out(self.pictures.pixels(row), *square, self.samples) / 255, draw))
+            views.append(color_jitter(view(self.pictures.pixels(row), *square, self.samples) / 255, draw))
             labels.append(label)
         return torch.stack(views) * 2 - 1, torch.tensor(labels)
 
     def square(self, row: int, draw: np.random.Generator) -> tuple[tuple[float, float, float], int]:
         """A glimpse (y, x, side) in pixels, with a small random shift and resizing, and its label."""
         key, label = self.pictures.keys[row], self.pictures.labels[row]
-        places = self.places.get(key, torch.zeros(0, 4))
+        places = self.places.get(key, NOWHERE)
         height, width = self.pictures.pixels(row).shape[1:]
         if len(places) and not (self.none is not None and draw.random() < ELSEWHERE):
             share = places[:, 3].numpy().astype(float)
             place = places[draw.choice(len(places), p=share / share.sum())]
         else:
             label = label if self.none is None else self.none
-            wrong = self.mistaken.get(key, torch.zeros(0, 4))
+            wrong = self.mistaken.get(key, NOWHERE)
             if len(wrong) and draw.random() < 0.7:
                 place = wrong[draw.integers(len(wrong))]
             else:
@@ -97,9 +102,9 @@ class Glimpses:
                     if ((places[:, :2] - place[:2]).abs().amax(1) > places[:, 2] + size).all():
                         break
         y, x, size = place[:3].tolist()
-        side = min(self.margin * size * math.exp(draw.normal(0, 0.18)), float(min(height, width)))
+        side = min(MARGIN * size * math.exp(draw.normal(0, 0.18)), float(min(height, width)))
         y, x = (middle + draw.normal(0, 0.09) * side for middle in (y, x))
-        return (min(max(y, 0.0), height), min(max(x, 0.0), width), max(4.0, side)), label
+        return (y, x, side), label
 
 
 def color_jitter(view: Tensor, draw: np.random.Generator) -> Tensor:
@@ -109,19 +114,9 @@ def color_jitter(view: Tensor, draw: np.random.Generator) -> Tensor:
     return grey + (view - grey) * draw.uniform(0.6, 1.4)
 
 
-class Views(Protocol):
-    """Random views of pictures for `train_classifier`, such as Glimpses."""
-
-    pictures: Pictures
-    seed: int
-
-    def batch(self, rows: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Normalised views (B, 3, H, W) and labels (B,) of the pictures with these indices."""
-
-
 def train_classifier(
     model: SpotViT,
-    glimpses: Views,
+    glimpses: Glimpses,
     *,
     epochs: int = 8,
     views: int = 3,
@@ -204,9 +199,8 @@ def learn_to_find(
         if boxes is not None:
             places = boxes_to_places(read_boxes(boxes, pictures))
         else:
-            scout = Finder(model.patch_size, longest=how.longest)
-            discovery: dict[str, Any] = {"none": none, "tokens": how.tokens, "rounds": how.rounds, "seed": how.seed}
-            places = discover(model.eval(), dense_model(source).eval(), scout, pictures, out / "discovery", **discovery)
+            assert none is not None
+            places = discover(model.eval(), source, pictures, out / "discovery", how, none)
         pictures, file = pictures.with_places(places, none), out / "finder.safetensors"
         first = out / "first-stage.safetensors" if how.candidates else file
         if not first.is_file():
@@ -216,7 +210,7 @@ def learn_to_find(
             options = {"candidates": how.candidates, "steps": how.steps * 5 // 12, "seed": how.seed}
             train_second_stage(stage, pictures, places, **options).save(file)
         finder = read_policy_file(file)  # type: ignore[assignment]
-        wrong = false_positives(finder, pictures, shrink(finder, pictures), places, 4)
+        wrong = false_positives(detect(finder, pictures, 4), places)
         side = round(how.tokens**0.5) * model.patch_size
         glimpses = Glimpses(pictures, places, none=none, samples=side, mistaken=wrong, seed=how.seed)
         train_classifier(model, glimpses, epochs=how.epochs, state=out / "model.pt")

@@ -15,7 +15,7 @@ from spot.placement.finder import Finder
 from spot.placement.glimpses import cut_out, glimpse_positions
 from spot.training import discovery
 from spot.training.discovery import peaks, tiled
-from spot.training.finder import loss_of, places_found, shrink, target_maps, train_finder, train_second_stage
+from spot.training.finder import detect, loss_of, target_maps, train_finder, train_second_stage
 from spot.training.glimpses import Glimpses, learn_to_find
 from tests.tokens.test_regions import NANO, nano
 
@@ -113,10 +113,10 @@ def test_a_finder_learns_where_discs_are(street):
     pictures = Pictures.open(street)
     places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
     finder = train_finder(Finder(8, longest=160, width=8, body=16), pictures, places, steps=60, batch=8, each=4)
-    small, hits = shrink(finder, pictures), []
-    for index, key in enumerate(pictures.keys):
+    hits = []
+    for key, found in detect(finder, pictures, 1).items():
         if len(places[key]):
-            y, x, *_ = places_found(finder, pictures.pixels(index), small[index], 1)[0].tolist()
+            y, x, *_ = found[0].tolist()
             hits.append(float((places[key][0, :2] - torch.tensor([y, x])).abs().max()) < places[key][0, 2] / 2)
     assert np.mean(hits) >= 0.75  # by chance 1 of 40
 
@@ -167,8 +167,7 @@ def test_the_highest_peaks_of_scores_are_in_pixels():
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_model_learns_to_find_and_goes_on_where_it_stopped(street, tmp_path, told, monkeypatch):
-    short = lambda *args, steps, **options: train_finder(*args, steps=min(steps, 8), **options)  # noqa: E731
-    monkeypatch.setattr(discovery, "train_finder", short)  # whose 700 steps a round are no option
+    monkeypatch.setattr(discovery, "STEPS", 8)
     source = spot.adapt("vit_tiny_patch16_224", **NANO)
     how = GlimpseOptions(tokens=9, longest=160, candidates=4, steps=8, epochs=1, rounds=1)
     boxes = street / "boxes.csv" if told else None
