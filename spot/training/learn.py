@@ -40,9 +40,9 @@ from spot.models.spot_vit import SpotViT
 from spot.options import LearnOptions
 from spot.placement.policy import Policy
 from spot.placement.saliency import open_saliency, rgb
-from spot.store import as_json, read_tensors, write_tensors
+from spot.store import read_tensors, write_tensors
 from spot.training.optim import training_steps
-from spot.training.run_folder import resumable
+from spot.training.run_folder import RunFolder
 
 SHARD = 64  # images per target file
 LAST = 3  # number of last blocks whose class attention is averaged
@@ -184,15 +184,15 @@ def learn(
     with seeded(how.seed, Draw.WEIGHTS):
         options: dict[str, Any] = {} if how.side is None else {"side": how.side}
         policy = Policy(model.patch_size, strength=how.strength, about={"model": model.name, "hash": known}, **options)
-    settings = as_json({**asdict(how), "model": known, "teacher": teacher_hash, "images": whole})
+    settings = {**asdict(how), "model": known, "teacher": teacher_hash, "images": whole}
     if how.views and isinstance(images, Images) and not isinstance(images, Canvas):
         images = Crops(images, how.views, how.seed, model.data_config)
-    folder = out.with_suffix(".learning")
-    with resumable(folder, settings, str(out)):
-        thumbnails, targets = compute_targets(policy, model, teacher, images, how, folder)
+    folder = RunFolder(out.with_suffix(".learning"), settings)
+    with folder.held():
+        thumbnails, targets = compute_targets(policy, model, teacher, images, how, folder.path)
         targets = around_the_middle(targets, how.center, whole) if how.center else targets
-        fit(policy, thumbnails, targets, how, folder)
-    policy.about["made"] = settings
+        fit(policy, thumbnails, targets, how, folder.path)
+    policy.about["made"] = folder.settings
     policy.eval().requires_grad_(False)
     for part in (*policy.look.head.parameters(), policy.look.everywhere):
         part.mul_(how.power)

@@ -105,8 +105,6 @@ class Trainer:
         validate: maps the model to named percentages for the log, after every epoch. Ctrl-C writes a checkpoint and
         raises KeyboardInterrupt, with the step from which the run resumes.
         """
-        if self.main:
-            self.folder.begin()
         self.restore()
         if self.options.tracker:
             numbers = {name: value for name, value in vars(self.recipe).items() if isinstance(value, (int, float))}

@@ -176,5 +176,5 @@ def test_a_model_learns_to_find_and_goes_on_where_it_stopped(street, tmp_path, t
     images = torch.randn(1, 3, 96, 160)
     torch.testing.assert_close(again(images), model(images))
     assert again.tokens == 9 and again.place(images).shape == (1, 9, 7)
-    with pytest.raises(InputError, match="delete"):
+    with pytest.raises(InputError, match="was made with tokens=9, now tokens=16; choose another --out"):
         learn_to_find(source, street, tmp_path / "run", GlimpseOptions(tokens=16), boxes=boxes)
