@@ -182,8 +182,7 @@ def learn(
     images = images_of(model, data, limit, leave_out, split)
     whole = len(images)
     with seeded(how.seed, Draw.WEIGHTS):
-        options: dict[str, Any] = {} if how.side is None else {"side": how.side}
-        policy = Policy(model.patch_size, strength=how.strength, about={"model": model.name, "hash": known}, **options)
+        policy = Policy(model.patch_size, about={"model": model.name, "hash": known}, side=how.side)
     settings = {**asdict(how), "model": known, "teacher": teacher_hash, "images": whole}
     if how.views and isinstance(images, Images) and not isinstance(images, Canvas):
         images = Crops(images, how.views, how.seed, model.data_config)
@@ -236,7 +235,7 @@ def compute_targets(
 def fit(policy: Policy, thumbnails: Tensor, targets: Tensor, how: LearnOptions, folder: Path) -> None:
     """Train the policy's network to predict the target densities (KL divergence)."""
     network = policy.look.train()
-    optimizer = torch.optim.AdamW(network.parameters(), how.lr, weight_decay=how.weight_decay)
+    optimizer = torch.optim.AdamW(network.parameters(), how.lr, weight_decay=0.1)
     steps = math.ceil(len(thumbnails) / how.batch)
     file = folder / "state.pt"
     for number in training_steps(how.epochs * steps, network, optimizer, "policy", file=file, every=steps):
