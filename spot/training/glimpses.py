@@ -141,16 +141,13 @@ def train_classifier(
             made.append((pooled(model.eval(), images), labels))
         features, known = (torch.cat(column) for column in zip(*made, strict=True))
         fit_head(model, features, known)
-    for _ in training_steps(steps, model, optimizer, "fine-tuning", file=state):
+    for _ in training_steps(steps, model, optimizer, "fine-tuning", clip=1.0, file=state):
         if len(order) < batch:
             order = [int(row) for row in draw.permutation(count)]
         part, order = order[:batch], order[batch:]
         images, labels = glimpses.batch(part, draw)
-        loss = F.cross_entropy(model.train()(images, model.grid(images)), labels, label_smoothing=smoothing)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        logits = model.train()(images, model.grid(images))
+        F.cross_entropy(logits, labels, label_smoothing=smoothing).backward()
     if state is not None:
         state.unlink(missing_ok=True)
     return model.eval()

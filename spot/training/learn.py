@@ -244,10 +244,7 @@ def fit(policy: Policy, thumbnails: Tensor, targets: Tensor, how: LearnOptions, 
         rows = order[step * how.batch : (step + 1) * how.batch]
         images, target = augmented(policy, thumbnails, targets, rows, generator(how.seed, Draw.CROP, epoch, step))
         maps = network(images).flatten(1).log_softmax(1)
-        loss = F.kl_div(maps, target.flatten(1), reduction="batchmean")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        F.kl_div(maps, target.flatten(1), reduction="batchmean").backward()
 
 
 def augmented(
