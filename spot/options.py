@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from spot.data.difficulty import difficulty_of
 from spot.errors import InputError, unknown
 
 MODEL = "vit-ti"  # the default model of predict, search and embed: a retrofitted ViT-Ti/16
@@ -178,17 +177,12 @@ class TrainOptions:
         if self.workers < 0:
             raise InputError(f"workers must be at least 0, got {self.workers}")
 
-    @property
-    def scenes(self) -> bool:
-        """Whether the images are the built-in scenes."""
-        return difficulty_of(self.data) is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions:
     """How a policy is trained; see spot.training.learn."""
 
-    side: int | None = None
+    side: int = 32
     """side of the policy's input thumbnail, in pixels"""
     target: str = "attention"
     """the map to learn: attention of the dense ViT, or an .onnx file of a saliency network"""
@@ -196,8 +190,6 @@ class LearnOptions:
     """width of a centred Gaussian that replaces the targets' mean, as a fraction of the side; 0 for none"""
     power: float = 1.5
     """the predicted map is raised to this power; values above 1 make it narrower"""
-    strength: float = 0.9
-    """weight of the map against even coverage, with very few tokens"""
     views: int = 6
     """random crops per photograph, in addition to the whole image; not for scenes"""
     epochs: int = 8
@@ -206,8 +198,6 @@ class LearnOptions:
     """images per step"""
     lr: float = 5e-3
     """peak learning rate"""
-    weight_decay: float = 0.1
-    """weight decay of AdamW"""
     precision: Literal["fp32", "bf16"] = "fp32"
     """precision of the targets; bf16 is about twice as fast if the processor supports it"""
     seed: int = 0

@@ -6,7 +6,7 @@ s·G … s·G + G − 1. Each batch is split first into accumulation passes, the
 
 import copy
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ class ScenePlan(Plan):
     def __len__(self) -> int:
         return self.epoch
 
-    def __getitems__(self, places: list[int]) -> list[tuple[Tensor, int, Tensor]]:
+    def __getitems__(self, places: Sequence[int]) -> list[tuple[Tensor, int, Tensor]]:
         """Images, labels and centers. Drawing scenes in one batch is many times faster."""
         batch = self.scenes.draw(places)
         return list(zip(batch.images, batch.labels.tolist(), batch.centers, strict=True))
@@ -139,23 +139,19 @@ class Share:
     def rows(self) -> int:
         return self.batch_size // (self.accumulate * self.processes)
 
-    def where(self) -> Iterator[tuple[int, int]]:
-        """The step of every backward pass, and the index of its first image in the batch."""
+    def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps:
             for turn in range(self.accumulate):
-                yield step, (turn * self.processes + self.process) * self.rows
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step, first in self.where():
-            start = step * self.batch_size + first
-            yield list(range(start, start + self.rows))
+                start = step * self.batch_size + (turn * self.processes + self.process) * self.rows
+                yield list(range(start, start + self.rows))
 
 
 def parts(plan: Plan, share: Share, workers: int = 0) -> Iterator[Part]:
     """The parts of a process's share, in order: `accumulate` parts per step."""
     options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": leave_interrupts_to_the_run}
     loader = DataLoader(plan, batch_sampler=share, pin_memory=torch.cuda.is_available(), **options)
-    for (step, first), batch in zip(share.where(), loader, strict=True):
+    for places, batch in zip(share, loader, strict=True):
+        step, first = divmod(places[0], share.batch_size)
         yield Part(step, first, share.batch_size, *batch)
 
 

@@ -44,13 +44,13 @@ def tile_features(dense: SpotViT, pictures: Pictures, folder: Path) -> list[Tens
     for index in report.track(range(len(pictures)), "tiles", len(pictures)):
         file = folder / f"{pictures.keys[index].replace('/', '_')}.safetensors"
         if not file.is_file():
-            tokens = tiled(dense, pictures.pixels(index).float()[None] / 127.5 - 1)
+            tokens = dense_tokens(dense, pictures.pixels(index).float()[None] / 127.5 - 1)
             write_tensors(file, {"tokens": tokens.half()}, KIND, {})
         made.append(read_tensors(file, KIND)[0]["tokens"])
     return made
 
 
-def tiled(dense: SpotViT, image: Tensor, batch: int = 7) -> Tensor:
+def dense_tokens(dense: SpotViT, image: Tensor, batch: int = 7) -> Tensor:
     """Tokens (R, C, D) of an image (1, 3, H, W), from tiles of the model's size; overlapping tiles are averaged."""
     window, tile = dense.patch_size, dense.img_size[0]
     rows, columns = (length // window for length in image.shape[-2:])

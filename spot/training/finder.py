@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.utils import ModelEmaV3
-from torch import Tensor, nn
+from torch import Tensor
 
 from spot import report
 from spot.data.pictures import Pictures
@@ -158,11 +158,11 @@ def train_finder(
     draw = np.random.default_rng(seed)
     small = [shrunk(finder, pictures.pixels(index)) for index in range(len(pictures))]
     crops = make_crops(pictures, small, places, places, each, draw)
-    network = finder.look.requires_grad_(True)
-    average = ModelEmaV3(finder, decay=0.98)
-    optimizer = torch.optim.AdamW(network.parameters(), 3e-3, weight_decay=0.03)
-    both, mined = nn.ModuleList([network, average.module.look]), False
-    for step in training_steps(steps, both, optimizer, "finder", file=state, every=200, warmup=50):
+    average, mined = ModelEmaV3(finder.requires_grad_(True), decay=0.98), False
+    optimizer = torch.optim.AdamW(finder.parameters(), 3e-3, weight_decay=0.03)
+    for step in training_steps(
+        steps, finder, optimizer, "finder", clip=5.0, average=average, file=state, every=200, warmup=50
+    ):
         if mine and step >= steps // 3 and not mined:
             wrong = false_positives(detect(average.module, pictures, 6), places)
             more = make_crops(pictures, small, wrong, places, max(3, each // 3), draw)
@@ -173,13 +173,8 @@ def train_finder(
         if draw.random() < 0.5:
             x, heatmaps, values, weights = (column.flip(-1) for column in (x, heatmaps, values, weights))
             values = values * values.new_tensor([1, 1, -1])[:, None, None]
-        loss = loss_of(network.train()(x), heatmaps, values, weights)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 5.0)
-        optimizer.step()
-        average.update(finder)
-    network.load_state_dict(average.module.look.state_dict())
+        loss_of(finder.look.train()(x), heatmaps, values, weights).backward()
+    finder.load_state_dict(average.module.state_dict())
     if state is not None:
         state.unlink(missing_ok=True)
     return finder.eval().requires_grad_(False)
@@ -222,10 +217,7 @@ def train_second_stage(
         mirrored = torch.from_numpy(draw.random(batch) < 0.5)[:, None, None, None]
         pixels = tinted(torch.where(mirrored, pixels.flip(-1), pixels), draw)
         weights = torch.cat([likely[rows], torch.ones(batch - third)])
-        loss = F.binary_cross_entropy_with_logits(network(pixels), wanted, weights)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        F.binary_cross_entropy_with_logits(network(pixels), wanted, weights).backward()
     return finder.eval().requires_grad_(False)
 
 

@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from spot.data.classes import class_folders
+from spot.data.difficulty import difficulty_of
 from spot.data.images import open_data
 from spot.data.scenes import CLASSES
 from spot.draws import Draw, seeded
@@ -78,17 +79,17 @@ def for_data(model: SpotViT, recipe: Recipe, options: TrainOptions, classes: int
 
     A model that was already trained for these classes keeps its head.
     """
-    names = list(CLASSES) if options.scenes else None
-    if names is None and classes is None:
-        data = open_data(options.data, transform=model.transform(), split=options.split)
-        if not data.classes:
+    pool, names = getattr(recipe, "global_pool", None), None
+    if difficulty_of(options.data) is not None:
+        names = list(CLASSES)
+    elif classes is None:
+        names = open_data(options.data, transform=model.transform(), split=options.split).classes
+        if not names:
             raise InputError(f"{options.data} has no classes to fine-tune for; one folder per class is needed")
-        names = data.classes
-    if names is None or (classes is not None and classes != len(names)):
-        return with_classifier(model, classes or 0, getattr(recipe, "global_pool", None), recipe.seed)
+    if names is None or classes not in (None, len(names)):
+        return with_classifier(model, classes or 0, pool, recipe.seed)
     known = class_folders(model)
-    other = isinstance(known, list) and known != names
-    new = with_classifier(model, len(names), getattr(recipe, "global_pool", None), recipe.seed, anew=other)
+    new = with_classifier(model, len(names), pool, recipe.seed, anew=isinstance(known, list) and known != names)
     if known != names:
         new.class_names = names
     return new

@@ -29,7 +29,6 @@ from spot.models.spot_vit import SpotViT
 from spot.options import GlimpseOptions
 from spot.placement.finder import MARGIN, Finder
 from spot.placement.policy import read_policy_file
-from spot.store import as_json
 from spot.training.discovery import discover, fit_head, pooled
 from spot.training.finder import (
     NOWHERE,
@@ -43,7 +42,7 @@ from spot.training.finder import (
 from spot.training.fresh import with_classifier
 from spot.training.optim import build_optimizer, training_steps
 from spot.training.recipes import find_recipe, override
-from spot.training.run_folder import resumable
+from spot.training.run_folder import RunFolder
 
 ELSEWHERE = 0.2  # share of the glimpses of pictures with places that are away from them, with the class none
 
@@ -142,16 +141,13 @@ def train_classifier(
             made.append((pooled(model.eval(), images), labels))
         features, known = (torch.cat(column) for column in zip(*made, strict=True))
         fit_head(model, features, known)
-    for _ in training_steps(steps, model, optimizer, "fine-tuning", file=state):
+    for _ in training_steps(steps, model, optimizer, "fine-tuning", clip=1.0, file=state):
         if len(order) < batch:
             order = [int(row) for row in draw.permutation(count)]
         part, order = order[:batch], order[batch:]
         images, labels = glimpses.batch(part, draw)
-        loss = F.cross_entropy(model.train()(images, model.grid(images)), labels, label_smoothing=smoothing)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        logits = model.train()(images, model.grid(images))
+        F.cross_entropy(logits, labels, label_smoothing=smoothing).backward()
     if state is not None:
         state.unlink(missing_ok=True)
     return model.eval()
@@ -182,15 +178,14 @@ def learn_to_find(
     if leave_out is not None:
         pictures = pictures.part(set(pictures.keys) - set(listed(leave_out)))
     none = pictures.classes.index(how.none) if how.none in pictures.classes else None
-    settings = as_json(
-        {**asdict(how), "pictures": len(pictures), "boxes": boxes is not None, "classes": pictures.classes}
-    )
+    settings = {**asdict(how), "pictures": len(pictures), "boxes": boxes is not None, "classes": pictures.classes}
     if boxes is None and none is None:
         raise InputError(f"without boxes one class must have pictures without an object (--glimpses.none {how.none})")
-    with resumable(out, settings, str(out)), seeded(how.seed, Draw.WEIGHTS):
+    folder = RunFolder(out, settings)
+    with folder.held(), seeded(how.seed, Draw.WEIGHTS):
         model = with_classifier(at_budget(source, how.tokens), len(pictures.classes), None, how.seed, anew=True)
         model.class_names = list(pictures.classes)
-        finder = Finder(model.patch_size, longest=how.longest, about={"model": model.name, "made": settings})
+        finder = Finder(model.patch_size, longest=how.longest, about={"model": model.name, "made": folder.settings})
         for index, key in enumerate(pictures.keys):
             try:
                 finder.refuse(pictures.pixels(index)[None])

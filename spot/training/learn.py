@@ -40,9 +40,9 @@ from spot.models.spot_vit import SpotViT
 from spot.options import LearnOptions
 from spot.placement.policy import Policy
 from spot.placement.saliency import open_saliency, rgb
-from spot.store import as_json, read_tensors, write_tensors
+from spot.store import read_tensors, write_tensors
 from spot.training.optim import training_steps
-from spot.training.run_folder import resumable
+from spot.training.run_folder import RunFolder
 
 SHARD = 64  # images per target file
 LAST = 3  # number of last blocks whose class attention is averaged
@@ -182,17 +182,16 @@ def learn(
     images = images_of(model, data, limit, leave_out, split)
     whole = len(images)
     with seeded(how.seed, Draw.WEIGHTS):
-        options: dict[str, Any] = {} if how.side is None else {"side": how.side}
-        policy = Policy(model.patch_size, strength=how.strength, about={"model": model.name, "hash": known}, **options)
-    settings = as_json({**asdict(how), "model": known, "teacher": teacher_hash, "images": whole})
+        policy = Policy(model.patch_size, about={"model": model.name, "hash": known}, side=how.side)
+    settings = {**asdict(how), "model": known, "teacher": teacher_hash, "images": whole}
     if how.views and isinstance(images, Images) and not isinstance(images, Canvas):
         images = Crops(images, how.views, how.seed, model.data_config)
-    folder = out.with_suffix(".learning")
-    with resumable(folder, settings, str(out)):
-        thumbnails, targets = compute_targets(policy, model, teacher, images, how, folder)
+    folder = RunFolder(out.with_suffix(".learning"), settings)
+    with folder.held():
+        thumbnails, targets = compute_targets(policy, model, teacher, images, how, folder.path)
         targets = around_the_middle(targets, how.center, whole) if how.center else targets
-        fit(policy, thumbnails, targets, how, folder)
-    policy.about["made"] = settings
+        fit(policy, thumbnails, targets, how, folder.path)
+    policy.about["made"] = folder.settings
     policy.eval().requires_grad_(False)
     for part in (*policy.look.head.parameters(), policy.look.everywhere):
         part.mul_(how.power)
@@ -236,7 +235,7 @@ def compute_targets(
 def fit(policy: Policy, thumbnails: Tensor, targets: Tensor, how: LearnOptions, folder: Path) -> None:
     """Train the policy's network to predict the target densities (KL divergence)."""
     network = policy.look.train()
-    optimizer = torch.optim.AdamW(network.parameters(), how.lr, weight_decay=how.weight_decay)
+    optimizer = torch.optim.AdamW(network.parameters(), how.lr, weight_decay=0.1)
     steps = math.ceil(len(thumbnails) / how.batch)
     file = folder / "state.pt"
     for number in training_steps(how.epochs * steps, network, optimizer, "policy", file=file, every=steps):
@@ -245,10 +244,7 @@ def fit(policy: Policy, thumbnails: Tensor, targets: Tensor, how: LearnOptions, 
         rows = order[step * how.batch : (step + 1) * how.batch]
         images, target = augmented(policy, thumbnails, targets, rows, generator(how.seed, Draw.CROP, epoch, step))
         maps = network(images).flatten(1).log_softmax(1)
-        loss = F.kl_div(maps, target.flatten(1), reduction="batchmean")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        F.kl_div(maps, target.flatten(1), reduction="batchmean").backward()
 
 
 def augmented(

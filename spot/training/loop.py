@@ -105,8 +105,6 @@ class Trainer:
         validate: maps the model to named percentages for the log, after every epoch. Ctrl-C writes a checkpoint and
         raises KeyboardInterrupt, with the step from which the run resumes.
         """
-        if self.main:
-            self.folder.begin()
         self.restore()
         if self.options.tracker:
             numbers = {name: value for name, value in vars(self.recipe).items() if isinstance(value, (int, float))}
@@ -160,31 +158,34 @@ class Trainer:
         progress, recipe, began = self.progress, self.recipe, time.monotonic()
         rate = learning_rate(recipe, progress.step, self.total, self.warmup)
         set_rate(self.optimizer, rate)
-        outcomes, waited = zip(*(self.backward(stream) for _ in range(self.options.accumulate)), strict=True)
-        losses, correct = (torch.stack(each) for each in zip(*outcomes, strict=True))
-        asked = torch.full((), float(self.stopping.asked), device=losses.device)
-        sums: Tensor = self.accelerator.reduce(torch.stack([losses.mean(), correct.sum(), asked]), "sum")
-        loss, right, stop = sums.tolist()
+        passes = torch.stack([self.backward(stream) for _ in range(self.options.accumulate)])
+        asked = passes.new_tensor(self.stopping.asked)
+        sums: Tensor = self.accelerator.reduce(torch.stack([passes[:, 0].mean(), passes[:, 1].sum(), asked]), "sum")
+        loss, correct, stop = sums.tolist()
         loss /= self.accelerator.num_processes
         self.stopping.agreed = stop > 0
         if not math.isfinite(loss):
-            raise InputError(self.not_finite(loss, rate))
+            last = self.folder.checkpoints()
+            kept = f"the last good checkpoint is {last[0]}" if last else "there is no checkpoint yet"
+            raise InputError(
+                f"the {recipe.objective} loss became {loss} at step {progress.step + 1} of {self.total} "
+                f"(rate {rate:.2g}, precision {recipe.precision}); {kept}; start anew with a lower lr or with clip_grad"
+            )
         progress.step += 1
         progress.steps += 1
         progress.loss += loss
-        progress.correct += right
+        progress.correct += correct
         progress.images += recipe.batch_size
-        progress.waited += sum(waited)
         if self.average is not None:
             self.average.update(self.model, step=progress.step)
         progress.seconds += time.monotonic() - began
         return loss, rate
 
-    def backward(self, stream: Iterator[Part]) -> tuple[tuple[Tensor, Tensor], float]:
-        """One forward and backward pass. Returns loss and correct predictions, and the seconds spent loading data."""
+    def backward(self, stream: Iterator[Part]) -> Tensor:
+        """One forward and backward pass. Returns the loss and the number of correct predictions, (2,)."""
         accelerator, asked = self.accelerator, time.monotonic()
         part = next(stream)
-        waited = time.monotonic() - asked
+        self.progress.waited += time.monotonic() - asked
         images, labels = (each.to(accelerator.device, non_blocking=True) for each in (part.images, part.labels))
         with accelerator.accumulate(self.wrapped):
             with accelerator.autocast():
@@ -194,7 +195,7 @@ class Trainer:
                 accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip_grad)
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return (outcome.loss.detach(), outcome.correct.detach()), waited
+        return torch.stack(outcome).detach()
 
     def ends_epoch(self) -> bool:
         """Whether the last step completed an epoch."""
@@ -229,16 +230,6 @@ class Trainer:
     def track(self, values: dict[str, Any]) -> None:
         if self.options.tracker:
             self.accelerator.log(values, step=self.progress.step)
-
-    def not_finite(self, loss: float, rate: float) -> str:
-        """The message for a loss that is not finite."""
-        last, recipe, step = self.folder.checkpoints(), self.recipe, self.progress.step
-        kept = f"the last good checkpoint is {last[0]}" if last else "there is no checkpoint yet"
-        return (
-            f"the {recipe.objective} loss became {loss} at step {step + 1} of {self.total} "
-            f"(epoch {step * recipe.batch_size / len(self.plan):.2f}, rate {rate:.2g}, precision {recipe.precision}); "
-            f"{kept}; start anew with a lower lr or with clip_grad"
-        )
 
     def save(self) -> None:
         """Write a checkpoint."""

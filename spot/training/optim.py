@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from timm.optim import Muon
+from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
@@ -97,25 +98,37 @@ def training_steps(
     optimizer: Optimizer,
     title: str,
     *,
+    clip: float | None = None,
+    average: ModelEmaV3 | None = None,
     file: Path | None = None,
     every: int = 20,
     warmup: int = 20,
 ) -> Iterator[int]:
-    """Yield the step numbers of a small training run, and set the learning rate: linear warm-up, then cosine decay.
+    """The steps of a small training run: `for step in training_steps(…): loss_of(…).backward()`.
 
-    The network and the optimiser are saved to `file` every `every` steps. An interrupted run resumes from there.
+    Before a step it sets the learning rate (linear warm-up, then cosine decay) and clears the gradients. After the
+    caller's backward pass it clips the gradients to the norm `clip`, and updates the weights and their `average`.
+    The state is saved to `file` every `every` steps. An interrupted run resumes from there.
     """
     rates, first = [group["lr"] for group in optimizer.param_groups], 0
+    parts: dict[str, Any] = {"network": network, "optimizer": optimizer}
+    if average is not None:
+        parts["average"] = average
     if file is not None and file.is_file():
         saved = read_state(file)
-        network.load_state_dict(saved["network"])
-        optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
     for step in report.track(range(first, steps), title, steps - first):
         share = min(1.0, (step + 1) / warmup) * (1 + math.cos(math.pi * step / steps)) / 2
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
+        optimizer.zero_grad()
         yield step
+        if clip is not None:
+            nn.utils.clip_grad_norm_(network.parameters(), clip)
+        optimizer.step()
+        if average is not None:
+            average.update(network)
         if file is not None and (step + 1) % every == 0:
-            state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-            write_state(file, state)
+            write_state(file, {"step": step + 1, **{name: part.state_dict() for name, part in parts.items()}})

@@ -158,8 +158,6 @@ def sampling_weights(
     if not teacher.num_classes:
         return None
     file, state = folder.path / "predictions.pt", this_process()
-    if state.is_main_process:
-        folder.begin()
     there = file.is_file()
     state.wait_for_everyone()  # all processes check before one writes
     if there:

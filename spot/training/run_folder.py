@@ -5,7 +5,8 @@
     checkpoints/STEP.pt     the last two checkpoints, written atomically
     model/                  the trained model, for spot.load
 
-The same command with the same folder resumes an interrupted run. A folder with other content is refused.
+`spot learn` keeps its intermediate results in such a folder. The same command with the same folder resumes an
+interrupted run. A folder with other content is refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,7 +56,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A context manager that locks the folder; the main process holds the lock for all processes of the run."""
+        """A context manager that locks the folder and writes the settings; the main process does so for all others."""
         if not this_process().is_main_process:
             yield
             return
@@ -64,12 +65,9 @@ class RunFolder:
             self.check()  # again: another run may have begun since
             sweep(self.path)
             sweep(self.path / "checkpoints")
+            if not (self.path / "run.json").is_file():
+                write_json(self.path / "run.json", {"settings": self.settings, "versions": report.versions()})
             yield
-
-    def begin(self) -> None:
-        """Write the run's settings."""
-        if not (self.path / "run.json").is_file():
-            write_json(self.path / "run.json", {"settings": self.settings, "versions": report.versions()})
 
     def checkpoints(self) -> list[Path]:
         """Finished checkpoints, newest first."""
@@ -91,16 +89,3 @@ class RunFolder:
             except InputError as error:
                 report.warn(f"{error}; resuming from the one before")
         return None
-
-
-@contextmanager
-def resumable(folder: Path, settings: Mapping[str, Any], what: str) -> Iterator[None]:
-    """Lock the folder of a smaller run, which resumes only with the same settings."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "settings.json"
-    with locked(folder, what):
-        if file.is_file():
-            there = read_json(file, "the settings of a run")
-            refuse_difference(str(folder), there, settings, f"delete {folder} to begin again")
-        write_json(file, settings)
-        yield

@@ -14,7 +14,7 @@ from spot.options import GlimpseOptions
 from spot.placement.finder import Finder
 from spot.placement.glimpses import cut_out, glimpse_positions
 from spot.training import discovery
-from spot.training.discovery import peaks, tiled
+from spot.training.discovery import dense_tokens, peaks
 from spot.training.finder import detect, loss_of, target_maps, train_finder, train_second_stage
 from spot.training.glimpses import Glimpses, learn_to_find
 from tests.tokens.test_regions import NANO, nano
@@ -153,7 +153,7 @@ def test_glimpses_of_a_picture_with_nothing_are_of_its_class(street):
 def test_tiles_give_every_patch_its_token():
     model = spot.adapt(nano())
     image = torch.randn(1, 3, 72, 100, generator=torch.Generator().manual_seed(0))
-    tokens = tiled(model, image)
+    tokens = dense_tokens(model, image)
     assert tokens.shape == (9, 12, 32)
     corner = model.forward_features(image[..., :32, :32], model.grid(image[..., :32, :32]))[0, 1]
     torch.testing.assert_close(tokens[0, 0], corner, atol=1e-5, rtol=1e-4)
@@ -176,5 +176,5 @@ def test_a_model_learns_to_find_and_goes_on_where_it_stopped(street, tmp_path, t
     images = torch.randn(1, 3, 96, 160)
     torch.testing.assert_close(again(images), model(images))
     assert again.tokens == 9 and again.place(images).shape == (1, 9, 7)
-    with pytest.raises(InputError, match="delete"):
+    with pytest.raises(InputError, match="was made with tokens=9, now tokens=16; choose another --out"):
         learn_to_find(source, street, tmp_path / "run", GlimpseOptions(tokens=16), boxes=boxes)
