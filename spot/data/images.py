@@ -276,7 +276,7 @@ def timm_data(name: str, split: str, root: str | Path | None, **options: Any) ->
     """A data set by its name in timm.data.create_dataset, or the shards of `wds/FOLDER`."""
     kind, _, rest = name.partition("/")
     if kind == "wds":
-        shards = Shards(*shards_of(Path(rest if root is None else root), split), EXTENSIONS)
+        shards = Shards(*shards_of(Path(rest if root is None else root), split))
         return Images(shards, shards.keys, [], **options)
     from timm.data import create_dataset
 

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from spot.data.files import is_image
 from spot.errors import InputError
 
 NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset names: the sample's key, then the part's extension
@@ -32,18 +33,14 @@ class Entry(NamedTuple):
 class Shards:
     """shards[i] = (bytes of image i as a file, label). Keys are `shard/sample`, in the order of the files."""
 
-    def __init__(self, files: Sequence[str | Path], target: str, extensions: Sequence[str]) -> None:
-        """
-        Args:
-            target: the label's field in a sample's .json; if empty, its .cls contains the label.
-            extensions: image extensions, with dots.
-        """
+    def __init__(self, files: Sequence[str | Path], target: str) -> None:
+        """target: the label's field in a sample's .json; if empty, its .cls contains the label."""
         self.files = [str(file) for file in files]
         self.target = target
         self.keys: list[str] = []
         self.entries: list[Entry] = []
         for number, file in enumerate(self.files):
-            for key, entry in self._samples(number, file, tuple(extensions)):
+            for key, entry in self._samples(number, file):
                 self.keys.append(f"{Path(file).name.removesuffix('.tar')}/{key}")
                 self.entries.append(entry)
         if not self.keys:
@@ -65,15 +62,15 @@ class Shards:
         """Size and modification time of each shard, to detect rewritten shards."""
         return [[state.st_size, state.st_mtime_ns] for state in map(os.stat, self.files)]
 
-    def _samples(self, number: int, file: str, extensions: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:
+    def _samples(self, number: int, file: str) -> Iterator[tuple[str, Entry]]:
         try:
             with tarfile.open(file, "r:") as tar:
                 parts = ((NAME.fullmatch(member.name), member) for member in tar if member.isfile())
                 named = ((match[1], match[2].lower(), member) for match, member in parts if match)
                 for key, members in groupby(named, key=lambda part: part[0]):
                     sample = {extension: member for _, extension, member in members}
-                    image = next((sample[each] for each in sample if f".{each}".endswith(extensions)), None)
-                    if image is not None and not Path(key).name.startswith("."):
+                    image = next((sample[each] for each in sample if is_image(f"{key}.{each}")), None)
+                    if image is not None:
                         label = self._label(tar, sample, f"{file}, {key}")
                         yield key, Entry(number, image.offset_data, image.size, label)
         except (tarfile.TarError, OSError, EOFError) as error:

@@ -167,7 +167,7 @@ def test_of_an_endless_image_the_middle_is_seen():
 
 def test_a_model_may_see_images_of_another_size_or_shape():
     image = Image.new("RGB", (640, 480), RED)
-    assert evaluation_transform(CONFIG, 96)(image).shape == (3, 96, 96)
+    assert evaluation_transform(CONFIG, (96, 96))(image).shape == (3, 96, 96)
     assert evaluation_transform(CONFIG, (96, 160))(image).shape == (3, 96, 160)
 
 
