@@ -142,8 +142,7 @@ def test_an_unreadable_image_stops_the_run_with_one_sentence(damaged, workers):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("batch_size, workers", [(1, 0), (2, 1), (8, 0)])
 def test_or_is_left_out_and_counted(damaged, workers, batch_size):
     data = open_data(damaged, transform=plain, unreadable="skip")
     batches = list(loader(data, batch_size, workers))
@@ -162,21 +161,6 @@ def test_reading_without_a_loader_keeps_the_same_list(damaged):
 def test_there_is_no_third_way(tmp_path):
     with pytest.raises(InputError, match="'stop'"):
         open_data(folders(tmp_path, "a"), transform=plain, unreadable="stopp")
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_processes_share_the_images_without_repeating_any(tmp_path, processes):
-    folders(tmp_path, "a", images=7)
-    shares = [
-        [
-            key
-            for batch in loader(open_data(tmp_path, transform=plain), 2, process=p, processes=processes)
-            for key in batch.keys
-        ]
-        for p in range(processes)
-    ]
-    assert sorted(key for share in shares for key in share) == [f"a/{index}.png" for index in range(7)]
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_a_loader_knows_how_many_batches_there_are_so_that_progress_has_an_end(tmp_path):

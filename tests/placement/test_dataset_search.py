@@ -1,10 +1,3 @@
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 import torch
 from PIL import Image
@@ -235,57 +228,3 @@ def test_two_processes_write_the_file_that_one_writes(tmp_path, monkeypatch):
 def test_bad_options_are_refused(tmp_path, options, message):
     with pytest.raises(InputError, match=message):
         search_dataset(nano(), Pictures(1), tmp_path / "p.safetensors", **options)
-
-
-RUN = """
-import sys, time
-from tests.placement.test_dataset_search import Pictures, nano
-from spot.placement import dataset_search
-from spot.placement.dataset_search import search_dataset
-
-class Slow(Pictures):
-    def __getitem__(self, index):
-        time.sleep(float(sys.argv[2]))
-        return super().__getitem__(index)
-
-search_dataset(nano(prior="sobol"), Slow(24), sys.argv[1], batch_size=4, steps=2, objective="obfuscate")
-"""
-
-
-def test_a_killed_search_goes_on_to_the_same_file_byte_for_byte(tmp_path):
-    path, shards = tmp_path / "killed.safetensors", tmp_path / "killed.safetensors.shards"
-    process = subprocess.Popen([sys.executable, "-c", RUN, str(path), "0.05"], cwd=Path(__file__).parents[2])
-    deadline = time.monotonic() + 60
-    while len(list(shards.glob("[!.]*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not path.exists()
-    assert 2 <= len(list(shards.glob("[!.]*"))) < 6
-
-    model, rest = nano(prior="sobol"), Pictures(24)
-    search_dataset(model, rest, path, batch_size=4, steps=2, objective="obfuscate")
-    assert 0 < len(rest.read) <= 16  # two shards of four were there
-    whole = tmp_path / "whole.safetensors"
-    search_dataset(model, Pictures(24), whole, batch_size=4, steps=2, objective="obfuscate")
-    assert path.read_bytes() == whole.read_bytes()
-    assert not shards.exists()
-
-
-def test_two_searches_do_not_write_one_file_at_a_time(tmp_path):
-    """They used to lose both works, and wedge the file."""
-    path = tmp_path / "p.safetensors"
-
-    class Meanwhile(Pictures):
-        said = ""
-
-        def __getitem__(self, index):
-            with pytest.raises(InputError) as raised:
-                search_dataset(nano(), Pictures(4), path, steps=2, seed=1)
-            self.said = str(raised.value)
-            return super().__getitem__(index)
-
-    data = Meanwhile(4)
-    assert search_dataset(nano(), data, path, steps=1).images == 4
-    assert f"p.safetensors is being written by process {os.getpid()}" in data.said
-    assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]
