@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from spot.data.files import is_image
+from spot.data.files import SPLITS, is_image
 from spot.errors import InputError
 
 NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset names: the sample's key, then the part's extension
@@ -88,3 +88,30 @@ class Shards:
         except (ValueError, KeyError, TypeError):
             what = f"a field {self.target} that is a class number" if self.target else "a class number in its .cls"
             raise InputError(f"{name} must have {what}, got {text.strip()[:40]!r}") from None
+
+
+def shards_of(root: Path, split: str) -> tuple[list[Path], str]:
+    """The shards of a split, and the .json field that contains the label; empty if the label is in a .cls.
+
+    timm's _info.json lists the shards. Without it, a file belongs to the split that occurs in its name. If no name
+    contains a split, all files are used.
+    """
+    if not root.is_dir():
+        raise InputError(f"wds/ needs a folder of shards on this disk, and {root} is none; download them first")
+    about = next((root / file for file in ("_info.json", "info.json") if (root / file).is_file()), None)
+    words = SPLITS.get(split, (split,))
+    if about is not None:
+        try:
+            splits = json.loads(about.read_text()).get("splits", {})
+            found = next((splits[name] for name in words if name in splits), None)
+            if found is not None:
+                return [root / file for file in found["filenames"]], found.get("alt_label") or ""
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise InputError(f"{about} does not list the shards of each split: {error}") from None
+        raise InputError(f"{root} has the splits {', '.join(splits)}, and no {split}; name one of them")
+    named = {path: set(re.split(r"[^a-z]+", path.name.lower())) for path in sorted(root.glob("*.tar"))}
+    divided = any(each.intersection(names) for each in named.values() for names in SPLITS.values())
+    chosen = [path for path, each in named.items() if not divided or each.intersection(words)]
+    if not chosen:
+        raise InputError(f"there is no shard of split {split} in {root}; shards end in .tar")
+    return chosen, ""
