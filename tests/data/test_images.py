@@ -11,8 +11,10 @@ import timm
 import torch
 from PIL import Image
 from timm.data import ImageNetInfo
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from spot.data.classes import class_folders, class_indices, class_names
+from spot.data.files import EXTENSIONS, image_files
 from spot.data.images import open_data
 from spot.data.loader import loader
 from spot.errors import InputError
@@ -63,6 +65,10 @@ def test_a_flat_folder_has_no_labels(tmp_path):
         (-1, "a.jpg"),
         (-1, "b.png"),
     ]
+
+
+def test_all_that_torchvision_takes_for_an_image_is_one():
+    assert set(IMG_EXTENSIONS) < set(EXTENSIONS)
 
 
 def test_images_beside_class_folders_are_not_left_out_in_silence(tmp_path):
@@ -254,8 +260,6 @@ def test_the_shared_validation_images_carry_imagenets_labels(shared_data):
 
 def test_a_class_folder_that_links_to_itself_is_read_once(tmp_path):
     """Each of two self-links doubled the number of paths at every depth: listing never ended."""
-    from spot.data.files import image_files
-
     folder = tmp_path / "a"
     folder.mkdir()
     Image.new("RGB", (8, 8)).save(folder / "x.png")

@@ -13,16 +13,14 @@ from tests.conftest import make_nano
 
 
 class Pictures:
-    """Random images by number, a few of which cannot be read."""
+    """Random images by number."""
 
-    def __init__(self, count, unreadable=(), labelled=True):
+    def __init__(self, count, labelled=True):
         self.keys = [f"class{index % 3}/{index:03d}.jpg" for index in range(count)]
-        self.unreadable, self.labelled, self.read = unreadable, labelled, []
+        self.labelled, self.read = labelled, []
 
     def __getitem__(self, index):
         self.read.append(self.keys[index])
-        if index in self.unreadable:
-            return None
         image = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(index))
         return image, index % 10 if self.labelled else -1, self.keys[index]
 
@@ -100,15 +98,6 @@ def test_a_grid_search_is_resumed_too(tmp_path):
     done = search_dataset(nano(), Pictures(5), path, **options)
     assert done.images == 2
     assert ((done.placements.positions * 4) % 1 == 0.5).all()
-
-
-def test_unreadable_images_are_left_out(tmp_path):
-    done = search_dataset(nano(), Pictures(5, unreadable=(0, 3)), tmp_path / "p.safetensors", batch_size=2, steps=1)
-    assert done.images == 3
-    assert "class0/000.jpg" not in done.placements
-    with pytest.raises(InputError, match="no image could be read"):
-        search_dataset(nano(), Pictures(1, unreadable=(0,)), tmp_path / "none.safetensors", steps=1)
-    assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]
 
 
 def test_positions_alone_can_be_kept(tmp_path):
@@ -199,6 +188,9 @@ def test_a_file_that_is_no_image_stops_in_one_sentence_or_is_skipped(tmp_path, w
     done = search_dataset(nano(), data, tmp_path / "b.safetensors", **options)
     assert list(done.placements.keys) == ["0.png", "2.png"]
     assert data.skipped == ["1.png"]
+    data.only(["1.png"])
+    with pytest.raises(InputError, match="no image could be read"):
+        search_dataset(nano(), data, tmp_path / "none.safetensors", **options)
 
 
 def test_two_processes_write_the_file_that_one_writes(tmp_path, monkeypatch):
