@@ -226,10 +226,10 @@ def slug(name: str) -> str:
 
 def with_head(street: Street, name: str, model: SpotViT) -> Tensor:
     """Logits (M, classes) of a linear head on frozen features; a fifth of train selects its penalty."""
-    fit, choose = street.train.every_fifth()
     x, y = features(street, name, model, street.train, "train"), torch.tensor(street.train.labels)
-    rows = {key: row for row, key in enumerate(street.train.keys)}
-    first, second = ([rows[key] for key in part.keys] for part in (fit, choose))
+    of_class = [[row for row, label in enumerate(y.tolist()) if label == each] for each in y.unique().tolist()]
+    second = sorted(row for rows in of_class for row in rows[2::5])  # every fifth picture of each class
+    first = sorted({*range(len(y))} - {*second})
     scores = {}
     for decay in (1e-3, 1e-2, 1e-1):
         fit_head(model, x[first], y[first], decay)

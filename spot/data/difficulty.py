@@ -14,31 +14,20 @@ class Difficulty:
     Lengths are fractions of the image side, unless described in pixels.
     """
 
-    image_size: int = 64
-    """Side of the image, in pixels."""
-    radius: tuple[float, float] = (0.2, 0.28)
-    """Size of the object: the radius of a disc with the same area."""
-    rotation: float = 30.0
-    """Largest rotation of objects in either direction, in degrees. 180 allows all orientations."""
-    center_bias: float = 0.7
-    """Distribution of the object's place. 0: uniform in the frame. 1: bell-shaped around the middle."""
+    image_size: int = 64  # side of the image, in pixels
+    radius: tuple[float, float] = (0.2, 0.28)  # size of the object: the radius of a disc with the same area
+    rotation: float = 30.0  # largest rotation of objects in either direction, in degrees; 180 allows all orientations
+    center_bias: float = 0.7  # of the object's place. 0: uniform in the frame; 1: bell-shaped around the middle
+    # The object centre's place in its cell of the patch grid, (y, x) as a fraction of the cell: (0.5, 0.5) is a patch
+    # centre, (0, 0) a patch corner. None: unconstrained.
     grid_offset: tuple[float, float] | None = None
-    """The object centre's place in its cell of the patch grid, (y, x) as a fraction of the cell:
-    (0.5, 0.5) is a patch centre, (0, 0) a patch corner. None: unconstrained."""
-    grid: int = 8
-    """Side of a cell of that patch grid, in pixels."""
-    distractors: tuple[int, int] = (0, 2)
-    """Number of small objects behind the object, of any outline and texture."""
-    distractor_radius: tuple[float, float] = (0.04, 0.06)
-    """Size of a distractor, like `radius`."""
-    contrast: float = 0.75
-    """Darkness of the background. 0: on average as bright as the object. 1: black."""
-    texture_contrast: float = 0.5
-    """Range of the texture's brightness, dark to light, relative to the object's mean."""
-    texture_period: float = 5.0
-    """Period of stripes, dots and checks, in pixels."""
-    noise: float = 0.04
-    """Standard deviation of the sensor noise, relative to the full range of brightness."""
+    grid: int = 8  # side of a cell of that patch grid, in pixels
+    distractors: tuple[int, int] = (0, 2)  # number of small objects behind the object, of any outline and texture
+    distractor_radius: tuple[float, float] = (0.04, 0.06)  # size of a distractor, like `radius`
+    contrast: float = 0.75  # darkness of the background. 0: on average as bright as the object; 1: black
+    texture_contrast: float = 0.5  # range of the texture's brightness, dark to light, relative to the object's mean
+    texture_period: float = 5.0  # period of stripes, dots and checks, in pixels
+    noise: float = 0.04  # standard deviation of the sensor noise, relative to the full range of brightness
 
     def __post_init__(self) -> None:
         for name in ("radius", "distractors", "distractor_radius"):

@@ -9,6 +9,8 @@ from spot.errors import InputError
 
 # The extensions of torchvision, and three more.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jfif")
+# The names of splits, in folders and in shards.
+SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
 
 
 def photo_files(sources: Sequence[str | Path]) -> list[Path]:

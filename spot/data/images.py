@@ -12,7 +12,6 @@ unreadable file or skip it.
 """
 
 import csv
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -22,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 from torchvision.transforms import Normalize
 
 from spot.data.classes import class_folders, class_indices
 from spot.data.difficulty import difficulty_of
-from spot.data.files import EXTENSIONS, image_files, is_image
+from spot.data.files import EXTENSIONS, SPLITS, image_files, is_image
 from spot.data.picture import open_image, photo_transform
-from spot.data.shards import Shards
+from spot.data.shards import Shards, shards_of
 from spot.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ Transform = Callable[[Image.Image], Tensor]
 Sample = tuple[Tensor, int, str]
 Unreadable = Literal["stop", "skip"]
 
-TIMM = re.compile(r"(torch|hfds|hfids|wds|tfds)/.+")
-SPLITS = {"val": ("val", "validation", "valid", "eval"), "train": ("train", "training"), "test": ("test",)}
+TIMM = re.compile(r"(torch|hfds|wds)/.+")
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 CANVAS = "needle:"  # prefix for data whose images are placed in a canvas
 
@@ -196,16 +194,17 @@ def open_data(
     if limit is not None and limit < 1:
         raise InputError(f"at least one image is needed, got a limit of {limit}")
     if TIMM.fullmatch(str(path_or_name)) and not Path(path_or_name).is_dir():
-        data = timm_data(str(path_or_name), split, root, transform=transform, unreadable=unreadable)
-        count = classes if isinstance(classes, int) else len(classes or data.classes)
-        if data.classes and len(data.classes) != count:
-            raise InputError(f"{path_or_name} has {len(data.classes)} classes, the model {count}")
-        if classes is not None and isinstance(data.source, Shards):
-            highest = max(entry.label for entry in data.source.entries)
+        source, keys, known = timm_data(str(path_or_name), split, root)
+        count = classes if isinstance(classes, int) else len(classes or known)
+        if known and len(known) != count:
+            raise InputError(f"{path_or_name} has {len(known)} classes, the model {count}")
+        if classes is not None and isinstance(source, Shards):
+            highest = max(entry.label for entry in source.entries)
             if highest >= count:
                 raise InputError(f"{path_or_name} has class {highest}, the model's are 0 to {count - 1}")
     else:
-        data = image_folder(Path(path_or_name), split, classes, transform=transform, unreadable=unreadable)
+        source, keys, known = image_folder(Path(path_or_name), split, classes)
+    data = Images(source, keys, known, transform=transform, unreadable=unreadable)
     if leave_out is not None:
         data.without(listed(leave_out))
     if limit is not None:
@@ -220,8 +219,8 @@ def listed(file: Path) -> list[str]:
     return [line for line in file.read_text(errors="surrogateescape").splitlines() if line]
 
 
-def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **options: Any) -> Images:
-    """The images of a folder and its sub-folders. Keys are relative to `root`."""
+def image_folder(root: Path, split: str, classes: Sequence[str] | int | None) -> tuple[Any, list[str], list[str]]:
+    """The images of a folder and its sub-folders: source, keys and classes of `Images`. Keys are relative to `root`."""
     if not root.is_dir():
         what = "a file" if root.exists() else "missing"
         raise InputError(f"a folder of images was expected, but {root} is {what}")
@@ -245,7 +244,7 @@ def image_folder(root: Path, split: str, classes: Sequence[str] | int | None, **
         raise InputError(f"there is no image in {top}; images end in {', '.join(EXTENSIONS)}")
     keys = [Path(file).relative_to(root).as_posix() for file, _ in samples]
     known = list(indices) if classes is None or isinstance(classes, int) else list(classes)
-    return Images(samples, keys, known, **options)
+    return samples, keys, known
 
 
 def subfolders(folder: Path) -> list[str]:
@@ -272,15 +271,15 @@ def split_folder(root: Path, split: str) -> Path:
     return root
 
 
-def timm_data(name: str, split: str, root: str | Path | None, **options: Any) -> Images:
-    """A data set by its name in timm.data.create_dataset, or the shards of `wds/FOLDER`."""
+def timm_data(name: str, split: str, root: str | Path | None) -> tuple[Any, list[str], list[str]]:
+    """A data set by its name in timm.data.create_dataset, or the shards of `wds/FOLDER`: as `image_folder`."""
     kind, _, rest = name.partition("/")
     if kind == "wds":
-        shards = Shards(*shards_of(Path(rest if root is None else root), split), EXTENSIONS)
-        return Images(shards, shards.keys, [], **options)
+        shards = Shards(*shards_of(Path(rest if root is None else root), split))
+        return shards, shards.keys, []
     from timm.data import create_dataset
 
-    if kind in ("hfds", "hfids") and find_spec("datasets") is None:  # otherwise timm prints its own message
+    if kind == "hfds" and find_spec("datasets") is None:  # otherwise timm prints its own message
         raise InputError(f"{name} needs datasets; pip install 'spot-vit[data]'")
     if kind == "torch" and root is None:
         raise InputError(f"{name} needs a folder for its files; give the data root too")
@@ -295,39 +294,10 @@ def timm_data(name: str, split: str, root: str | Path | None, **options: Any) ->
         raise InputError(f"{name} needs another package: {error}") from None
     except (AssertionError, RuntimeError, ValueError, KeyError, OSError) as error:
         raise InputError(f"timm could not open {name}: {' '.join(str(error).split())}") from None
-    if isinstance(data, IterableDataset):
-        raise InputError(f"{name} is a stream, whose images have no numbers; use a folder, hfds/ or shards on a disk")
     source: Any = getattr(data, "reader", data)  # the inner reader, because timm's wrapper replaces unreadable images
     indices = getattr(source, "class_to_idx", None) or {}
     classes = [str(label) for label in sorted(indices, key=lambda label: indices[label])]
-    return Images(source, [f"{index:08d}" for index in range(len(source))], classes, **options)
-
-
-def shards_of(root: Path, split: str) -> tuple[list[Path], str]:
-    """The shards of a split, and the .json field that contains the label; empty if the label is in a .cls.
-
-    timm's _info.json lists the shards. Without it, a file belongs to the split that occurs in its name. If no name
-    contains a split, all files are used.
-    """
-    if not root.is_dir():
-        raise InputError(f"wds/ needs a folder of shards on this disk, and {root} is none; download them first")
-    about = next((root / file for file in ("_info.json", "info.json") if (root / file).is_file()), None)
-    words = SPLITS.get(split, (split,))
-    if about is not None:
-        try:
-            splits = json.loads(about.read_text()).get("splits", {})
-            found = next((splits[name] for name in words if name in splits), None)
-            if found is not None:
-                return [root / file for file in found["filenames"]], found.get("alt_label") or ""
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise InputError(f"{about} does not list the shards of each split: {error}") from None
-        raise InputError(f"{root} has the splits {', '.join(splits)}, and no {split}; name one of them")
-    named = {path: set(re.split(r"[^a-z]+", path.name.lower())) for path in sorted(root.glob("*.tar"))}
-    divided = any(each.intersection(names) for each in named.values() for names in SPLITS.values())
-    chosen = [path for path, each in named.items() if not divided or each.intersection(words)]
-    if not chosen:
-        raise InputError(f"there is no shard of split {split} in {root}; shards end in .tar")
-    return chosen, ""
+    return source, [f"{index:08d}" for index in range(len(source))], classes
 
 
 Data = Union[Images, "Scenes"]

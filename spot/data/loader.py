@@ -54,10 +54,10 @@ class Loader:
             self.seconds = asked - start
 
 
-def collate(samples: Sequence[Sample | Unread | None]) -> tuple[Batch | None, list[Unread]]:
-    """The readable samples as one batch (None if there are none), and the unreadable ones. Ignores None."""
+def collate(samples: Sequence[Sample | Unread]) -> tuple[Batch | None, list[Unread]]:
+    """The readable samples as one batch (None if there are none), and the unreadable ones."""
     unread = [sample for sample in samples if isinstance(sample, Unread)]
-    readable = [sample for sample in samples if not isinstance(sample, (Unread, type(None)))]
+    readable = [sample for sample in samples if not isinstance(sample, Unread)]
     if not readable:
         return None, unread
     images, labels, keys = zip(*readable, strict=True)

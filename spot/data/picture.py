@@ -66,7 +66,7 @@ def as_rgb(image: Image.Image, name: object) -> Image.Image:
     return image.convert("RGB")
 
 
-def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int] | None = None) -> "Compose":
+def evaluation_transform(data_config: dict[str, Any], size: tuple[int, int] | None = None) -> "Compose":
     """The paper's evaluation transform: bicubic, centre crop of 0.875, the model's mean and std.
 
     For a model of 224 × 224 the short side is resized to 256. `data_config` is the result of timm's
@@ -76,17 +76,11 @@ def evaluation_transform(data_config: dict[str, Any], size: int | tuple[int, int
     from timm.data.transforms import ResizeKeepRatio
     from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, ToTensor
 
-    height, width = (size, size) if isinstance(size, int) else size or data_config["input_size"][-2:]
+    height, width = size or data_config["input_size"][-2:]
     mean, std = data_config["mean"], data_config["std"]
     if height == width:
-        steps = create_transform(
-            height,
-            interpolation="bicubic",
-            crop_pct=CROP_RATIO,
-            crop_mode="center",
-            mean=mean,
-            std=std,
-        ).transforms
+        options = {"interpolation": "bicubic", "crop_pct": CROP_RATIO, "crop_mode": "center"}
+        steps = create_transform(height, mean=mean, std=std, **options).transforms
     else:  # for H ≠ W timm ignores `interpolation` and resizes bilinearly
         scaled = (int(height / CROP_RATIO), int(width / CROP_RATIO))
         resize = ResizeKeepRatio(scaled, interpolation=InterpolationMode.BICUBIC.value)

@@ -67,15 +67,6 @@ class Pictures:
         labelled = zip(self.keys, self.labels, strict=True)
         return self.part([key for key, label in labelled if label == none or len(places.get(key, ()))])
 
-    def every_fifth(self) -> tuple["Pictures", "Pictures"]:
-        """Split into (training, validation): every fifth picture of each class is for validation."""
-        chosen, counts = set(), dict.fromkeys(self.labels, 0)
-        for key, label in zip(self.keys, self.labels, strict=True):
-            counts[label] += 1
-            if counts[label] % 5 == 3:
-                chosen.add(key)
-        return self.part(set(self.keys) - chosen), self.part(chosen)
-
 
 def read_boxes(path: str | Path, pictures: Pictures) -> dict[str, Tensor]:
     """Read the boxes (n, 4) of each picture, (left, top, right, bottom) in pixels, from a CSV file."""

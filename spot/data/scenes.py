@@ -300,9 +300,9 @@ class Scenes(Dataset[tuple[Tensor, int, str]]):
         images = batch.images if self.transform is None else self.transform(batch.images)
         return batch._replace(images=images, keys=[f"{self.split}/{key}" for key in batch.keys])
 
-    def batches(self, size: int, start: int = 0) -> Iterator[SceneBatch]:
-        """All scenes from `start` on, in order, `size` at a time; the last batch may be smaller."""
+    def batches(self, size: int) -> Iterator[SceneBatch]:
+        """All scenes, in order, `size` at a time; the last batch may be smaller."""
         if size < 1:
             raise InputError(f"a batch needs at least one scene, got a batch size of {size}")
-        for first in range(start, self.length, size):
+        for first in range(0, self.length, size):
             yield self.draw(range(first, min(first + size, self.length)))

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from spot.data.files import SPLITS, is_image
 from spot.errors import InputError
 
 NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset names: the sample's key, then the part's extension
@@ -32,18 +33,14 @@ class Entry(NamedTuple):
 class Shards:
     """shards[i] = (bytes of image i as a file, label). Keys are `shard/sample`, in the order of the files."""
 
-    def __init__(self, files: Sequence[str | Path], target: str, extensions: Sequence[str]) -> None:
-        """
-        Args:
-            target: the label's field in a sample's .json; if empty, its .cls contains the label.
-            extensions: image extensions, with dots.
-        """
+    def __init__(self, files: Sequence[str | Path], target: str) -> None:
+        """target: the label's field in a sample's .json; if empty, its .cls contains the label."""
         self.files = [str(file) for file in files]
         self.target = target
         self.keys: list[str] = []
         self.entries: list[Entry] = []
         for number, file in enumerate(self.files):
-            for key, entry in self._samples(number, file, tuple(extensions)):
+            for key, entry in self._samples(number, file):
                 self.keys.append(f"{Path(file).name.removesuffix('.tar')}/{key}")
                 self.entries.append(entry)
         if not self.keys:
@@ -65,15 +62,15 @@ class Shards:
         """Size and modification time of each shard, to detect rewritten shards."""
         return [[state.st_size, state.st_mtime_ns] for state in map(os.stat, self.files)]
 
-    def _samples(self, number: int, file: str, extensions: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:
+    def _samples(self, number: int, file: str) -> Iterator[tuple[str, Entry]]:
         try:
             with tarfile.open(file, "r:") as tar:
                 parts = ((NAME.fullmatch(member.name), member) for member in tar if member.isfile())
                 named = ((match[1], match[2].lower(), member) for match, member in parts if match)
                 for key, members in groupby(named, key=lambda part: part[0]):
                     sample = {extension: member for _, extension, member in members}
-                    image = next((sample[each] for each in sample if f".{each}".endswith(extensions)), None)
-                    if image is not None and not Path(key).name.startswith("."):
+                    image = next((sample[each] for each in sample if is_image(f"{key}.{each}")), None)
+                    if image is not None:
                         label = self._label(tar, sample, f"{file}, {key}")
                         yield key, Entry(number, image.offset_data, image.size, label)
         except (tarfile.TarError, OSError, EOFError) as error:
@@ -91,3 +88,30 @@ class Shards:
         except (ValueError, KeyError, TypeError):
             what = f"a field {self.target} that is a class number" if self.target else "a class number in its .cls"
             raise InputError(f"{name} must have {what}, got {text.strip()[:40]!r}") from None
+
+
+def shards_of(root: Path, split: str) -> tuple[list[Path], str]:
+    """The shards of a split, and the .json field that contains the label; empty if the label is in a .cls.
+
+    timm's _info.json lists the shards. Without it, a file belongs to the split that occurs in its name. If no name
+    contains a split, all files are used.
+    """
+    if not root.is_dir():
+        raise InputError(f"wds/ needs a folder of shards on this disk, and {root} is none; download them first")
+    about = next((root / file for file in ("_info.json", "info.json") if (root / file).is_file()), None)
+    words = SPLITS.get(split, (split,))
+    if about is not None:
+        try:
+            splits = json.loads(about.read_text()).get("splits", {})
+            found = next((splits[name] for name in words if name in splits), None)
+            if found is not None:
+                return [root / file for file in found["filenames"]], found.get("alt_label") or ""
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise InputError(f"{about} does not list the shards of each split: {error}") from None
+        raise InputError(f"{root} has the splits {', '.join(splits)}, and no {split}; name one of them")
+    named = {path: set(re.split(r"[^a-z]+", path.name.lower())) for path in sorted(root.glob("*.tar"))}
+    divided = any(each.intersection(names) for each in named.values() for names in SPLITS.values())
+    chosen = [path for path, each in named.items() if not divided or each.intersection(words)]
+    if not chosen:
+        raise InputError(f"there is no shard of split {split} in {root}; shards end in .tar")
+    return chosen, ""

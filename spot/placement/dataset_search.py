@@ -57,7 +57,7 @@ def search_dataset(
     """Search all images of a data set that are not yet in the placements file.
 
     Args:
-        data: `data[i]` is (image (C, H, W), label or -1, key), or None to skip the image; `data.keys` has all keys.
+        data: `data[i]` is (image (C, H, W), label or -1, key), and `data.keys` has all keys.
         path: the .safetensors file. Shards are kept next to it until all images are done.
         prior, tokens, scale: the initial placement. Default: the model's own. Scales other than 1 are optimised too.
         saliency: maps (B, H, W) for images and keys, if the prior needs them. Default: the model's own.

@@ -169,13 +169,9 @@ class PlacementWriter:
         self.shards = self.path.with_name(f"{self.path.name}.shards")
         self.metadata, self.remake = dict(metadata), remake
         sweep(self.shards)
-        self.done: set[str] = set()
-        self.finished: Placements | None = None  # the complete file, until a shard is added
-        for file, part in self._written():
-            self.done.update(part.keys)
-            self.finished = part if file == self.path and not self.shards.exists() else None
+        self.done = {key for part in self._written() for key in part.keys}
 
-    def _written(self) -> Iterator[tuple[Path, Placements]]:
+    def _written(self) -> Iterator[Placements]:
         files = [self.path] if self.path.exists() else []
         for file in files + sorted(self.shards.glob("[!.]*.safetensors")):
             try:
@@ -190,22 +186,21 @@ class PlacementWriter:
                 file.unlink(missing_ok=True)
                 continue
             refuse_difference(str(self.path), part.metadata, self.metadata, "write to another file or delete it")
-            yield file, part
+            yield part
 
     def append(self, placements: Placements) -> None:
         """Write one shard."""
         refuse_difference(str(self.path), self.metadata, placements.metadata)
         placements.save(self.shards / f"{hash_json(list(placements.keys))}.safetensors")
-        self.finished = None
         self.done.update(placements.keys)
 
     def finish(self, order: Iterable[str]) -> Placements:
         """Merge all shards into the file, with keys in this order first, and remove the shards."""
-        if self.finished is not None:
-            return self.finished
+        if self.path.exists() and not self.shards.exists():
+            return Placements.load(self.path)
         parts: list[Placements] = []
         seen: set[str] = set()
-        for _, part in self._written():  # if finish() is killed, images are in the file and in shards
+        for part in self._written():  # if finish() is killed, images are in the file and in shards
             fresh = [key for key in part.keys if key not in seen]
             seen.update(fresh)
             parts += [part.select(fresh)] if fresh else []

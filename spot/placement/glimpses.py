@@ -40,7 +40,8 @@ def glimpse_positions(images: Tensor, glimpses: Tensor, tokens: int, patch_size:
     if tokens < count:
         raise InputError(f"{tokens} tokens are too few for {count} glimpses")
     size, parts = glimpses.new_tensor(images.shape[-2:]), []
-    for number, (centre, side) in enumerate(zip(*(part.unbind(1) for part in glimpses.split((2, 1), -1)), strict=True)):
+    for number, glimpse in enumerate(glimpses.unbind(1)):
+        centre, side = glimpse[:, :2], glimpse[:, 2:]
         each = tokens // count + (number < tokens % count)
         places = even_places(each, 1, 1).to(glimpses)  # (1, each, 2)
         extent = side / size  # (B, 2): the glimpse as a fraction of the picture

@@ -202,22 +202,20 @@ def search(
     if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch must be at least 1 image, got {max_batch}")
     _check(model, images, labels, positions, dense, settings.objective)
-    dense = dense if settings.objective == "agree" else None
-    given = {"images": images, "labels": labels, "positions": positions, "dense": dense}
-    types = {"labels": torch.int64, "positions": torch.float32, "dense": torch.float32}
-    columns: dict[str, Any] = {}
     size = max_batch or len(images)
+
+    def ready(column: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        if column is None:
+            return None
+        column = column.detach().to(images.device, dtype)
+        return column.clone() if column.is_inference() else column  # autograd cannot save those
+
     with frozen(model), torch.inference_mode(False), torch.enable_grad():
-        for name, column in given.items():
-            if column is not None:
-                column = column.detach().to(images.device, types.get(name, images.dtype))
-                columns[name] = column.clone() if column.is_inference() else column  # autograd cannot save those
-        parts = [
-            _search_part(model, settings, generator, **{name: column[rows] for name, column in columns.items()})
-            for rows in (slice(begin, begin + size) for begin in range(0, len(images), size))
-        ]
-    if len(parts) == 1:
-        return parts[0]
+        columns = [ready(images, images.dtype), ready(positions), ready(labels, torch.int64), ready(dense)]
+        parts = []
+        for start in range(0, len(images), size):
+            rows: Any = (None if column is None else column[start : start + size] for column in columns)
+            parts.append(_search_part(model, settings, generator, *rows))
     joined: Any = (None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True))
     return SearchResult(*joined)
 
@@ -228,8 +226,8 @@ def _search_part(
     generator: Generator | None,
     images: Tensor,
     positions: Tensor,
-    labels: Tensor | None = None,
-    dense: Tensor | None = None,
+    labels: Tensor | None,
+    dense: Tensor | None,
 ) -> SearchResult:
     """Search one part of the images, with a frozen model and checked arguments."""
     objective, steps, grid = settings.objective, settings.steps, settings.grid

@@ -63,13 +63,11 @@ def from_steps(place: Tensor) -> Tensor:
 
 def step_limits(low: Tensor, high: Tensor, positions: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     """Bounds of the variables of a search. Scales are at least 0.5, or half of the initial scale if that is smaller."""
-    if positions.shape[-1] == 2:
+    columns = positions.shape[-1]
+    if columns == 2:
         return low, high
     start = float(positions[..., 2].min())
     smallest = 0.5 if start >= 0.5 else start / 2
-    ends = (math.log(limit) / STEP for limit in (smallest, max(largest, 1.0)))
-    free = (positions.shape[-1] - 3) * [math.inf]  # regions are not optimised
-    return tuple(
-        torch.cat([corner, corner.new_tensor([end, *(sign * each for each in free)])])
-        for corner, end, sign in zip((low, high), ends, (-1, 1), strict=True)
-    )  # type: ignore[return-value]
+    least, most = (low.new_tensor([math.log(limit) / STEP]) for limit in (smallest, max(largest, 1.0)))
+    free = low.new_full((columns - 3,), math.inf)  # regions are not optimised
+    return torch.cat([low, least, -free]), torch.cat([high, most, free])

@@ -11,8 +11,10 @@ import timm
 import torch
 from PIL import Image
 from timm.data import ImageNetInfo
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from spot.data.classes import class_folders, class_indices, class_names
+from spot.data.files import EXTENSIONS, image_files
 from spot.data.images import open_data
 from spot.data.loader import loader
 from spot.errors import InputError
@@ -63,6 +65,10 @@ def test_a_flat_folder_has_no_labels(tmp_path):
         (-1, "a.jpg"),
         (-1, "b.png"),
     ]
+
+
+def test_all_that_torchvision_takes_for_an_image_is_one():
+    assert set(IMG_EXTENSIONS) < set(EXTENSIONS)
 
 
 def test_images_beside_class_folders_are_not_left_out_in_silence(tmp_path):
@@ -142,8 +148,7 @@ def test_an_unreadable_image_stops_the_run_with_one_sentence(damaged, workers):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("batch_size, workers", [(1, 0), (2, 1), (8, 0)])
 def test_or_is_left_out_and_counted(damaged, workers, batch_size):
     data = open_data(damaged, transform=plain, unreadable="skip")
     batches = list(loader(data, batch_size, workers))
@@ -162,21 +167,6 @@ def test_reading_without_a_loader_keeps_the_same_list(damaged):
 def test_there_is_no_third_way(tmp_path):
     with pytest.raises(InputError, match="'stop'"):
         open_data(folders(tmp_path, "a"), transform=plain, unreadable="stopp")
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_processes_share_the_images_without_repeating_any(tmp_path, processes):
-    folders(tmp_path, "a", images=7)
-    shares = [
-        [
-            key
-            for batch in loader(open_data(tmp_path, transform=plain), 2, process=p, processes=processes)
-            for key in batch.keys
-        ]
-        for p in range(processes)
-    ]
-    assert sorted(key for share in shares for key in share) == [f"a/{index}.png" for index in range(7)]
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_a_loader_knows_how_many_batches_there_are_so_that_progress_has_an_end(tmp_path):
@@ -270,8 +260,6 @@ def test_the_shared_validation_images_carry_imagenets_labels(shared_data):
 
 def test_a_class_folder_that_links_to_itself_is_read_once(tmp_path):
     """Each of two self-links doubled the number of paths at every depth: listing never ended."""
-    from spot.data.files import image_files
-
     folder = tmp_path / "a"
     folder.mkdir()
     Image.new("RGB", (8, 8)).save(folder / "x.png")

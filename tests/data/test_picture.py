@@ -33,27 +33,34 @@ def test_a_damaged_exif_block_does_not_spoil_the_image(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path, ending):
     values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
-    Image.fromarray(values).save(tmp_path / "a.png")
-    assert np.asarray(open_image(tmp_path / "a.png"))[0, :, 0].tolist() == [0, 1, 128, 255]
+    Image.fromarray(values).save(tmp_path / f"a.{ending}")
+    assert np.asarray(open_image(tmp_path / f"a.{ending}"))[0, :, 0].tolist() == [0, 1, 128, 255]
 
 
-def test_sixteen_bits_in_colour_too(tmp_path):
+def png_of(side: int, bits: int, pixels: bytes) -> bytes:
+    """A PNG file, RGB of side × side pixels, that contains these bytes."""
+
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
-    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)  # 1 × 1 pixel, RGB of 16 bits each
-    pixel = zlib.compress(b"\0" + struct.pack(">HHH", 65535, 32896, 0))
-    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixel) + chunk(b"IEND", b"")
-    (tmp_path / "a.png").write_bytes(file)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, bits, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+
+
+def test_sixteen_bits_in_colour_too(tmp_path):
+    (tmp_path / "a.png").write_bytes(png_of(1, 16, b"\0" + struct.pack(">HHH", 65535, 32896, 0)))
     assert open_image(tmp_path / "a.png").getpixel((0, 0)) == (255, 128, 0)
 
 
-def test_a_sixteen_bit_tiff_is_read_too(tmp_path):
-    Image.fromarray(np.full((3, 2), 65535 // 5, dtype=np.uint16)).save(tmp_path / "a.tif")
-    image = open_image(tmp_path / "a.tif")
-    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (2, 3), (51, 51, 51))
+@pytest.mark.parametrize("side", [60_000, 12_000])  # Pillow refuses the first one, we the second
+def test_a_small_file_that_claims_a_huge_image_is_refused_before_it_is_decoded(tmp_path, monkeypatch, side):
+    (tmp_path / "a.png").write_bytes(png_of(side, 8, b""))
+    monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("it was decoded"))
+    with pytest.raises(InputError, match=r"a\.png is too large to decode; scale it below 120 megapixels first"):
+        open_image(tmp_path / "a.png")
 
 
 def test_floating_point_pixels_from_zero_to_one_are_brightness(tmp_path):
@@ -124,14 +131,6 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         open_image(tmp_path)
 
 
-def test_an_image_too_large_for_memory_is_refused_before_it_is_decoded(tmp_path):
-    header = b"IHDR" + struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT")
-    with pytest.raises(InputError, match="too large"):
-        open_image(tmp_path / "a.png")
-
-
 # The evaluation transform ------------------------------------------------------------------
 
 CONFIG = {"input_size": (3, 224, 224), "mean": (0.5, 0.25, 0.75), "std": (0.5, 0.25, 0.1)}
@@ -167,7 +166,7 @@ def test_of_an_endless_image_the_middle_is_seen():
 
 def test_a_model_may_see_images_of_another_size_or_shape():
     image = Image.new("RGB", (640, 480), RED)
-    assert evaluation_transform(CONFIG, 96)(image).shape == (3, 96, 96)
+    assert evaluation_transform(CONFIG, (96, 96))(image).shape == (3, 96, 96)
     assert evaluation_transform(CONFIG, (96, 160))(image).shape == (3, 96, 160)
 
 
@@ -184,17 +183,6 @@ def test_a_real_model_gives_its_own_mean_and_std():
     config = resolve_model_data_config(timm.create_model("vit_tiny_patch16_224"))
     grey = evaluation_transform(config)(Image.new("RGB", (300, 300), (255, 255, 255)))
     torch.testing.assert_close(grey, torch.ones(3, 224, 224))  # (1 − 0.5) / 0.5
-
-
-# Folders --------------------------------------------------------------------------------------
-
-
-def test_a_small_file_that_claims_a_huge_image_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
-    file = tmp_path / "bomb.png"
-    Image.new("1", (12_000, 12_000)).save(file)  # 144 megapixels in a few kilobytes
-    monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("it was decoded"))
-    with pytest.raises(InputError, match=r"bomb.png is too large to decode; scale it below 120 megapixels first"):
-        open_image(file)
 
 
 @pytest.mark.parametrize("ending", ["avif", "webp", "tiff", "gif", "bmp"])

@@ -266,11 +266,6 @@ def test_a_data_loader_with_workers_and_the_batches_agree():
         assert list(names) == batch.keys
 
 
-def test_batches_can_start_later_as_a_resumed_run_does():
-    scenes = Scenes("train", 100)
-    assert same(next(scenes.batches(10, start=30)), scenes.draw(range(30, 40)))
-
-
 def test_a_transform_normalizes_whole_batches():
     plain, normal = Scenes("test", 8), Scenes("test", 8, transform=Normalize([0.5] * 3, [0.5] * 3))
     torch.testing.assert_close(normal[3][0], plain[3][0] * 2 - 1)
@@ -342,7 +337,7 @@ def test_the_needle_scenes_of_this_release_are_these_bytes():
     )
 
 
-@pytest.mark.parametrize("size", [128, 192, 320])
+@pytest.mark.parametrize("size", [128, 256])
 def test_a_needle_is_24_to_40_pixels_across_whatever_the_pictures_size(size):
     batch = draw(range(64), difficulty=needle(size))
     assert batch.images.shape[-1] == size

@@ -3,13 +3,12 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 import spot
 from spot.draws import generator_for
 from spot.errors import InputError
 from spot.placement.files import Placements, PlacementWriter
-from spot.store import read_tensors, write_tensors
+from spot.store import write_tensors
 
 ABOUT = {"model": "vit", "seed": 3, "settings": {"lr": 3e-3, "steps": 2}}
 
@@ -44,12 +43,6 @@ def test_the_file_can_be_read_without_this_package(tmp_path):
         assert file.get_tensor("positions").shape == (2, 4, 2)
         assert bytes(file.get_tensor("keys").numpy()).split(b"\0") == [b"a.jpg", b"b.jpg"]
         assert json.loads(file.metadata()["spot-placements"])["metadata"] == ABOUT
-
-
-def test_equal_placements_are_equal_files(tmp_path):
-    for name in ("one", "two"):
-        placements(["a.jpg", "b.jpg"]).save(tmp_path / f"{name}.safetensors")
-    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
 
 
 def test_positions_come_in_the_order_asked_for():
@@ -141,39 +134,18 @@ def test_a_missing_image_is_named_with_its_nearest():
         placements(["n01/cat_2.jpg", "b.jpg"]).positions_for(["b.jpg", "n01/cat_1.jpg"])
 
 
-@pytest.mark.parametrize(
-    "how", ["truncated", "flipped", "other", "text", "empty", "foreign", "newer", "header", "nonsense"]
-)
+@pytest.mark.parametrize("how", ["truncated", "newer", "nonsense"])  # tests/test_store.py has other damages
 def test_a_damaged_or_foreign_file_is_refused_in_one_sentence(tmp_path, how):
     path = tmp_path / "p.safetensors"
     placements(["a.jpg", "b.jpg"]).save(path)
-    content = bytearray(path.read_bytes())
     if how == "truncated":
-        path.write_bytes(content[:-10])
-    elif how == "flipped":
-        content[-20] ^= 1
-        path.write_bytes(content)
-    elif how == "other":
-        save_file({"weight": torch.zeros(3)}, path)
-    elif how == "header":
-        path.write_bytes(bytes(content).replace(b"vit", b"vat"))
-    elif how == "newer":
-        write_tensors(path, {"positions": torch.rand(1, 4, 2)}, "spot-placements", {"version": 9})
-    elif how == "nonsense":
-        write_tensors(path, {"positions": torch.rand(1, 4, 2)}, "spot-placements", {"version": 1, "metadata": []})
+        path.write_bytes(path.read_bytes()[:-10])
     else:
-        path.write_bytes({"text": b"positions", "empty": b"", "foreign": b"PK\x03\x04" * 100}[how])
-    with pytest.raises(InputError) as raised:
+        about = {"newer": {"version": 9}, "nonsense": {"version": 1, "metadata": []}}[how]
+        write_tensors(path, {"positions": torch.rand(1, 4, 2)}, "spot-placements", about)
+    with pytest.raises(InputError, match=r"p\.safetensors") as raised:
         Placements.load(path)
-    assert "p.safetensors" in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path):
-    with pytest.raises(InputError, match="missing"):
-        Placements.load(tmp_path / "p.safetensors")
-    with pytest.raises(InputError, match="a folder"):
-        Placements.load(tmp_path)
 
 
 def test_other_settings_are_refused_and_named(tmp_path):
@@ -206,18 +178,6 @@ def test_other_settings_are_refused_and_named(tmp_path):
 def test_what_cannot_be_placements_is_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_a_finished_file_is_read_once(tmp_path, monkeypatch):
-    from spot.placement import files
-
-    path = tmp_path / "p.safetensors"
-    placements(["a.jpg"]).save(path)
-    reads = []
-    monkeypatch.setattr(files, "read_tensors", lambda *args: reads.append(args) or read_tensors(*args))
-    writer = PlacementWriter(path, ABOUT)
-    assert list(writer.finish(["a.jpg"]).keys) == ["a.jpg"]
-    assert len(reads) == 1
 
 
 def test_what_is_damaged_or_of_another_version_can_be_made_again(tmp_path, capsys):

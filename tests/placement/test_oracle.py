@@ -176,18 +176,9 @@ def test_agreement_needs_no_label_and_brings_the_dense_prediction_nearer(vit_tin
 # No image feels its neighbours
 
 
-def test_a_permuted_batch_gives_the_permuted_result(nano):
-    images, labels, positions = batch(6)
-    order = torch.tensor([4, 2, 0, 5, 1, 3])
-    found = search(nano, images, labels, positions)
-    permuted = search(nano, images[order], labels[order], positions[order])
-    torch.testing.assert_close(permuted.trajectory, found.trajectory[order], atol=1e-6, rtol=0)
-    torch.testing.assert_close(permuted.losses, found.losses[order], atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_image_is_searched_alone_as_in_any_batch(nano, optimizer):
-    nano = nano.double()  # rounding aside; see the real model below
+    nano = nano.double()  # rounding aside
     images, labels, positions = batch(5)
     images = images.double()
     together = search(nano, images, labels, positions, optimizer=optimizer)
@@ -195,14 +186,6 @@ def test_an_image_is_searched_alone_as_in_any_batch(nano, optimizer):
         one = slice(index, index + 1)
         alone = search(nano, images[one], labels[one], positions[one], optimizer=optimizer)
         torch.testing.assert_close(alone.trajectory[0], together.trajectory[index], atol=1e-6, rtol=0)
-
-
-def test_on_a_real_vit_too_to_a_hundred_thousandth(vit_tiny, photographs):
-    images, labels = (column[:4] for column in photographs)
-    positions = isotropic(images, 25)
-    together = search(vit_tiny, images, labels, positions)
-    apart = search(vit_tiny, images, labels, positions, max_batch=1)
-    torch.testing.assert_close(apart.trajectory, together.trajectory, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -431,9 +414,9 @@ def batch(count, tokens=5):
 
 @pytest.fixture(scope="module")
 def photographs(shared_data, vit_tiny):
-    """Sixteen real images of sixteen classes, as ViT-Ti takes them, and their labels."""
+    """Eight real images of eight classes, as ViT-Ti takes them, and their labels."""
     from spot.data.images import data_for
 
-    data = data_for(vit_tiny, shared_data / "imagenet-val-2k", limit=16)
-    samples = [data[index] for index in range(16)]
+    data = data_for(vit_tiny, shared_data / "imagenet-val-2k", limit=8)
+    samples = [data[index] for index in range(8)]
     return torch.stack([image for image, _, _ in samples]), torch.tensor([label for _, label, _ in samples])
