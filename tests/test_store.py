@@ -403,9 +403,3 @@ def test_the_first_difference_is_named():
         refuse_difference("x", {"a": {"b": 1}}, {"a": {"b": 2}, "c": 3}, "choose another")
     with pytest.raises(InputError, match=r"c=None, now c=3"):
         refuse_difference("x", {"a": 1}, {"a": 1, "c": 3})
-
-
-def test_the_store_does_not_wait_for_torch():
-    """So that a command's help, which imports it, does not either."""
-    code = "import spot.store, sys; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -89,23 +89,8 @@ def test_predictions_are_written_image_by_image(nano, model, images, tmp_path):
 
 def test_a_picture_shows_accuracy_against_cost(model, images, tmp_path):
     out = tmp_path / "out.png"
-    main(
-        [
-            "evaluate",
-            model,
-            "--data",
-            str(images),
-            "--tokens",
-            "4",
-            "9",
-            "--limit",
-            "5",
-            "--workers",
-            "0",
-            "--plot",
-            str(out),
-        ]
-    )
+    wanted = ["--tokens", "4", "9", "--limit", "5", "--workers", "0", "--plot", str(out)]
+    main(["evaluate", model, "--data", str(images), *wanted])
     assert Image.open(out).width > Image.open(out).height
 
 

@@ -5,7 +5,6 @@ import torch
 from PIL import Image
 
 from spot.cli import main
-from spot.evaluation.photos import picture_files
 from spot.evaluation.searches import class_numbers
 from spot.placement.files import Placements
 from tests.conftest import VIT_TINY, make_nano
@@ -124,11 +123,6 @@ def test_classes_are_known_by_number_name_synonym_and_folder(vit_tiny):
     given = ["1", "Tinca tinca", "goldfish", "n01443537"]  # tench, Tinca tinca; goldfish, Carassius auratus
     assert class_numbers(given, 4, vit_tiny) == [1, 0, 1, 1]
     assert class_numbers(["tench"], 3, vit_tiny) == [0, 0, 0]
-
-
-def test_images_of_one_name_have_their_own_pictures(tmp_path):
-    paths = [tmp_path / "a" / "x.jpg", tmp_path / "b" / "x.jpg", tmp_path / "x.png"]
-    assert [file.name for file in picture_files(paths, tmp_path)] == ["x.png", "x-2.png", "x-3.png"]
 
 
 def test_a_real_photograph_with_a_real_model(shared_data, tmp_path):

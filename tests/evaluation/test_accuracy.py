@@ -272,16 +272,6 @@ def test_a_model_in_training_is_left_in_training(nano, data):
     assert not nano.vit.norm.training
 
 
-def test_unreadable_images_are_left_out_of_the_count(nano, folder):
-    (folder / "3" / "99.png").write_text("not an image")
-    options = {"transform": evaluation_transform(nano.data_config), "classes": 10}
-    found = evaluate(nano, loader(open_data(folder, unreadable="skip", **options), 4), [Setting("isotropic", 4)])
-    assert found.skipped == ["3/99.png"]
-    assert found.rows()[0]["images"] == IMAGES
-    with pytest.raises(InputError, match=r"3/99\.png"):
-        evaluate(nano, loader(open_data(folder, **options), 4), [Setting("isotropic", 4)])
-
-
 def test_nothing_readable_is_nothing_to_measure(nano, tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "a.png").write_text("not an image")

@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from spot.cli import main
 from spot.data.images import open_data
@@ -26,22 +25,12 @@ def at(*degrees: float) -> torch.Tensor:
     return torch.tensor([[math.cos(math.radians(d)), math.sin(math.radians(d))] for d in degrees])
 
 
-def test_the_nearest_entry_decides_alone():
-    bank = Bank(at(0, 90, 180), torch.tensor([4, 0, 2]))
-    assert classify(at(10, 100, 170), bank, k=1)[:, 0].tolist() == [4, 0, 2]
-
-
 def test_two_neighbours_outvote_a_nearer_one_unless_it_is_much_nearer():
     # Similarities: class 0 at cos 0 = 1, twice class 1 at cos θ = c. 2·exp(c/T) > exp(1/T) if c > 1 − T·ln 2.
     turning = math.degrees(math.acos(1 - 0.07 * math.log(2)))
     for away, winner in ((turning - 0.5, 1), (turning + 0.5, 0)):
         bank = Bank(at(0, away, -away), torch.tensor([0, 1, 1]))
         assert classify(at(0), bank, k=3)[0, 0] == winner
-
-
-def test_only_direction_counts():
-    bank = Bank(at(0, 90), torch.tensor([0, 1]))
-    assert classify(at(30, 60) * torch.tensor([[1000.0], [0.001]]), bank, k=1)[:, 0].tolist() == [0, 1]
 
 
 def test_five_answers_are_ordered_by_votes_and_fewer_classes_give_fewer():
@@ -85,51 +74,26 @@ def test_chunks_change_nothing(k, chunk):
 # Files ------------------------------------------------------------------------------------------
 
 
-def test_a_bank_is_read_from_its_file_piece_by_piece(tmp_path):
+def test_a_bank_comes_back_from_its_file(tmp_path):
     bank = Bank(at(0, 10, 20, 30, 40), torch.arange(5), {"weights": "abc"})
     bank.save(tmp_path / "bank.safetensors")
     again = Bank.load(tmp_path / "bank.safetensors")
-    assert not isinstance(again.features, torch.Tensor)
-    assert (again.shape, again.about) == ((5, 2), {"weights": "abc"})
-    pieces = list(again.chunks(2))
-    assert [len(features) for features, _ in pieces] == [2, 2, 1]
-    torch.testing.assert_close(torch.cat([features for features, _ in pieces]), bank.features)
+    assert torch.equal(again.features, bank.features) and again.about == {"weights": "abc"}
     assert classify(at(22), again, k=1, chunk=2)[0, 0] == 2
 
 
-def test_a_bank_with_other_features_is_refused():
+def test_a_vote_that_makes_no_sense_is_refused():
     bank = Bank(at(0, 10), torch.arange(2), {"weights": "abc", "classes": ["a", "b"]})
     bank.refuse_other("bank.safetensors", 2, weights="abc", classes=["a", "b"])
-    with pytest.raises(InputError, match=r"bank\.safetensors has features of width 2, the model of width 192"):
-        bank.refuse_other("bank.safetensors", 192, weights="abc")
-    with pytest.raises(InputError, match="made with weights='abc', now weights='def'; build it again"):
-        bank.refuse_other("bank.safetensors", 2, weights="def")
     with pytest.raises(InputError, match=r"made with classes=\['a', 'b'\], now"):
         bank.refuse_other("bank.safetensors", 2, weights="abc", classes=["b", "c"])
     with pytest.raises(InputError, match=r"width 2, got \(1, 3\)"):
         classify(torch.ones(1, 3), bank, k=1)
-
-
-@pytest.mark.parametrize("k", [0, 3])
-def test_more_neighbours_than_the_bank_has_are_refused(k):
-    with pytest.raises(InputError, match=f"k is from 1 to 2, got {k}"):
-        classify(at(0), Bank(at(0, 10), torch.arange(2)), k=k)
-
-
-def test_a_temperature_of_zero_is_refused():
+    for k in (0, 3):
+        with pytest.raises(InputError, match=f"k is from 1 to 2, got {k}"):
+            classify(at(0), bank, k=k)
     with pytest.raises(InputError, match="above 0"):
-        classify(at(0), Bank(at(0, 10), torch.arange(2)), k=1, temperature=0)
-
-
-def test_what_is_no_bank_is_refused(tmp_path):
-    with pytest.raises(InputError, match="missing"):
-        Bank.load(tmp_path / "nowhere.safetensors")
-    (tmp_path / "text.safetensors").write_text("not a bank, though long enough for a header")
-    with pytest.raises(InputError, match="not a kNN bank"):
-        Bank.load(tmp_path / "text.safetensors")
-    save_file({"features": at(0)}, tmp_path / "other.safetensors")
-    with pytest.raises(InputError, match="not a kNN bank: its header has no 'spot-knn-bank'"):
-        Bank.load(tmp_path / "other.safetensors")
+        classify(at(0), bank, k=1, temperature=0)
 
 
 # From images ----------------------------------------------------------------------------------------
