@@ -22,7 +22,6 @@ from spot.store import (
     has_kind,
     is_leftover,
     locked,
-    open_tensors,
     read_json,
     read_state,
     read_tensors,
@@ -285,9 +284,6 @@ def test_safetensors_reads_what_was_written(tmp_path):
     assert read_tensors(path, "spot-test")[1] == ABOUT
     assert has_kind(path, "spot-test")
     assert not has_kind(path, "other")
-    file, about = open_tensors(path, "spot-test")
-    assert about == ABOUT
-    torch.testing.assert_close(file.get_slice("b.weight")[1:2], TENSORS["b.weight"][1:2])
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path):

@@ -9,7 +9,6 @@ matplotlib axes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any
 
 import matplotlib
 import torch
@@ -120,16 +119,9 @@ def prediction(
     return figure
 
 
-def placement_gallery(
-    images: Tensor | Sequence[Tensor], trajectories: Tensor | Sequence[Tensor], **options: Any
-) -> Figure:
-    """Draw one panel per image with the paths of its tokens. Options are those of `Gallery`."""
-    return galleries([Gallery(images, trajectories, **options)])
-
-
 @dataclass
 class Gallery:
-    """One part of a figure of galleries.
+    """One part of a figure of galleries, with a panel per image that shows the paths of its tokens.
 
     Args:
         images, trajectories: M of each; a trajectory without steps, (1, N, 2), is a placement.

@@ -151,14 +151,6 @@ def test_a_model_without_a_classifier_has_neighbours_only(images, tmp_path, caps
     assert "top1" not in row
 
 
-def test_the_built_in_scenes_are_data_too(tmp_path):
-    shape = {"img_size": 64, "patch_size": 16, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 32}
-    save_folder(spot.adapt("vit_tiny_patch16_224", **shape), tmp_path / "model")
-    wanted = ["--limit", "32", "--tokens", "9", "--workers", "0", "--json", str(tmp_path / "out.json")]
-    main(["evaluate", str(tmp_path / "model"), "--data", "scenes", *wanted])
-    assert rows_of(tmp_path / "out.json")[0]["images"] == 32
-
-
 # Bad input -----------------------------------------------------------------------------------------
 
 

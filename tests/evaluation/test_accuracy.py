@@ -253,16 +253,6 @@ def test_an_unknown_prior_is_refused_before_any_image_is_read(nano, data):
         evaluate(nano, loader(data), [Setting("isotropc", 4)])
 
 
-def test_features_are_what_the_classifier_reads(nano, data):
-    found = evaluate(nano, loader(data, 8), [Setting("isotropic", 4)], features=True)
-    index = sorted(data.keys).index(data.keys[0])
-    image = data[0][0][None]
-    with torch.no_grad():
-        expected = nano.forward_head(nano.forward_features(image, PRIORS["isotropic"](image, 4, None)), pre_logits=True)
-    torch.testing.assert_close(found.features[0][index], expected[0])
-    assert evaluate(nano, loader(data, 8), [Setting("isotropic", 4)]).features == []
-
-
 def test_a_model_in_training_is_left_in_training(nano, data):
     nano.train()
     nano.vit.norm.eval()
