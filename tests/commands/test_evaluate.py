@@ -17,13 +17,6 @@ from tests.conftest import write_noise
 
 
 @pytest.fixture
-def model(nano, tmp_path):
-    """A saved model of ten unnamed classes."""
-    save_folder(nano, tmp_path / "model")
-    return str(tmp_path / "model")
-
-
-@pytest.fixture
 def images(tmp_path):
     """Twenty images in ten class folders."""
     return write_noise(tmp_path / "images", 20)
@@ -31,16 +24,6 @@ def images(tmp_path):
 
 def rows_of(path) -> list[dict]:
     return json.loads(path.read_text())["rows"]
-
-
-def refused(capsys, *arguments) -> str:
-    """The one sentence with which spot evaluate answers."""
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", *map(str, arguments)])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert "\n" not in said
-    return said
 
 
 def test_every_prior_budget_and_baseline_gets_a_row(model, images, tmp_path, capsys):
@@ -123,7 +106,7 @@ def test_neighbours_vote_from_images_and_then_from_the_cache(model, images, tmp_
     assert "kNN" in capsys.readouterr().out
 
 
-def test_neighbours_vote_for_classes_the_model_does_not_have(model, images, tmp_path, capsys):
+def test_neighbours_vote_for_classes_the_model_does_not_have(model, images, tmp_path, capsys, refused):
     for name in map(str, range(4, 10)):
         for path in (images / name).iterdir():
             path.unlink()
@@ -136,14 +119,14 @@ def test_neighbours_vote_for_classes_the_model_does_not_have(model, images, tmp_
     assert row["knn"] == 100.0
     assert "top1" not in row
     assert "only neighbours vote" in " ".join(capsys.readouterr().out.split())
-    assert "10 unnamed classes, the data 4 class folders" in refused(capsys, model, "--data", images)
+    assert "10 unnamed classes, the data 4 class folders" in refused("evaluate", model, "--data", images)
 
 
-def test_a_model_without_a_classifier_has_neighbours_only(images, tmp_path, capsys):
+def test_a_model_without_a_classifier_has_neighbours_only(images, tmp_path, refused):
     shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 0}
     save_folder(spot.adapt("vit_tiny_patch16_224", **shape), tmp_path / "model")
     model = str(tmp_path / "model")
-    assert "its features can be measured with knn=FOLDER (--knn FOLDER)" in refused(capsys, model, "--data", images)
+    assert "its features can be measured with knn=FOLDER (--knn FOLDER)" in refused("evaluate", model, "--data", images)
     wanted = ["--knn", str(images), "--k", "1", "--workers", "0", "--cache", str(tmp_path / "cache")]
     main(["evaluate", model, "--data", str(images), *wanted, "--json", str(tmp_path / "out.json")])
     (row,) = rows_of(tmp_path / "out.json")
@@ -154,23 +137,23 @@ def test_a_model_without_a_classifier_has_neighbours_only(images, tmp_path, caps
 # Bad input -----------------------------------------------------------------------------------------
 
 
-def test_a_bank_with_other_features_is_refused(nano, model, images, tmp_path, capsys):
+def test_a_bank_with_other_features_is_refused(nano, model, images, tmp_path, refused):
     path = tmp_path / "bank.safetensors"
     wanted = [model, "--data", images, "--knn", path, "--workers", 0, "--tokens", 4, "--k", 1]
-    assert "bank.safetensors is missing" in refused(capsys, *wanted)
+    assert "bank.safetensors is missing" in refused("evaluate", *wanted)
     Bank(torch.eye(7), torch.arange(7)).save(path)
-    assert "has features of width 7, the model of width 32" in refused(capsys, *wanted)
+    assert "has features of width 7, the model of width 32" in refused("evaluate", *wanted)
     Bank(torch.eye(32), torch.arange(32) % 10, {"weights": "0" * 16}).save(path)
-    assert "was made with weights=" in refused(capsys, *wanted)
+    assert "was made with weights=" in refused("evaluate", *wanted)
     Bank(torch.eye(32), torch.arange(32) % 10, {"weights": hash_model(nano)}).save(path)
-    assert "holds 32 images, so k is from 1 to 32" in refused(capsys, *wanted[:-1], 33)
+    assert "holds 32 images, so k is from 1 to 32" in refused("evaluate", *wanted[:-1], 33)
     main(["evaluate", *map(str, wanted)])
 
 
-def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_windows(model, images, capsys):
+def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_windows(model, images, refused):
     few = [model, "--data", images, "--tokens", 17, "--limit", 2, "--workers", 0]
-    assert "at most the 16 patches" in refused(capsys, *few, "--baseline", "patch-dropout")
-    assert "17" in refused(capsys, *few, "--baseline", "tome")
+    assert "at most the 16 patches" in refused("evaluate", *few, "--baseline", "patch-dropout")
+    assert "17" in refused("evaluate", *few, "--baseline", "tome")
     main(["evaluate", *map(str, few), "--prior", "isotropic"])
 
 
@@ -188,23 +171,23 @@ def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_window
         (["--placements", "nowhere.safetensors"], "nowhere.safetensors is missing"),
     ],
 )
-def test_a_wrong_wish_is_answered_with_one_sentence(model, images, capsys, wrong, sentence):
-    assert sentence in refused(capsys, model, "--data", images, "--workers", 0, *wrong)
+def test_a_wrong_wish_is_answered_with_one_sentence(model, images, refused, wrong, sentence):
+    assert sentence in refused("evaluate", model, "--data", images, "--workers", 0, *wrong)
 
 
-def test_data_that_cannot_be_measured_is_refused(model, images, tmp_path, capsys):
-    assert "is missing" in refused(capsys, model, "--data", tmp_path / "nowhere")
+def test_data_that_cannot_be_measured_is_refused(model, images, tmp_path, refused):
+    assert "is missing" in refused("evaluate", model, "--data", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "no image in" in refused(capsys, model, "--data", tmp_path / "empty")
-    assert "has no label" in refused(capsys, model, "--data", images / "3", "--workers", 0)
+    assert "no image in" in refused("evaluate", model, "--data", tmp_path / "empty")
+    assert "has no label" in refused("evaluate", model, "--data", images / "3", "--workers", 0)
     (images / "11").mkdir()
-    assert "class" in refused(capsys, model, "--data", images)
+    assert "class" in refused("evaluate", model, "--data", images)
 
 
-def test_an_unreadable_image_stops_the_run_or_is_counted(model, images, tmp_path, capsys):
+def test_an_unreadable_image_stops_the_run_or_is_counted(model, images, tmp_path, capsys, refused):
     (images / "3" / "99.png").write_text("not an image")
     wanted = [model, "--data", images, "--tokens", 4, "--workers", 0]
-    assert "3/99.png is not an image" in refused(capsys, *wanted)
+    assert "3/99.png is not an image" in refused("evaluate", *wanted)
     main(["evaluate", *map(str, wanted), "--skip-unreadable", "--json", str(tmp_path / "out.json")])
     assert rows_of(tmp_path / "out.json")[0]["images"] == 20
     assert json.loads((tmp_path / "out.json").read_text())["settings"]["skipped"] == ["3/99.png"]
