@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -100,87 +101,74 @@ def test_a_vote_that_makes_no_sense_is_refused():
 
 
 @pytest.fixture
-def counted(nano):
-    """A transform, and the list of images it has seen."""
-    seen: list[object] = []
+def seen() -> list[object]:
+    """The images that were decoded."""
+    return []
+
+
+@pytest.fixture
+def images(nano, tmp_path, seen):
+    """Opens a data set of six images, with options."""
     transform = evaluation_transform(nano.data_config)
 
-    def count(image):
+    def counted(image):
         seen.append(image)
         return transform(image)
 
-    return count, seen
+    return partial(open_data, write_noise(tmp_path / "images", 6), transform=counted)
 
 
-def test_a_bank_holds_the_models_features_at_length_one(nano, tmp_path):
-    data = open_data(write_noise(tmp_path / "images", 6), transform=evaluation_transform(nano.data_config))
-    (bank,) = build_banks(nano, data, [Setting("isotropic", 4)], tmp_path / "cache")
-    image, label, key = data[2]
+def test_a_bank_holds_the_models_features_at_length_one(nano, images, tmp_path):
+    (bank,) = build_banks(nano, images(), [Setting("isotropic", 4)], tmp_path / "cache")
+    image, label, key = images()[2]
     with torch.no_grad():
         features = nano.forward_features(image[None], PRIORS["isotropic"](image[None], 4, None))
         expected = nano.forward_head(features, pre_logits=True)[0]
-    row = sorted(data.keys).index(key)
-    torch.testing.assert_close(bank.features[row : row + 1][0], expected / expected.norm())
+    row = sorted(images().keys).index(key)
+    torch.testing.assert_close(bank.features[row], expected / expected.norm())
     assert bank.labels[row] == label
     assert (bank.about["placement"], bank.about["tokens"], bank.about["seed"]) == ("isotropic", 4, 0)
     assert bank.about["weights"] == hash_model(nano)
 
 
-def test_a_bank_is_made_once_for_the_same_model_placement_and_files(nano, counted, tmp_path):
-    transform, seen = counted
-    folder = write_noise(tmp_path / "images", 6)
-
-    def build(*settings, limit=None):
+def test_a_bank_is_made_once_for_the_same_model_placement_and_files(nano, images, seen, tmp_path):
+    def build(*settings, **options):
         seen.clear()
-        build_banks(nano, open_data(folder, transform=transform, limit=limit), settings, tmp_path / "cache")
+        build_banks(nano, images(**options), settings, tmp_path / "cache")
         return len(seen)
 
     assert build(Setting("uniform", 4), Setting("uniform", 9)) == 6  # one pass for both
     assert build(Setting("uniform", 4), Setting("uniform", 9)) == 0
     assert build(Setting("uniform", 4, seed=1)) == 6
     assert build(Setting("uniform", 4), limit=3) == 3
-    os.utime(folder / "0" / "00.png", (1, 1))
+    os.utime(tmp_path / "images" / "0" / "00.png", (1, 1))
     assert build(Setting("uniform", 4)) == 6
     with torch.no_grad():
         nano.vit.norm.bias.add_(0.1)
     assert build(Setting("uniform", 4)) == 6
+    assert build(Setting("uniform")) == 6
+    nano.tokens = 7  # the model's own budget
+    assert build(Setting("uniform")) == 6
 
 
-def test_the_models_own_budget_is_part_of_the_name(nano, tmp_path):
-    data = open_data(write_noise(tmp_path / "images", 3), transform=evaluation_transform(nano.data_config))
-    for tokens in (4, 9):
-        nano.tokens = tokens
-        build_banks(nano, data, [Setting("isotropic")], tmp_path / "cache")
-    assert len(list((tmp_path / "cache" / "banks").iterdir())) == 2
-
-
-def test_banks_too_large_for_memory_are_made_one_after_the_other(nano, counted, tmp_path):
-    transform, seen = counted
-    data = open_data(write_noise(tmp_path / "images", 6), transform=transform)
+def test_banks_too_large_for_memory_are_made_one_after_the_other(nano, images, seen, tmp_path):
     settings = [Setting("uniform", tokens) for tokens in (1, 4, 9)]
-    build_banks(nano, data, settings, tmp_path / "cache", memory=6 * 32 * 4 * 2)  # room for two
+    build_banks(nano, images(), settings, tmp_path / "cache", memory=6 * 32 * 4 * 2)  # room for two
     assert len(seen) == 12
 
 
-def test_images_without_labels_make_no_bank(nano, tmp_path):
-    folder = write_noise(tmp_path / "images", 1) / "0"
+def test_data_that_makes_no_bank_is_refused(nano, images, tmp_path):
+    unlabelled = open_data(tmp_path / "images" / "0", transform=evaluation_transform(nano.data_config))
     with pytest.raises(InputError, match="needs labels"):
-        build_banks(
-            nano, open_data(folder, transform=evaluation_transform(nano.data_config)), [Setting("center", 4)], tmp_path
-        )
-
-
-def test_placements_of_other_images_make_no_bank(nano, tmp_path):
-    data = open_data(write_noise(tmp_path / "images", 3), transform=evaluation_transform(nano.data_config))
+        build_banks(nano, unlabelled, [Setting("center", 4)], tmp_path / "cache")
     with pytest.raises(InputError, match="give a bank file"):
-        build_banks(nano, data, [Setting(Placements(["a"], torch.rand(1, 4, 2)))], tmp_path / "cache")
+        build_banks(nano, images(), [Setting(Placements(["a"], torch.rand(1, 4, 2)))], tmp_path / "cache")
 
 
-def test_images_are_their_own_nearest_neighbours(nano, tmp_path):
-    data = open_data(write_noise(tmp_path / "images", 23), transform=evaluation_transform(nano.data_config))
+def test_images_are_their_own_nearest_neighbours(nano, images, tmp_path):
     settings = [Setting("uniform", 4, seed) for seed in (0, 1)] + [Setting(name="dropout", model=PatchDropout(nano, 4))]
-    found = evaluate(nano, loader(data, 8), settings, features=True)
-    banks = build_banks(nano, data, settings, tmp_path / "cache")
+    found = evaluate(nano, loader(images(), 4), settings, features=True)
+    banks = build_banks(nano, images(), settings, tmp_path / "cache")
     first, second = knn_rows(found, banks, k=1)
     assert first == {"knn": 100.0, "knn_std": 0.0, "knn_top5": 100.0}
     assert second == {"knn": 100.0, "knn_std": None, "knn_top5": 100.0}
@@ -188,9 +176,8 @@ def test_images_are_their_own_nearest_neighbours(nano, tmp_path):
     assert crossed < 100  # another seed's placements are other features
 
 
-def test_seeds_give_a_mean_and_a_deviation(nano, tmp_path):
-    data = open_data(write_noise(tmp_path / "images", 4), transform=evaluation_transform(nano.data_config))
-    found = evaluate(nano, loader(data, 8), [Setting("uniform", 4, seed) for seed in (0, 1)], features=True)
+def test_seeds_give_a_mean_and_a_deviation(nano, images):
+    found = evaluate(nano, loader(images(), 8), [Setting("uniform", 4, seed) for seed in (0, 1)], features=True)
     right = Bank(torch.nn.functional.normalize(found.features[0], dim=1), found.labels)
     wrong = Bank(torch.nn.functional.normalize(found.features[1], dim=1), found.labels.roll(1))
     (row,) = knn_rows(found, [right, wrong], k=1)
