@@ -21,7 +21,7 @@ from spot.placement.oracle import SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save
 from spot.plots.accuracy import accuracy
-from spot.plots.placements import placement_gallery
+from spot.plots.placements import Gallery, galleries
 
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
 ORACLE, DROPOUT = "oracle", "patch dropout"
@@ -86,14 +86,14 @@ def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count
     """Draw the scenes whose class gained most probability in the search."""
     chance = result.logits.softmax(-1)[range(len(scenes.labels)), :, scenes.labels]  # (M, steps + 1)
     most = (chance[:, -1] - chance[:, 0]).argsort(descending=True)[:count].tolist()
-    figure = placement_gallery(
+    part = Gallery(
         rgb(scenes.images[most], model.data_config),
         result.trajectory[most],
         captions=[f"{CLASSES[scenes.labels[i]]}: {chance[i, 0]:.0%} → {chance[i, -1]:.0%}" for i in most],
         window=model.patch_size,
         title=f"{result.trajectory.shape[2]} tokens, moved by gradient: the class's probability before → after",
     )
-    save(figure, path)
+    save(galleries([part]), path)
 
 
 def farewell(rows: Sequence[Mapping[str, Any]], sparse: int, cells: int, out: Path) -> None:

@@ -2,7 +2,7 @@
 
     with whole("result.png") as temporary: ...      any file; a link is followed, "-" is standard output
     write_text, write_json, read_json               text and JSON
-    write_tensors, read_tensors, open_tensors       safetensors with one JSON entry in the header
+    write_tensors, read_tensors                     safetensors with one JSON entry in the header
     write_state, read_state                         nested training state (torch.save, weights_only)
     refuse_difference                               error for other settings, naming the first difference
     locked                                          a lock for one process; a killed process releases it
@@ -242,35 +242,24 @@ def write_tensors(
 def read_tensors(
     path: str | Path, kind: str = "", what: str = "a safetensors file", advice: str = ""
 ) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-    """The tensors of a safetensors file, and the `kind` entry of its header; see `open_tensors`."""
-    file, about = open_tensors(path, kind, what, advice)
-    with file:
-        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
-
-
-def open_tensors(
-    path: str | Path, kind: str = "", what: str = "a safetensors file", advice: str = ""
-) -> tuple[Any, dict[str, Any]]:
-    """A safetensors file that reads tensors on demand, and the `kind` entry of its header.
+    """The tensors of a safetensors file, mapped into memory, and the `kind` entry of its header.
 
     Raises InputError for a damaged file and, with `kind`, for one without that entry. Errors name `what` was expected.
     """
-    file = _opened(path, what)
-    metadata = file.metadata() or {}
-    if kind and kind not in metadata:
-        advice = f"; {advice}" if advice else ""
-        raise InputError(f"{path} is a safetensors file, but not {what}: its header has no {kind!r}{advice}")
-    if CHECKSUM in metadata:
-        _verify(path, metadata[CHECKSUM], what)
-    if not kind:
-        return file, {}
-    try:
-        about = json.loads(metadata[kind])
-    except (ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict):
-        raise InputError(f"{path} is not {what}, or is damaged: {kind!r} in its header is not a JSON object")
-    return file, about
+    with _opened(path, what) as file:
+        metadata = file.metadata() or {}
+        if kind and kind not in metadata:
+            advice = f"; {advice}" if advice else ""
+            raise InputError(f"{path} is a safetensors file, but not {what}: its header has no {kind!r}{advice}")
+        if CHECKSUM in metadata:
+            _verify(path, metadata[CHECKSUM], what)
+        try:
+            about = json.loads(metadata[kind]) if kind else {}
+        except (ValueError, RecursionError):
+            about = None
+        if not isinstance(about, dict):
+            raise InputError(f"{path} is not {what}, or is damaged: {kind!r} in its header is not a JSON object")
+        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
 
 
 def has_kind(path: str | Path, kind: str) -> bool:

@@ -22,7 +22,6 @@ from spot.store import (
     has_kind,
     is_leftover,
     locked,
-    open_tensors,
     read_json,
     read_state,
     read_tensors,
@@ -285,9 +284,6 @@ def test_safetensors_reads_what_was_written(tmp_path):
     assert read_tensors(path, "spot-test")[1] == ABOUT
     assert has_kind(path, "spot-test")
     assert not has_kind(path, "other")
-    file, about = open_tensors(path, "spot-test")
-    assert about == ABOUT
-    torch.testing.assert_close(file.get_slice("b.weight")[1:2], TENSORS["b.weight"][1:2])
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path):
@@ -403,9 +399,3 @@ def test_the_first_difference_is_named():
         refuse_difference("x", {"a": {"b": 1}}, {"a": {"b": 2}, "c": 3}, "choose another")
     with pytest.raises(InputError, match=r"c=None, now c=3"):
         refuse_difference("x", {"a": 1}, {"a": 1, "c": 3})
-
-
-def test_the_store_does_not_wait_for_torch():
-    """So that a command's help, which imports it, does not either."""
-    code = "import spot.store, sys; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -253,16 +253,14 @@ def cheapest(
         most = cost * whole
     else:
         wanted = score(answer).mean().item() - (lose if agree is None else 1 - agree)
-    best: tuple[float, Way, Limits] | None = None
+    good: list[tuple[Way, Limits]] = []
     for way in ways(predicted, possible) if tried is None else tried:
-        scores = [score(guess) for guess in way.guesses]
-        found = thresholds(way.confidences, scores, [price(stage) for stage in way.stages], wanted, most)
-        if found is not None:
-            spent = found.cost if cost is None else -found.score  # minimised
-            best = (spent, way, found) if best is None or spent < best[0] else best
-    if best is None:  # only if `cost` is too small: otherwise the grid alone qualifies
+        scores, costs = [score(guess) for guess in way.guesses], [price(stage) for stage in way.stages]
+        if (found := thresholds(way.confidences, scores, costs, wanted, most)) is not None:
+            good.append((way, found))
+    if not good:  # only if `cost` is too small: otherwise the grid alone qualifies
         raise InputError(f"no cascade of these stages costs at most {cost} of the dense ViT; begin with fewer tokens")
-    _, way, found = best
+    way, found = min(good, key=lambda each: each[1].cost if cost is None else -each[1].score)
     limits = (*found.limits, 0.0)
     stages = tuple(replace(stage, threshold=limit) for stage, limit in zip(way.stages, limits, strict=True))
     sure = [confidence >= limit for confidence, limit in zip(way.confidences, limits, strict=True)]
@@ -357,21 +355,18 @@ def measure(cascade: Cascade, batches: Iterable[Batch], until: float | None = No
 
     until: see Cascade.forward.
     """
-    right: list[Tensor] = []
-    cost: list[Tensor] = []
-    tokens: list[Tensor] = []
+    seen = []
     device = next(cascade.parameters()).device
     for batch in report.track(batches, "early exit"):
         *_, step = cascade(batch.images.to(device), until)
-        right.append(step.logits.argmax(1).cpu() == batch.labels)
-        cost.append(step.macs.cpu())
-        tokens.append(step.tokens.cpu())
-    if not right:
+        right = step.logits.argmax(1).cpu() == batch.labels
+        seen.append(torch.stack([each.cpu().double() for each in (right, step.macs, step.tokens)]))
+    if not seen:
         raise InputError("no image could be read, so there is nothing to measure")
-    good, spent, count = torch.cat(right).double(), torch.cat(cost).double(), torch.cat(tokens)
+    right, spent, tokens = torch.cat(seen, 1)
     ends = torch.tensor(cascade.budgets).cumsum(0)
     return {
-        "placement": "early-exit", "tokens": round(count.double().mean().item(), 1),
-        "gmacs": spent.mean().item() / 1e9, **top1_row(good.mean().item(), len(good)), "images": len(good),
-        "stopped": {int(end): round((count == end).double().mean().item(), 4) for end in ends},
+        "placement": "early-exit", "tokens": round(tokens.mean().item(), 1),
+        "gmacs": spent.mean().item() / 1e9, **top1_row(right.mean().item(), len(right)), "images": len(right),
+        "stopped": {int(end): round((tokens == end).double().mean().item(), 4) for end in ends},
     }  # fmt: skip

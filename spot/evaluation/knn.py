@@ -4,8 +4,8 @@ A bank contains the features of labelled images, normalised to length 1. An imag
 entries vote for their class with weight exp(similarity / temperature). Features are the classifier's
 input, timm's forward_head(…, pre_logits=True).
 
-One process compares the bank in chunks, which are read from its file on demand: 1.28 million × 768
-numbers need not fit into memory. A bank file is safetensors:
+One process compares the bank in chunks, and its file is mapped into memory: 1.28 million × 768
+numbers need not fit. A bank file is safetensors:
 
     features   float32 (M, D), each of length 1
     labels     int64 (M,)
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,7 +31,7 @@ from spot.hashes import hash_model
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.processes import this_process
-from spot.store import open_tensors, refuse_difference, write_tensors
+from spot.store import read_tensors, refuse_difference, write_tensors
 
 FORMAT, VERSION = "spot-knn-bank", 2
 K, TEMPERATURE = 20, 0.07
@@ -43,33 +42,22 @@ ROWS = 256  # images at a time: 64 MB of similarities to a chunk
 
 @dataclass(frozen=True)
 class Bank:
-    """Features of labelled images. `features` is a tensor (M, D), or a safetensors slice of that shape."""
+    """Features (M, D) of labelled images, each of length 1, and labels (M,)."""
 
-    features: Any
+    features: Tensor
     labels: Tensor
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(M, D)."""
-        rows, width = self.features.shape if isinstance(self.features, Tensor) else self.features.get_shape()
-        return rows, width
-
-    def chunks(self, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield features and labels, `size` entries at a time."""
-        for start in range(0, self.shape[0], size):
-            yield self.features[start : start + size], self.labels[start : start + size]
-
     def refuse_other(self, what: str, width: int, **about: Any) -> None:
         """Raise InputError for features that are not comparable to this bank, naming the difference."""
-        if width != self.shape[1]:
-            raise InputError(f"{what} has features of width {self.shape[1]}, the model of width {width}")
+        if width != self.features.shape[1]:
+            raise InputError(f"{what} has features of width {self.features.shape[1]}, the model of width {width}")
         there = {name: self.about[name] for name in about if name in self.about}
         refuse_difference(what, there, {name: about[name] for name in there}, "build it again with this model")
 
     def refuse_vote(self, k: int, temperature: float) -> None:
         """Raise InputError for an invalid k or temperature."""
-        count = self.shape[0]
+        count = len(self.features)
         if not 1 <= k <= count:
             raise InputError(f"the bank holds {count} images, so k is from 1 to {count}, got {k}")
         if not temperature > 0:
@@ -82,18 +70,19 @@ class Bank:
 
     @classmethod
     def load(cls, path: str | Path) -> "Bank":
-        """Open a bank's file. Features are read on demand."""
-        file, header = open_tensors(path, FORMAT, "a kNN bank")
+        """Open a bank's file. Its tensors are mapped into memory, and read when they are used."""
+        tensors, header = read_tensors(path, FORMAT, "a kNN bank")
         if header.get("version") != VERSION:
             raise InputError(f"{path} is a kNN bank of version {header.get('version')}, not {VERSION}; build it again")
         try:
-            bank = cls(file.get_slice("features"), file.get_tensor("labels"), dict(header["about"]))
-            if not (bank.labels.shape == (bank.shape[0],) and bank.labels.dtype == torch.int64 and len(bank.labels)):
-                raise InputError(f"{tuple(bank.labels.shape)} labels for features of shape {bank.shape}")
+            bank = cls(tensors["features"], tensors["labels"], dict(header["about"]))
+            count, _ = bank.features.shape
+            if not (bank.labels.shape == (count,) and bank.labels.dtype == torch.int64 and count):
+                raise InputError(f"{tuple(bank.labels.shape)} labels for features of {tuple(bank.features.shape)}")
             if not 0 <= int(bank.labels.min()) <= int(bank.labels.max()) < MOST_CLASSES:
                 raise InputError(f"labels are not between 0 and {MOST_CLASSES - 1}")
             return bank
-        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is a damaged kNN bank: its content makes no sense ({error})") from error
 
 
@@ -102,8 +91,8 @@ def classify(
 ) -> Tensor:
     """Predict classes by vote, best first: features (Q, D) → (Q, up to 5) int64."""
     bank.refuse_vote(k, temperature)
-    if features.shape[1] != bank.shape[1]:
-        raise InputError(f"the bank has features of width {bank.shape[1]}, got {tuple(features.shape)}")
+    if features.shape[1] != bank.features.shape[1]:
+        raise InputError(f"the bank has features of width {bank.features.shape[1]}, got {tuple(features.shape)}")
     classes = int(bank.labels.max()) + 1
     answers = []
     for similarity, labels in nearest(features, bank, k, chunk):
@@ -118,7 +107,8 @@ def nearest(features: Tensor, bank: Bank, k: int, chunk: int = CHUNK) -> Iterato
     """Yield similarities and labels (Q, k) of the bank entries most similar to features (Q, D), ROWS at a time."""
     queries = F.normalize(features, dim=1).split(ROWS)
     best = [(rows[:, :0], rows[:, :0].long()) for rows in queries]
-    for entries, labels in bank.chunks(chunk):  # outer loop, to read each chunk from the disk once
+    chunks = zip(bank.features.split(chunk), bank.labels.split(chunk), strict=True)
+    for entries, labels in chunks:  # outer loop, to read each chunk from the disk once
         entries = entries.to(features).T
         for index, rows in enumerate(queries):
             similarity, places = (rows @ entries).topk(min(k, entries.shape[1]))

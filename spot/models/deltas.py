@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from spot.errors import InputError, unknown
 from spot.hashes import hash_tensors
 from spot.placement.policy import Policy, policy_from
-from spot.store import has_kind, open_tensors, read_tensors, write_tensors
+from spot.store import has_kind, read_tensors, write_tensors
 
 KEY, FORMAT = "spot_delta", 1
 Method = Literal["float16", "int8"]
@@ -77,7 +77,7 @@ def is_delta(path: str | Path) -> bool:
 
 def read_about(path: str | Path) -> dict[str, Any]:
     """A delta's header: base, hash, method and config."""
-    return _checked(open_tensors(path, KEY, "a delta")[1], path)
+    return _checked(read_tensors(path, KEY, "a delta")[1], path)
 
 
 def _checked(about: dict[str, Any], path: str | Path) -> dict[str, Any]:

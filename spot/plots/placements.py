@@ -9,7 +9,6 @@ matplotlib axes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any
 
 import matplotlib
 import torch
@@ -89,25 +88,22 @@ def prediction(
     tall = max(3 * height / width, 0.45 * len(rows) + 0.5)  # at least the height of the class labels
     figure = PlainFigure(3.4 * pictures + 4.2, tall + 0.7, dpi=130)
     *panels, bars = figure.subplots(1, pictures + 1, width_ratios=[*[1] * pictures, 1.2])
-    glimpses = positions.shape[-1] == 7
     if saliency is not None:
         draw_image(panels[0], image)
         panels[0].imshow(saliency.detach().cpu(), extent=(0, width, height, 0), cmap="magma", alpha=0.7)
         panels[0].set_title("the map that places them", fontsize=10)
-    shown = covered(image, positions, window)
     draw_image(panels[-2], image)
-    if glimpses:
+    if positions.shape[-1] == 7:
         draw_regions(panels[-2], image, positions, TOWARDS(1.0))
+        draw_glimpses(panels[-1], image, positions)
     else:
         draw_windows(panels[-2], image, positions, window, TOWARDS(1.0))
+        shown = covered(image, positions, window)
+        draw_image(panels[-1], image, shown)
+        panels[-1].set_title(f"the model saw {shown.mean().item():.0%} of the pixels", fontsize=10)
     sides = window_sides(positions, window)
     side = f"{sides.min():.0f}" if sides.max() - sides.min() < 0.5 else f"{sides.min():.0f} to {sides.max():.0f}"
     panels[-2].set_title(f"{len(positions)} windows of {side} × {side}", fontsize=10)
-    if glimpses:
-        draw_glimpses(panels[-1], image, positions)
-    else:
-        draw_image(panels[-1], image, shown)
-        panels[-1].set_title(f"the model saw {shown.mean().item():.0%} of the pixels", fontsize=10)
 
     percent = [float(row["probability"]) for row in rows]
     bars.barh(range(len(rows)), percent, color=TOWARDS(0.35), height=0.35)
@@ -120,16 +116,9 @@ def prediction(
     return figure
 
 
-def placement_gallery(
-    images: Tensor | Sequence[Tensor], trajectories: Tensor | Sequence[Tensor], **options: Any
-) -> Figure:
-    """Draw one panel per image with the paths of its tokens. Options are those of `Gallery`."""
-    return galleries([Gallery(images, trajectories, **options)])
-
-
 @dataclass
 class Gallery:
-    """One part of a figure of galleries.
+    """One part of a figure of galleries, with a panel per image that shows the paths of its tokens.
 
     Args:
         images, trajectories: M of each; a trajectory without steps, (1, N, 2), is a placement.

@@ -36,26 +36,19 @@ def test_a_line_per_placement_and_a_column_per_budget():
     ]
 
 
-def refused(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["demo", *arguments])
-    assert stopped.value.code == 2
-    return capsys.readouterr().err
-
-
-def test_bad_input_is_one_sentence(reader, tmp_path, capsys):
-    assert "32 scenes" in refused(["--model", reader, "--scenes", "8"], capsys)
-    assert "shown once" in refused(["--model", reader, "--tokens", "4", "4"], capsys)
+def test_bad_input_is_one_sentence(reader, tmp_path, refused):
+    assert "32 scenes" in refused("demo", "--model", reader, "--scenes", "8")
+    assert "shown once" in refused("demo", "--model", reader, "--tokens", "4", "4")
     (tmp_path / "file").write_text("")
-    assert "cannot write" in refused(["--out", str(tmp_path / "file" / "d")], capsys)
+    assert "cannot write" in refused("demo", "--out", str(tmp_path / "file" / "d"))
     make_nano().save_pretrained(tmp_path / "ten")
-    assert "10 classes" in refused(["--model", str(tmp_path / "ten"), "--out", str(tmp_path)], capsys)
+    assert "10 classes" in refused("demo", "--model", str(tmp_path / "ten"), "--out", str(tmp_path))
 
 
-def test_a_folder_without_permission_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
+def test_a_folder_without_permission_is_refused_before_the_work(tmp_path, refused, monkeypatch):
     def denied(*arguments, **options):  # root may write anywhere, so the system's answer is put in its mouth
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", denied)
-    sentence = refused(["--out", str(tmp_path / "d")], capsys)
+    sentence = refused("demo", "--out", str(tmp_path / "d"))
     assert "cannot write" in sentence and "Permission denied" in sentence and "choose another" in sentence

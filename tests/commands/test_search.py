@@ -5,17 +5,9 @@ import torch
 from PIL import Image
 
 from spot.cli import main
-from spot.evaluation.photos import picture_files
 from spot.evaluation.searches import class_numbers
 from spot.placement.files import Placements
-from tests.conftest import VIT_TINY, make_nano
-
-
-@pytest.fixture
-def model(tmp_path):
-    """A nano model on disk."""
-    make_nano().save_pretrained(tmp_path / "nano")
-    return str(tmp_path / "nano")
+from tests.conftest import VIT_TINY
 
 
 @pytest.fixture
@@ -28,16 +20,6 @@ def folder(tmp_path):
         pixels = torch.randint(255, (40, 50, 3), generator=generator, dtype=torch.uint8)
         Image.fromarray(pixels.numpy()).save(file)
     return tmp_path / "data"
-
-
-def refused(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main(["search", *map(str, arguments)])
-    assert stop.value.code == 2
-    sentence = capsys.readouterr().err
-    assert sentence.startswith("spot: ")
-    assert sentence.count("\n") == 1
-    return sentence
 
 
 def test_a_picture_per_image_and_a_table(model, folder, tmp_path, capsys):
@@ -101,22 +83,22 @@ def test_starts_can_be_drawn_from_maps_on_disk(model, folder, tmp_path):
     assert about["saliency"] == "maps"
 
 
-def test_bad_input_is_one_sentence_and_leaves_nothing(model, folder, tmp_path, capsys):
+def test_bad_input_is_one_sentence_and_leaves_nothing(model, folder, tmp_path, refused):
     image, out = folder / "class0" / "0.png", tmp_path / "out"
     common = ("--model", model, "--tokens", "4", "--out", out)
-    assert "either images or --data" in refused(capsys, *common)
-    assert "either images or --data" in refused(capsys, image, "--data", folder, *common)
-    assert "0 and 9" in refused(capsys, image, "--label", "10", *common)
+    assert "either images or --data" in refused("search", *common)
+    assert "either images or --data" in refused("search", image, "--data", folder, *common)
+    assert "0 and 9" in refused("search", image, "--label", "10", *common)
     three = [folder / f"class{index}" / f"{index}.png" for index in range(3)]
-    assert "one label for all" in refused(capsys, *three, "--label", "1", "2", *common)
-    assert "needs labels" in refused(capsys, image, "--objective", "ascent", *common)
-    assert "at least 1 step" in refused(capsys, image, "--steps", "0", *common)
-    assert "missing" in refused(capsys, tmp_path / "no.jpg", *common)
-    assert "no saliency 'spectra'" in refused(capsys, image, "--prior", "salient", "--saliency", "spectra", *common)
-    assert "no prior that draws from maps" in refused(capsys, image, "--saliency", "spectral", *common)
-    assert "did you mean" in refused(capsys, image, "--prior", "isotropc", *common)
-    assert ".safetensors" in refused(capsys, "--data", folder, *common)
-    assert "brings its own labels" in refused(capsys, "--data", folder, "--label", "1", *common)
+    assert "one label for all" in refused("search", *three, "--label", "1", "2", *common)
+    assert "needs labels" in refused("search", image, "--objective", "ascent", *common)
+    assert "at least 1 step" in refused("search", image, "--steps", "0", *common)
+    assert "missing" in refused("search", tmp_path / "no.jpg", *common)
+    assert "no saliency 'spectra'" in refused("search", image, "--prior", "salient", "--saliency", "spectra", *common)
+    assert "no prior that draws from maps" in refused("search", image, "--saliency", "spectral", *common)
+    assert "did you mean" in refused("search", image, "--prior", "isotropc", *common)
+    assert ".safetensors" in refused("search", "--data", folder, *common)
+    assert "brings its own labels" in refused("search", "--data", folder, "--label", "1", *common)
     assert not out.exists()
 
 
@@ -124,11 +106,6 @@ def test_classes_are_known_by_number_name_synonym_and_folder(vit_tiny):
     given = ["1", "Tinca tinca", "goldfish", "n01443537"]  # tench, Tinca tinca; goldfish, Carassius auratus
     assert class_numbers(given, 4, vit_tiny) == [1, 0, 1, 1]
     assert class_numbers(["tench"], 3, vit_tiny) == [0, 0, 0]
-
-
-def test_images_of_one_name_have_their_own_pictures(tmp_path):
-    paths = [tmp_path / "a" / "x.jpg", tmp_path / "b" / "x.jpg", tmp_path / "x.png"]
-    assert [file.name for file in picture_files(paths, tmp_path)] == ["x.png", "x-2.png", "x-3.png"]
 
 
 def test_a_real_photograph_with_a_real_model(shared_data, tmp_path):

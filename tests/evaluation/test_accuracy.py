@@ -253,16 +253,6 @@ def test_an_unknown_prior_is_refused_before_any_image_is_read(nano, data):
         evaluate(nano, loader(data), [Setting("isotropc", 4)])
 
 
-def test_features_are_what_the_classifier_reads(nano, data):
-    found = evaluate(nano, loader(data, 8), [Setting("isotropic", 4)], features=True)
-    index = sorted(data.keys).index(data.keys[0])
-    image = data[0][0][None]
-    with torch.no_grad():
-        expected = nano.forward_head(nano.forward_features(image, PRIORS["isotropic"](image, 4, None)), pre_logits=True)
-    torch.testing.assert_close(found.features[0][index], expected[0])
-    assert evaluate(nano, loader(data, 8), [Setting("isotropic", 4)]).features == []
-
-
 def test_a_model_in_training_is_left_in_training(nano, data):
     nano.train()
     nano.vit.norm.eval()
@@ -270,16 +260,6 @@ def test_a_model_in_training_is_left_in_training(nano, data):
     assert nano.training
     assert nano.vit.blocks.training
     assert not nano.vit.norm.training
-
-
-def test_unreadable_images_are_left_out_of_the_count(nano, folder):
-    (folder / "3" / "99.png").write_text("not an image")
-    options = {"transform": evaluation_transform(nano.data_config), "classes": 10}
-    found = evaluate(nano, loader(open_data(folder, unreadable="skip", **options), 4), [Setting("isotropic", 4)])
-    assert found.skipped == ["3/99.png"]
-    assert found.rows()[0]["images"] == IMAGES
-    with pytest.raises(InputError, match=r"3/99\.png"):
-        evaluate(nano, loader(open_data(folder, **options), 4), [Setting("isotropic", 4)])
 
 
 def test_nothing_readable_is_nothing_to_measure(nano, tmp_path):

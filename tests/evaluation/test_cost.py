@@ -15,10 +15,6 @@ from spot.tokens.windows import windows
 from tests.conftest import make_nano
 
 
-def test_the_paper_s_sampling_overhead():
-    assert sampling_flops(25, 16, 3) == 185_600
-
-
 def test_vit_b16_has_its_published_multiply_adds():
     with torch.device("meta"):  # counting needs no numbers
         vit = timm.create_model("vit_base_patch16_224")
@@ -28,7 +24,7 @@ def test_vit_b16_has_its_published_multiply_adds():
     assert macs(PlainViT(model)) < macs(model) < 1.002 * macs(PlainViT(model))
 
 
-@pytest.mark.parametrize("tokens", [25, 50, 100, 196])  # the columns of the paper's table of overhead
+@pytest.mark.parametrize("tokens", [25, 196])  # the ends of the paper's table of overhead
 def test_the_papers_vit_b16_is_counted_to_the_last_digit(tokens):
     with torch.device("meta"):
         vit = timm.create_model("vit_base_patch16_224")

@@ -19,32 +19,23 @@ def nano_64():
 
 @torch.no_grad()
 def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
-    model = nano_64()
-    data = data_for(model, "scenes", limit=10)
-    made = embed(model, data, tmp_path / "f.safetensors", tokens=5, prior="uniform", seed=3, batch_size=3)
-    read = Placements.load(tmp_path / "f.safetensors")
-    images, labels, keys = zip(*(data[index] for index in range(10)), strict=True)
-    assert list(read.keys) == list(keys) == list(made.keys)
-    assert read.values["labels"].tolist() == list(labels)
-    positions = model.place(torch.stack(images), tokens=5, prior="uniform", keys=keys, seed=3)
-    pooled = model.forward_head(model.forward_features(torch.stack(images), positions), pre_logits=True)
-    torch.testing.assert_close(read.values["features"], pooled, atol=1e-5, rtol=1e-4)
-    assert read.metadata["tokens"] == 5 and read.metadata["prior"] == "uniform"
-    assert [path.name for path in tmp_path.iterdir()] == ["f.safetensors"]
-
-
-@torch.no_grad()
-def test_they_are_those_of_evaluation(tmp_path):
+    """Also those of a model that averages tokens and is in training."""
     model = make_nano(img_size=64, global_pool="avg")
     model.vit.fc_norm.weight.add_(1)
     model.vit.blocks[0].drop_path1 = DropPath(0.9)
-    data = data_for(model, "scenes", limit=4)
-    images = torch.stack([data[index][0] for index in range(4)])
     model.eval()
-    pooled = model.forward_head(model.forward_features(images, model.place(images, tokens=16)), pre_logits=True)
-    made = embed(model.train(), data, tmp_path / "f.safetensors", tokens=16)
-    torch.testing.assert_close(made.values["features"], pooled, atol=1e-5, rtol=1e-4)
+    data = data_for(model, "scenes", limit=10)
+    images, labels, keys = zip(*(data[index] for index in range(10)), strict=True)
+    positions = model.place(torch.stack(images), tokens=5, prior="uniform", keys=keys, seed=3)
+    pooled = model.forward_head(model.forward_features(torch.stack(images), positions), pre_logits=True)
+    made = embed(model.train(), data, tmp_path / "f.safetensors", tokens=5, prior="uniform", seed=3, batch_size=3)
     assert model.training
+    read = Placements.load(tmp_path / "f.safetensors")
+    assert list(read.keys) == list(keys) == list(made.keys)
+    assert read.values["labels"].tolist() == list(labels)
+    torch.testing.assert_close(read.values["features"], pooled, atol=1e-5, rtol=1e-4)
+    assert read.metadata["tokens"] == 5 and read.metadata["prior"] == "uniform"
+    assert [path.name for path in tmp_path.iterdir()] == ["f.safetensors"]
 
 
 def test_a_run_that_was_killed_goes_on_and_writes_the_same_bytes(tmp_path, monkeypatch):
