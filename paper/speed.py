@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paper.backbone import vit_b16
+from paper.backbone import shrinkable, vit_b16
 from paper.lab import Lab
 from paper.plots import trade_off
 from paper.statistics import difference, predicted, share
@@ -30,7 +30,6 @@ from paper.timing import measure, median_interval, pictures, tokenizer_share
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import flops, image_shape
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved
-from spot.models.resize import shrinkable
 from spot.models.wrappers import TokenModel
 from spot.tokens.windows import windows
 

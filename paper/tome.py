@@ -10,14 +10,13 @@ also compared with a smaller image of as many patches, and with ToMe at its publ
 from torch import Tensor
 
 from paper import speed
-from paper.backbone import Backbone, vit_b16_macs
+from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
 from paper.statistics import difference, share
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.models.baselines import TOME_FLOOR
-from spot.models.resize import shrinkable
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.plots.accuracy import accuracy
