@@ -135,8 +135,10 @@ def test_a_family_and_a_model_are_asked_alike(family):
 
 def test_a_delta_without_a_smallest_budget_is_one_set_of_weights(files, tmp_path):
     weights, _, plain, taught = files
-    save_delta(taught, plain.vit.state_dict(), tmp_path / "d.safetensors", base=NAME, method="float16")
+    how = {"base": NAME, "method": "float16", "config": {"prior": "center"}}
+    save_delta(taught, plain.vit.state_dict(), tmp_path / "d.safetensors", **how)
     family = spot.Family(tmp_path / "d.safetensors", weights=weights)
+    assert family.model().prior == "center"
     torch.testing.assert_close(family.model(196).vit.head.weight, taught.vit.head.weight, atol=1e-4, rtol=1e-3)
 
 

@@ -32,7 +32,13 @@ def test_accuracies_are_those_of_the_cards():
 
 
 @pytest.mark.parametrize(
-    "name, near", [("deit_tiny+spot", f"{DEIT_TINY}+spot"), ("vit-t", "vit-ti"), ("scenes_a", "scenes-a")]
+    "name, near",
+    [
+        ("deit_tiny+spot", f"{DEIT_TINY}+spot"),
+        ("vit-t", "vit-ti"),
+        ("scenes_a", "scenes-a"),
+        ("vit_giant_patch14_dinov2+spot", "there is no model"),
+    ],
 )
 def test_near_misses_are_suggested(name, near):
     with pytest.raises(InputError, match=near.replace("+", r"\+")):
@@ -91,25 +97,20 @@ def test_options_are_honoured_for_a_built_in_model():
     torch.testing.assert_close(large.vit.blocks.state_dict(), expected.vit.blocks.state_dict())
 
 
+def test_options_are_honoured_or_refused_for_a_saved_model(nano, tmp_path):
+    nano.save_pretrained(tmp_path)
+    assert spot.load(tmp_path, num_classes=3)(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+    for name in (tmp_path, "scenes-a", "vit_tiny_patch16_224"):
+        with pytest.raises(InputError, match="tokns"):
+            spot.load(name, tokns=9)
+
+
 def test_options_are_honoured_for_a_retrofit(shared_data):
     weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
     model, whole = (spot.load("vit-ti", weights=weights, **options) for options in ({"num_classes": 0}, {}))
     images = torch.randn(1, 3, 224, 224)
     assert model(images).shape == (1, 192)
     torch.testing.assert_close(model.forward_features(images), whole.forward_features(images))
-
-
-@pytest.mark.parametrize("name", ["scenes-a", "vit_tiny_patch16_224"])
-def test_an_option_that_nobody_knows_is_refused(name, tmp_path):
-    with pytest.raises(InputError, match="tokns"):
-        spot.load(name, tokns=9)
-
-
-def test_an_option_for_a_saved_model_is_refused_too(nano, tmp_path):
-    nano.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="tokns"):
-        spot.load(tmp_path, tokns=9)
-    assert spot.load(tmp_path, num_classes=3)(torch.randn(1, 3, 32, 32)).shape == (1, 3)
 
 
 @pytest.mark.parametrize(
