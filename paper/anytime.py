@@ -25,7 +25,7 @@ from spot.evaluation.cost import macs
 from spot.evaluation.early_exit import Candidates, Predicted, cheapest, possible_stages, predict_all, ways
 from spot.evaluation.throughput import Clock, interleaved
 from spot.hashes import hash_tensors
-from spot.models.cascade import Cascade, Stage, joined, stage_model
+from spot.models.cascade import Cascade, Stage, stage_model
 from spot.placement.priors import LEARNED
 from spot.plots.accuracy import accuracy
 
@@ -174,7 +174,7 @@ def outcome(made: Predicted, stages: Sequence[Stage], every: Sequence[Stage]) ->
     left, spent = torch.ones_like(answer, dtype=torch.bool), torch.zeros_like(answer)
     places = {(stage.tokens, stage.merged): index for index, stage in enumerate(every)}
     for stage in stages:
-        known = joined(made.stages[places[stage.tokens, stage.merged]], known, stage)
+        known = stage.joined(made.stages[places[stage.tokens, stage.merged]], known)
         spent = spent + left * stage.macs
         answer = torch.where(left, known.argmax(1), answer)
         left = left & (known.softmax(1).amax(1) < stage.threshold)

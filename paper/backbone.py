@@ -1,6 +1,7 @@
 """The models of a study: retrofitted ViTs, and the plain ViTs they are based on."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from spot.hashes import hash_model
 from spot.models.deltas import is_delta, read_about
 from spot.models.family import Family, Source, at_budget
 from spot.models.loading import load, load_source
+from spot.models.resize import small_grid
 from spot.models.shipped import ALIASES, built_in, find
 from spot.models.spot_vit import SpotViT, adapt
 
@@ -108,6 +110,17 @@ def budgets(cells: int) -> tuple[int, ...]:
     squares = [side * side for side in range(1, int(cells**0.5) + 2)]
     wanted = (cells / 8, cells / 4, cells / 2)
     return tuple(sorted({min(squares, key=lambda square: abs(square - each)) for each in wanted} | {cells}))
+
+
+def shrinkable(model: SpotViT, budgets: Sequence[int]) -> list[int]:
+    """The budgets below the model's grid size for which a smaller image exists."""
+    fitting = []
+    for tokens in budgets:
+        if tokens < len(model.grid()):
+            with suppress(InputError):
+                small_grid(tokens, *model.img_size)
+                fitting.append(tokens)
+    return fitting
 
 
 @cache

@@ -6,14 +6,13 @@ placement. Random patches, and a smaller image, are therefore also measured with
 
 import torch
 
-from paper.backbone import Backbone, vit_b16_macs
+from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
 from paper.priors import CENTER, CENTER_NOTE, PRIORS, learned
 from paper.statistics import NO_KNN, Predictions, difference, over_seeds
 from paper.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
-from spot.models.resize import shrinkable
 from spot.plots.accuracy import accuracy
 
 DROPOUT, ORACLE = "ViT, patch dropout", "oracle from isotropic"

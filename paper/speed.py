@@ -6,14 +6,13 @@ the paper: its search is not timed. SPoT's rows also have the FLOPs of reading w
 (appendix C); `python -m benchmarks overhead` measures the time.
 """
 
-from paper.backbone import vit_b16
+from paper.backbone import shrinkable, vit_b16
 from paper.lab import Lab
 from paper.statistics import difference, predicted, share
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed, with_counts
 from paper.timing import COLUMNS, about_timing, how, timed
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import flops
-from spot.models.resize import shrinkable
 from spot.plots.accuracy import accuracy
 
 VIT, SPOT, ORACLE = "ViT, patch dropout", "SPoT", "SPoT-ON (oracle)"

@@ -9,7 +9,7 @@ also compared with a smaller image of as many patches, and with ToMe at its publ
 
 from torch import Tensor
 
-from paper.backbone import Backbone, vit_b16_macs
+from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
 from paper.statistics import difference, share
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed
@@ -17,7 +17,6 @@ from paper.timing import COLUMNS, about_timing, how, timed
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.models.baselines import TOME_FLOOR
-from spot.models.resize import shrinkable
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.plots.accuracy import accuracy

@@ -71,7 +71,7 @@ def test_baselines_predict_where_their_images_are(cuda, name):
 def test_merging_keeps_everything_on_the_gpu(cuda):
     model, images, _ = cuda
     merged = ToMe(model, tokens=5).merge(images)
-    assert on_cuda(merged.features, merged.sizes, merged.sources, merged.positions, merged.spread(merged.positions))
+    assert on_cuda(merged.features, merged.sizes, merged.sources, merged.positions)
 
 
 @pytest.mark.parametrize("recipe", ["cls-in1k", "distil", "distil-sizes", "mae-in1k"])

@@ -9,7 +9,7 @@ import csv
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from spot.evaluation.accuracy import Setting, evaluate
 from spot.hashes import hash_model
 from spot.models.checkpoints import save_file_whole
 from spot.models.family import Family, Source, at_budget
-from spot.models.shipped import record
+from spot.models.shipped import ALIASES, LIST
 from spot.store import read_json, write_json, write_text
 from spot.training.recipes import NEEDLE
 from tools.program import program
@@ -145,6 +145,15 @@ def train(step: Step, runs: Path) -> None:
         write_json(note, began)
     words = [*step.command.format(runs=runs).split(), "--data", step.data, "--val", step.data]
     call(*words, "--checkpoint-minutes", "2", "--out", runs / step.name)
+
+
+def record(name: str, accuracy: Mapping[int, float], data: str, base: str = "", path: Path = LIST) -> None:
+    """Write a model's measured accuracy, top-1 in percent by number of tokens, to the list of models."""
+    known = read_json(path, "the list of models") if path.is_file() else {}
+    alias = next((alias for alias, full in ALIASES.items() if full == name), "")
+    row = {"alias": alias, "base": base or None, "data": data}
+    known[name] = {**known.get(name, {}), **row, "accuracy": {str(tokens): top1 for tokens, top1 in accuracy.items()}}
+    write_json(path, known)
 
 
 def call(*words: object) -> None:

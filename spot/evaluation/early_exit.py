@@ -32,8 +32,8 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import top1_row, wilson
 from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, interleaved
-from spot.models.cascade import Cascade, Stage, joined, predict_stage, stage_model, stage_weights
-from spot.models.family import Family, Source
+from spot.models.cascade import Cascade, Stage, predict_stage, stage_model
+from spot.models.family import Family, Source, at_budget, dense_model
 from spot.models.tome_schedule import in_few_blocks, late
 from spot.models.wrappers import TokenModel
 
@@ -81,11 +81,11 @@ def possible_stages(
     few: merge in few blocks, which takes less time.
     """
     found = Candidates([], [])
-    dense = stage_weights(source, 0, None, grid=True)
+    dense = dense_model(source)
     cells, depth = len(dense.grid()), len(dense.vit.blocks)
     for tokens in (*budgets, cells):
         grid = tokens == cells
-        model = dense if grid else stage_weights(source, tokens, prior, grid=False)
+        model = dense if grid else at_budget(source, tokens, prior=prior)
         plain = Stage(tokens, macs(model.at(prior="isotropic") if grid else model))
         found.stages.append(plain)
         found.models.append(model)
@@ -210,7 +210,7 @@ def ways(predicted: Predicted, possible: Sequence[Stage]) -> list[Way]:
         way, known = begun[before]
         weight, earlier = fit_weights(predicted.stages[index], known if before else None, predicted.dense)
         stage = replace(possible[index], weight=weight, earlier_weight=earlier)
-        known = joined(predicted.stages[index], known, stage)
+        known = stage.joined(predicted.stages[index], known)
         confidence, guess = known.softmax(1).max(1)
         return Way([*way.stages, stage], [*way.guesses, guess], [*way.confidences, confidence]), known
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spot.errors import InputError
 from spot.models.elastic import ElasticViT
 from spot.models.family import Family, Source, at_budget
 from spot.models.merging import Merging
@@ -34,15 +33,13 @@ class Baseline:
 
     def build(self, source: Source, tokens: int | None = None) -> TokenModel:
         """The model for a budget, by default the whole grid; refuses budgets that it does not support."""
-        cells = source.cells if isinstance(source, Family) else len(source.grid())
-        if self.dense and tokens not in (None, cells):
-            raise InputError(f"{self.name} has all {cells} tokens of its grid, not {tokens}")
-        tokens = cells if tokens is None else tokens
+        if tokens is None:
+            tokens = source.cells if isinstance(source, Family) else len(source.grid())
         weights = source if self.by_budget or isinstance(source, SpotViT) else at_budget(source, tokens)
         return self.make(weights, tokens)
 
 
-# Chosen from seven schedules for the retrofitted ViT-Ti on 250 images set aside (tools/choose.py). At the cost of 49
+# Chosen from seven schedules for the retrofitted ViT-Ti on 250 images set aside. At the cost of 49
 # tokens a geometric schedule with this floor reaches 30.4 %, an even one 9.6. At the cost of 100 the even one is best.
 TOME_FLOOR = 0.25  # of the budget, below a third of the grid
 
@@ -56,8 +53,7 @@ MERGING = "all patches, similar ones merged in every block"
 BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
-        Baseline("plain", lambda model, tokens: PlainViT(model), "the timm ViT itself", "it has all tokens of its grid",
-                 dense=True),
+        Baseline("plain", PlainViT, "the timm ViT itself", "it has all tokens of its grid", dense=True),
         Baseline("resize", Resize, "the whole image, made smaller",
                  "the smaller image has N patches, which must fit its aspect (squares for square images)"),
         Baseline("patch-dropout", PatchDropout, "a random part of the ViT's own patches", "N patches are kept",

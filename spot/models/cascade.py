@@ -33,7 +33,6 @@ from spot.store import read_json, write_json
 from spot.tokens.tokenizer import Tokenizer, positions_of
 
 FORMAT = 2
-RENAMED = {"own": "weight", "earlier": "earlier_weight"}  # fields of a stage in format 1, version 0.2
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,10 @@ class Stage:
     def left(self) -> int:
         """The number of tokens after the last block."""
         return self.tokens - sum(self.merged)
+
+    def joined(self, predicted: Tensor, known: Tensor) -> Tensor:
+        """The weighted sum of its log-probabilities (B, classes) and those of earlier stages, up to a constant."""
+        return self.weight * predicted + self.earlier_weight * known
 
 
 class Step(NamedTuple):
@@ -84,11 +87,9 @@ class Cascade(nn.Module):
         super().__init__()
         self.stages, self.prior, self.made = tuple(stages), prior, dict(made or {})
         self.name, self.hash = source.name, hash_weights(source)
-        last = len(self.stages) - 1
-        self.models = nn.ModuleList(
-            stage_model(stage_weights(source, stage.tokens, prior, grid=number == last), stage, grid=number == last)
-            for number, stage in enumerate(self.stages)
-        )
+        vits = [*(at_budget(source, stage.tokens, prior=prior) for stage in self.stages[:-1]), dense_model(source)]
+        pairs = zip(vits, self.stages, strict=False)
+        self.models = nn.ModuleList(stage_model(vit, stage, grid=vit is vits[-1]) for vit, stage in pairs)
         self.eval()
 
     @property
@@ -122,7 +123,9 @@ class Cascade(nn.Module):
             raise InputError(f"the cascade in {path} needs the model it was calibrated for: Cascade.load(file, model)")
         about = read_json(path, "a cascade written by spot calibrate")
         try:
-            stages, old = read_stages(about), about["format"] == 1
+            if about["format"] != FORMAT:
+                raise InputError(f"{path} is in format {about['format']!r}, not {FORMAT}; make it with spot calibrate")
+            stages = [Stage(**{**each, "merged": tuple(each["merged"])}) for each in about["stages"]]
             cascade = cls(source, stages, prior=about["prior"], made=about["made"])
         except (AttributeError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged, or no cascade that spot calibrate wrote: {error}") from error
@@ -131,8 +134,6 @@ class Cascade(nn.Module):
                 f"{path} was calibrated for other weights ({about['hash']}) than this model's ({cascade.hash}); "
                 "make one for it with spot calibrate"
             )
-        if old and about.get("base") and isinstance(source, SpotViT):
-            raise InputError(f"{path} ends with the ViT that was retrofitted, so it needs its family, not one model")
         return cascade
 
     def save(self, path: str | Path) -> None:
@@ -159,7 +160,7 @@ class Cascade(nn.Module):
             left, last = images if len(rows) == len(images) else images[rows], number + 1 == len(self.stages)
             positions, logits = predict_stage(model, left, last)
             predicted = logits.float().log_softmax(1)
-            known = known.index_copy(0, rows, joined(predicted, known[rows], stage))
+            known = known.index_copy(0, rows, stage.joined(predicted, known[rows]))
             tokens = tokens.index_add(0, rows, torch.full_like(rows, positions.shape[1]))
             macs = macs.index_add(0, rows, torch.full_like(rows, stage.macs))
             confidence = known.softmax(1).amax(1)
@@ -171,11 +172,6 @@ class Cascade(nn.Module):
             rows = rows[stays]
             if not len(rows):
                 return
-
-
-def stage_weights(source: Source, tokens: int, prior: str | None, *, grid: bool) -> SpotViT:
-    """The SpotViT of a stage: with the weights for its budget, or, for the grid, the dense one."""
-    return dense_model(source) if grid else at_budget(source, tokens, prior=prior)
 
 
 def stage_model(model: SpotViT, stage: Stage, *, grid: bool) -> TokenModel:
@@ -193,21 +189,3 @@ def predict_stage(model: Any, images: Tensor, last: bool) -> tuple[Tensor, Tenso
         return positions, model(images) if isinstance(model, ToMe) else vit.vit(images)  # timm's patches are cheaper
     placed = vit.placed(images)
     return positions_of(placed, images), model(images, placed)
-
-
-def joined(predicted: Tensor, known: Tensor, stage: Stage) -> Tensor:
-    """The weighted sum of a stage's log-probabilities (B, classes) and those of earlier stages, up to a constant."""
-    return stage.weight * predicted + stage.earlier_weight * known
-
-
-def read_stages(about: Any) -> list[Stage]:
-    """The stages in a cascade's file, in the format of this version or of 0.2."""
-    if about["format"] not in (1, FORMAT):
-        raise InputError(f"the cascade is in format {about['format']!r}; this version reads 1 and {FORMAT}")
-    stages = []
-    for each in about["stages"]:
-        fields = {RENAMED.get(name, name): value for name, value in each.items()}
-        if not isinstance(fields.get("merged", ()), (list, tuple)):
-            raise InputError("the cascade is of a version before 0.2 and merges alike in every block; calibrate again")
-        stages.append(Stage(**{**fields, "merged": tuple(fields.get("merged", ()))}))
-    return stages

@@ -7,14 +7,13 @@ Pickles are always opened with weights_only=True.
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub import file_exists, hf_hub_download, try_to_load_from_cache
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -24,7 +23,7 @@ from spot.errors import InputError
 from spot.models.deltas import refuse_misfit
 from spot.models.mae import as_published
 from spot.models.spot_vit import SpotViT
-from spot.models.timm_vit import create_timm, refuse_unfit
+from spot.models.timm_vit import TimmViT, create_timm, refuse_unfit
 from spot.placement.policy import Policy, build_policy
 from spot.placement.priors import resolve_prior
 from spot.store import as_json, read_tensors, write_json, write_tensors
@@ -32,11 +31,11 @@ from spot.store import read_state as read_pickle
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.tokenizer import Tokenizer
 
-HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # options of a download
+DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
 PLACING = ("tokens", "prior", "scale")  # the saved placement options
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
-IN_A_FILE = "; if you have the weights in a file, give weights=FILE (--weights FILE)"
 
 
 def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
@@ -48,10 +47,8 @@ def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     given = {**model.options, **options}
     with torch.device("meta"):
         refuse_unfit(create_timm(model.name, **given))
-    overlay = {"state_dict": model.vit.state_dict(), "custom_load": False, "source": ""}
-    overlay |= {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
-    vit = create_timm(model.name, pretrained=True, pretrained_cfg_overlay=overlay, **given)
-    vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
+    known = {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
+    vit = timm_with(model.name, given, state_dict=model.vit.state_dict(), source="", **known)
     tokens = model.tokens if model.tokens != len(model.grid()) else None
     placing: Any = {"tokens": tokens, "prior": model.prior, "scale": model.scale, "saliency": model.saliency}
     fitted = SpotViT(vit, **placing, sigma=model.sigma, options=given)
@@ -65,54 +62,41 @@ def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) ->
     state = {} if weights is None else read_state(weights)  # refuses invalid files before timm opens them
     options, published = as_published(state, dict(options))
     cache_dir = options.pop("cache_dir", None)  # an option of the download, not of the model
-    with torch.device("meta"):
+    with torch.device("meta"), downloading(name):  # of "hf-hub:…" the configuration
         vit = create_timm(name, **options)
-        refuse_unfit(vit)  # before anything is downloaded
-    if weights is None:
-        refuse_unreachable(name, vit.pretrained_cfg, cache_dir)
-        try:
-            return SpotViT(create_timm(name, pretrained=True, cache_dir=cache_dir, **options), options=options)
-        except (OSError, HfHubHTTPError) as error:
-            raise InputError(f"cannot download {name}: {error}{IN_A_FILE}") from error
-    # timm loads the file itself, so that it resizes position tables and drops heads as usual.
-    overlay = {"file": str(weights), "custom_load": False, **published}
-    vit = create_timm(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
+        refuse_unfit(vit)  # before weights are downloaded
+    if weights is not None:
+        return SpotViT(timm_with(name, options, file=str(weights), **published), options=options)
+    repo, file = (vit.pretrained_cfg.get(key) or "" for key in ("hf_hub_id", "hf_hub_filename"))
+    files = [each for each in (file, WEIGHTS, "pytorch_model.bin") if each]
+    advice = "; if you have the weights in a file, give weights=FILE (--weights FILE)"
+    with downloading(name, repo.split("@")[0], files, advice, cache_dir=cache_dir):
+        return SpotViT(create_timm(name, pretrained=True, cache_dir=cache_dir, **options), options=options)
+
+
+def timm_with(name: str, options: Mapping[str, Any], **overlay: Any) -> TimmViT:
+    """A timm ViT with weights of a `file` or `state_dict`; timm resizes position tables and replaces heads as usual."""
+    vit = create_timm(name, pretrained=True, pretrained_cfg_overlay={"custom_load": False, **overlay}, **options)
     vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
-    return SpotViT(vit, options=options)
+    return vit
 
 
-def refuse_unreachable(name: str, config: Mapping[str, Any], cache_dir: str | None = None) -> None:
-    """Refuse a timm model whose weights are not in the hub's cache and cannot be downloaded now.
+@contextmanager
+def downloading(name: str, repo: str = "", files: Sequence[str] = (), advice: str = "", **hub: Any) -> Iterator[None]:
+    """Turn the errors of a download in this block into one sentence.
 
-    Sends one request without the hub's retries, which would take a minute without a network.
+    If no such file of the repository is cached, the hub is asked once before: its own client would retry for a minute.
     """
-    hub = config.get("hf_hub_id")
-    files = [config.get("hf_hub_filename"), "model.safetensors", "pytorch_model.bin"]
-    if not hub or any(
-        isinstance(try_to_load_from_cache(hub, file, cache_dir=cache_dir), str) for file in files if file
-    ):
-        return
-    reach_hub(
-        f"cannot download {name}",
-        hub,
-        str(files[0] or files[1]),
-        IN_A_FILE,
-    )
-
-
-def reach_hub(trouble: str, repo: str, file: str, advice: str = "") -> None:
-    """Request a file's metadata from the hub, and raise a one-sentence error if that fails."""
-    offline = constants.HF_HUB_OFFLINE
-    with suppress(EntryNotFoundError):  # the hub is reachable; timm tries another file
-        try:
-            if not offline:
-                get_hf_file_metadata(hf_hub_url(repo, file), timeout=5)
-        except HfHubHTTPError as error:
-            raise InputError(f"{trouble}: {error}{advice}") from error
-        except Exception as error:  # depends on the hub's HTTP client
-            raise InputError(f"{trouble}: the hub cannot be reached ({error}){advice}") from error
-    if offline:
-        raise InputError(f"{trouble}: HF_HUB_OFFLINE is set and it was not downloaded before{advice}")
+    place = {key: hub.get(key) for key in ("cache_dir", "revision")}
+    try:
+        if repo and not any(isinstance(try_to_load_from_cache(repo, file, **place), str) for file in files):
+            file_exists(repo, files[0], revision=hub.get("revision"), token=hub.get("token"))
+    except Exception as error:  # its type depends on the hub's HTTP client
+        raise InputError(f"cannot download {name} ({error}){advice}") from error
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot download {name} ({error}){advice}") from error
 
 
 # SPoT's own format
@@ -208,20 +192,20 @@ def build(config: Mapping[str, Any]) -> SpotViT:
     return model
 
 
-def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
-    """Weights, configuration and path of a safetensors file that SPoT wrote, or of a save_pretrained folder."""
+def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and configuration of a safetensors file that SPoT wrote, or of a save_pretrained folder."""
     if path.is_dir():
         for name in (CONFIG, WEIGHTS):
             if not (path / name).is_file():
                 raise InputError(f"{path} holds no {name}, so it is not a saved SPoT model")
         path = path / WEIGHTS
     advice = f"if it holds a timm model's weights, use spot.load('timm name', weights={str(path)!r})"
-    return *read_tensors(path, KEY, "a SPoT model", advice), path
+    return read_tensors(path, KEY, "a SPoT model", advice)
 
 
 def load_file(path: Path) -> SpotViT:
     """A model from one safetensors file that SPoT wrote, or from a folder that save_pretrained wrote."""
-    state, config, path = read_file(path)
+    state, config = read_file(path)
     try:
         with torch.device("meta"):  # needs no memory, whatever sizes the header claims
             refuse_misfit(str(path), state, build(config).state_dict())
@@ -235,7 +219,7 @@ def load_file(path: Path) -> SpotViT:
 
 def build_again(path: Path, options: Mapping[str, Any]) -> SpotViT:
     """A saved model's architecture with random weights."""
-    _, config, _ = read_file(path)
+    config = read_file(path)[1]
     return build({**config, "options": {**config["options"], **options}})
 
 
@@ -243,13 +227,9 @@ def load_pretrained(model_id: str, **options: Any) -> SpotViT:
     """SpotViT.from_pretrained: load a folder or a model on the hub, with the given placement options."""
     path = Path(model_id)
     if not path.is_dir():
-        if not isinstance(try_to_load_from_cache(model_id, WEIGHTS), str):
-            reach_hub(f"cannot get {model_id} from the hub", model_id, WEIGHTS)
         hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin adds others
-        try:
+        with downloading(model_id, model_id, [WEIGHTS], **hub):
             path = Path(hf_hub_download(model_id, WEIGHTS, **hub))
-        except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-            raise InputError(f"cannot get {model_id} from the hub: {error}") from error
     return load_file(path).at(**{name: options.get(name) for name in PLACING})
 
 
@@ -297,10 +277,9 @@ def load_authors(path: str | Path) -> SpotViT:
             f"{path} is not one of the SPoT authors' checkpoints (it lacks embedder.emb.weight); "
             "for a timm model's weights use spot.load('timm name', weights=…)"
         )
-    if "blocks.0.mlp.L1.weight" not in state or "head.weight" not in state or "embedder.emb.bias" not in state:
-        raise InputError(f"{path} lacks an embedding, blocks or a head; it may be cut short")
-    if {state[name].ndim for name in ("embedder.emb.weight", "blocks.0.mlp.L1.weight", "head.weight")} != {2}:
-        raise InputError(f"{path} is damaged: its embedding, blocks or head are no matrices")
+    matrices = [state.get(name) for name in ("embedder.emb.weight", "blocks.0.mlp.L1.weight", "head.weight")]
+    if "embedder.emb.bias" not in state or any(matrix is None or matrix.ndim != 2 for matrix in matrices):
+        raise InputError(f"{path} is damaged: its embedding, blocks or head are missing, or are no matrices")
     weight = state.pop("embedder.emb.weight")
     width, inputs = weight.shape
     side = math.isqrt(inputs // 4)
@@ -334,7 +313,6 @@ def load_authors(path: str | Path) -> SpotViT:
     return filled(SpotViT(vit, tokenizer=tokenizer, options=options), renamed, Path(path))
 
 
-DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
 MOST_BLOCKS, MOST_SIDE = 1000, 20_000  # a header can claim any size
 
 

@@ -2,26 +2,25 @@
 
 A delta is a safetensors file. Its header contains its base (timm's name and a hash of the base's tensors)
 and the model's placement options. It cannot be applied to any other base. Unchanged tensors are left
-out. The others are stored as float16, or as int8 with a scale per row:
+out. Changes of matrices are stored as int8 with a scale per row, a quarter of float32's size:
 
-    name            float16, or int8 with `name|scale` (rows, 1) float32
+    name            int8 with `name|scale` (rows, 1) float32; float16 for vectors
     policy.name     float32: the weights of the learned prior, if there is one
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spot.errors import InputError, unknown
+from spot.errors import InputError
 from spot.hashes import hash_tensors
 from spot.placement.policy import Policy, policy_from
 from spot.store import has_kind, read_tensors, write_tensors
 
 KEY, FORMAT = "spot_delta", 1
-Method = Literal["float16", "int8"]
 SCALE, POLICY = "|scale", "policy."
 
 
@@ -31,7 +30,6 @@ def save_delta(
     path: str | Path,
     *,
     base: str,
-    method: Method = "int8",
     config: Mapping[str, Any] | None = None,
 ) -> None:
     """Save the difference between `model.vit` and its base, and the model's policy if it has one.
@@ -40,31 +38,28 @@ def save_delta(
         model: a SpotViT.
         base_state: the base's tensors under timm's names.
         base: timm's name of the base, with its tag.
-        method: float16, or int8 (a quarter of float32's size) for matrices and float16 for vectors.
         config: JSON values to store: prior, scale and min_tokens, the budget at which the full change is applied.
     """
-    if method not in get_args(Method):
-        raise unknown("way to keep a delta", method, get_args(Method))
     state = model.vit.state_dict()  # type: ignore[union-attr]
     refuse_misfit("the base", base_state, state)
     kept: dict[str, Tensor] = {}
     for name, tensor in state.items():
         change = tensor.detach().cpu().float() - base_state[name].cpu().float()
         if change.any():
-            kept |= pack(name, change, method)
+            kept |= pack(name, change)
     config = dict(config or {})
     policy = getattr(model, "policy", None)
     if isinstance(policy, Policy):
         config["policy"] = policy.describe()
         kept |= {POLICY + name: tensor for name, tensor in policy.state_dict().items()}
-    about = {"format": FORMAT, "base": base, "hash": hash_tensors(base_state), "method": method, "config": config}
+    about = {"format": FORMAT, "base": base, "hash": hash_tensors(base_state), "config": config}
     write_tensors(path, kept, KEY, about)
 
 
-def pack(name: str, change: Tensor, method: Method) -> dict[str, Tensor]:
-    """A change in its stored form. Vectors, including tokens, are always float16."""
+def pack(name: str, change: Tensor) -> dict[str, Tensor]:
+    """A change in its stored form. Vectors, including tokens, are float16."""
     matrix = change.flatten(1) if change.ndim > 1 else change[None]
-    if method == "float16" or min(matrix.shape) == 1:
+    if min(matrix.shape) == 1:
         return {name: change.half()}
     scale = matrix.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
     return {name: (matrix / scale).round().to(torch.int8).view(change.shape).contiguous(), name + SCALE: scale}
@@ -76,7 +71,7 @@ def is_delta(path: str | Path) -> bool:
 
 
 def read_about(path: str | Path) -> dict[str, Any]:
-    """A delta's header: base, hash, method and config."""
+    """A delta's header: base, hash and config."""
     return _checked(read_tensors(path, KEY, "a delta")[1], path)
 
 

@@ -10,14 +10,14 @@ log p(class) − log p(none) over its glimpses, so `none` is predicted if it is 
 Without a class `none` it is the maximum of log p(class).
 """
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
-from spot.models.wrappers import Placing, Wrapper
+from spot.models.wrappers import Wrapper
 from spot.placement.finder import Finder
 from spot.placement.glimpses import glimpse_positions
 
@@ -54,7 +54,7 @@ class Glimpsed(Wrapper):
         assert isinstance(self.model.policy, Finder)
         return self.model.policy
 
-    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
+    def place(self, images: Tensor, **_: Any) -> Tensor:
         """Positions (B, G × N, 7) on the places with the highest scores, glimpse after glimpse."""
         return self.positions(images, self.finder.find(images, self.glimpses).glimpses)
 

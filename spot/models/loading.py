@@ -10,16 +10,15 @@ import timm
 
 from spot.data.scenes import CLASSES
 from spot.errors import InputError, check_kind, unknown
-from spot.models.checkpoints import build_again, load_authors, load_file, load_pretrained, load_timm, refitted
+from spot.models.checkpoints import HUB, build_again, load_authors, load_file, load_pretrained, load_timm, refitted
 from spot.models.deltas import is_delta, read_about
-from spot.models.family import DEFAULT_TOKENS, Family, Source, hash_weights
+from spot.models.family import DEFAULT_TOKENS, Family, Source, at_budget, hash_weights
 from spot.models.shipped import ALIASES, built_in, find
 from spot.models.spot_vit import SpotViT, adapt
 from spot.placement.policy import Policy, is_policy_file, read_policy_file
 from spot.placement.priors import AnyPrior
 from spot.placement.sizes import Scale
 
-HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 WEIGHTS_FILES = (".safetensors", ".pth", ".pt", ".bin")
 
 
@@ -46,15 +45,8 @@ def load(
         pretrained: False gives random weights, and needs neither a download nor `weights`.
         options: options of timm.create_model, such as num_classes or img_size; for a hub id also revision, token, …
     """
-    if not pretrained:
-        model = untrained(str(name), options)
-        return model.at(tokens=tokens, prior=prior, scale=scale).eval()
-    source = load_source(name, weights=weights, **options)
-    if is_policy_file(prior):
-        source.policy, prior = load_policy(str(prior), source), "learned"
-    if isinstance(source, Family):
-        return source.model(DEFAULT_TOKENS if tokens is None else tokens, prior=prior, scale=scale)
-    return source.at(tokens=tokens, prior=prior, scale=scale).eval()
+    source = load_source(name, weights=weights, **options) if pretrained else untrained(str(name), options)
+    return at_budget(source, tokens, prior=read_prior(prior, source), scale=scale).eval()
 
 
 def load_source(
@@ -64,50 +56,50 @@ def load_source(
 
     scale: of the windows that its models place; by default as saved.
     """
-    source = _load_source(name, weights, options)
-    source.scale = source.scale if scale is None else scale
-    return source
-
-
-def _load_source(name: str | Path, weights: str | Path | None, options: dict[str, Any]) -> Source:
     check_kind("a model's name", name, str, Path)
     check_kind("weights", weights, str, Path, type(None))
     path, name = find(name), str(name)
-    architecture = name.removeprefix("timm/").split(".")[0]
-    if path.exists():
-        if is_delta(path):
-            return Family(name, weights=weights, **options)
+    source: Source
+    if is_delta(path):
+        source = Family(name, weights=weights, **options)
+    elif path.exists():
         if weights is not None:
             raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
-        ours = path.is_dir() or path.suffix == ".safetensors"
-        model = load_file(path) if ours else load_authors(path)
+        model = load_file(path) if path.is_dir() or path.suffix == ".safetensors" else load_authors(path)
         if name in built_in():  # trained on scenes
             model.class_names = CLASSES
-        return refitted(model, options).eval()
-    if path.suffix in WEIGHTS_FILES:
+        source = refitted(model, options).eval()
+    elif path.suffix in WEIGHTS_FILES:
         raise InputError(f"there is no file {path}")
-    if (timm.is_model(architecture) and not name.endswith("+spot")) or ":" in name:
-        return load_timm(name.removeprefix("timm/"), weights, options).eval()
-    if name.count("/") == 1:
+    elif is_timm(name):
+        source = load_timm(name.removeprefix("timm/"), weights, options).eval()
+    elif name.count("/") == 1:
         hub = {key: options.pop(key) for key in HUB if key in options}
-        return refitted(load_pretrained(name, **hub), options).eval()
-    raise unknown_model(name)
+        source = refitted(load_pretrained(name, **hub), options).eval()
+    else:
+        raise unknown_model(name)
+    source.scale = source.scale if scale is None else scale
+    return source
 
 
 def untrained(name: str, options: dict[str, Any]) -> SpotViT:
     """A model of this name with random weights: nothing is downloaded."""
     path = find(name)
-    if not path.exists():
-        if timm.is_model(name.removeprefix("timm/").split(".")[0]):
-            return adapt(name.removeprefix("timm/"), **options)
-        raise unknown_model(name)
-    if not is_delta(path):
+    if is_delta(path):
+        about = read_about(path)
+        model = adapt(about["base"], **options)
+        model.scale = about["config"].get("scale")
+        return model.at(tokens=min(DEFAULT_TOKENS, len(model.grid())))
+    if path.exists():
         return build_again(path, options)
-    about = read_about(path)
-    model = adapt(about["base"], **options)
-    model.scale = about["config"].get("scale")
-    model.tokens = min(DEFAULT_TOKENS, len(model.grid()))
-    return model
+    if is_timm(name):
+        return adapt(name.removeprefix("timm/"), **options)
+    raise unknown_model(name)
+
+
+def is_timm(name: str) -> bool:
+    """Whether this is a name for timm.create_model, with or without a tag."""
+    return ":" in name or (timm.is_model(name.removeprefix("timm/").split(".")[0]) and not name.endswith("+spot"))
 
 
 def unknown_model(name: str) -> InputError:
@@ -117,8 +109,8 @@ def unknown_model(name: str) -> InputError:
     return unknown("model", name, begun or [*built_in(), *ALIASES, *timms], hint="spot.list_models() lists ours")
 
 
-def read_prior(prior: str | None, source: Source) -> AnyPrior | None:
-    """A prior given on the command line: a name, or the policy in a file."""
+def read_prior(prior: AnyPrior | None, source: Source) -> AnyPrior | None:
+    """The prior, or the policy if it is the name of a file."""
     return load_policy(str(prior), source) if is_policy_file(prior) else prior
 
 

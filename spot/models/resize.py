@@ -5,15 +5,12 @@ placement. Position embeddings are those of the cell centres, as for any other p
 """
 
 import math
-from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from spot.errors import InputError
-from spot.models.spot_vit import SpotViT
 from spot.models.wrappers import Wrapper
 from spot.tokens.position_embedding import grid_positions
 
@@ -58,17 +55,6 @@ def small_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
             f"the nearest number is {near[0]}"
         )
     return best
-
-
-def shrinkable(model: SpotViT, budgets: Sequence[int]) -> list[int]:
-    """The budgets below the model's grid size for which a smaller image exists."""
-    fitting = []
-    for tokens in budgets:
-        if tokens < len(model.grid()):
-            with suppress(InputError):
-                small_grid(tokens, *model.img_size)
-                fitting.append(tokens)
-    return fitting
 
 
 def shrunk(images: Tensor, tokens: int, size: int) -> Tensor:

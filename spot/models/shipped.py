@@ -4,11 +4,10 @@ assets/models.json has a row for each, written by tools/make_assets.py and tools
 alias, the timm checkpoint it needs, its data, and top-1 accuracy in percent by number of tokens.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spot.store import read_json, write_json
+from spot.store import read_json
 
 ASSETS = Path(__file__).parents[1] / "assets"
 LIST = ASSETS / "models.json"
@@ -52,12 +51,3 @@ def list_models() -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def record(name: str, accuracy: Mapping[int, float], data: str, base: str = "", path: Path = LIST) -> None:
-    """Write a model's measured accuracy, top-1 in percent by number of tokens, to the list."""
-    known = read_json(path, "the list of models") if path.is_file() else {}
-    alias = next((alias for alias, full in ALIASES.items() if full == name), "")
-    row = {"alias": alias, "base": base or None, "data": data}
-    known[name] = {**known.get(name, {}), **row, "accuracy": {str(tokens): top1 for tokens, top1 in accuracy.items()}}
-    write_json(path, known)

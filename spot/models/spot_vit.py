@@ -316,47 +316,12 @@ class SpotViT(
             norm: apply the ViT's final norm to each.
             placing: tokens, prior, scale and generator, as in forward.
         """
-        return self._run_blocks(images, positions, indices, norm, stop_early=True, **placing)[1]
+        return self.run_blocks(images, positions, indices, norm, stop_early=True, **placing)[1]
 
-    def forward_intermediates(
+    def run_blocks(
         self,
         images: Tensor,
-        indices: int | Sequence[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-        output_dict: bool = False,
-        *,
-        positions: Tensor | None = None,
-        **placing: Any,
-    ) -> Any:
-        """timm's method of this name: features after some blocks as maps or sequences, with the final features.
-
-        NCHW is a map (B, D, H / K, W / K): the tokens in their cells on the full grid, otherwise interpolated
-        between the nearest tokens, as in `to_map`. NLC is the sequence of tokens (B, N, D).
-        """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise InputError(f"the output format must be NCHW or NLC, got {output_fmt!r}")
-        x, taken = self._run_blocks(images, positions, indices, norm, stop_early=stop_early, **placing)
-        if output_fmt == "NCHW":
-            rows, columns = (length // self.patch_size for length in images.shape[-2:])
-            features = [self.to_map(each, (rows, columns)) for each in taken]
-        else:
-            features = [each.tokens for each in taken]
-        prefix = [each.prefix for each in taken] if return_prefix_tokens and self.num_prefix_tokens else None
-        if output_dict:
-            made: dict[str, Any] = {"image_intermediates": features}
-            made |= {} if prefix is None else {"image_intermediates_prefix": prefix}
-            return made | ({} if intermediates_only else {"image_features": self.vit.norm(x)})
-        intermediates: list[Any] = features if prefix is None else list(zip(features, prefix, strict=True))
-        return intermediates if intermediates_only else (self.vit.norm(x), intermediates)
-
-    def _run_blocks(
-        self,
-        images: Tensor,
-        positions: Tensor | None,
+        positions: Tensor | Fixed | None,
         indices: int | Sequence[int] | None,
         norm: bool,
         stop_early: bool,
@@ -365,19 +330,18 @@ class SpotViT(
         """The output of the last block that ran (B, P + N, D), before the final norm, and the requested features."""
         placed = self.placed(images, positions, **placing)
         x, rope = self.embed(images, placed)
-        positions = positions_of(placed, images)
         try:
             wanted, last = feature_take_indices(len(self.vit.blocks), indices)
         except AssertionError as error:
             raise InputError(f"this ViT has {len(self.vit.blocks)} blocks, got indices {indices}") from error
-        taken, prefix = [], self.num_prefix_tokens
+        taken, prefix, places = [], self.num_prefix_tokens, positions_of(placed, images)
         for index, block in enumerate(self._blocks(rope)):
             if stop_early and index > last:
                 break
             x = block(x)
             if index in wanted:
                 y = self.vit.norm(x) if norm else x
-                taken.append(Features(y[:, prefix:], y[:, :prefix], positions))
+                taken.append(Features(y[:, prefix:], y[:, :prefix], places))
         return x, taken
 
     def features_at(self, images: Tensor, points: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from timm.data import create_transform, resolve_data_config
 from timm.layers import PatchEmbed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 from spot.data.classes import class_names
 from spot.data.picture import evaluation_transform
@@ -88,6 +88,42 @@ class AnswersAsTimm:
         names = self.class_names if num_classes == self.num_classes else None
         self.vit.reset_classifier(num_classes, global_pool)
         self.class_names = names
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        *,
+        positions: Tensor | None = None,
+        **placing: Any,
+    ) -> Any:
+        """timm's method of this name: features after some blocks as maps or sequences, with the final features.
+
+        NCHW is a map (B, D, H / K, W / K): the tokens in their cells on the full grid, otherwise interpolated
+        between the nearest tokens, as in `to_map`. NLC is the sequence of tokens (B, N, D).
+        """
+        model: Any = self
+        if output_fmt not in ("NCHW", "NLC"):
+            raise InputError(f"the output format must be NCHW or NLC, got {output_fmt!r}")
+        x, taken = model.run_blocks(images, positions, indices, norm, stop_early=stop_early, **placing)
+        if output_fmt == "NCHW":
+            rows, columns = (length // model.patch_size for length in images.shape[-2:])
+            features = [model.to_map(each, (rows, columns)) for each in taken]
+        else:
+            features = [each.tokens for each in taken]
+        prefix = [each.prefix for each in taken] if return_prefix_tokens and self.num_prefix_tokens else None
+        if output_dict:
+            made: dict[str, Any] = {"image_intermediates": features}
+            made |= {} if prefix is None else {"image_intermediates_prefix": prefix}
+            return made | ({} if intermediates_only else {"image_features": self.vit.norm(x)})
+        intermediates: list[Any] = features if prefix is None else list(zip(features, prefix, strict=True))
+        return intermediates if intermediates_only else (self.vit.norm(x), intermediates)
 
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}

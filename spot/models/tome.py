@@ -19,7 +19,7 @@ standard ones (`Block`, `EvaBlock`); parallel, post-norm and differential blocks
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from timm.layers import AttentionPoolLatent
@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import BlockCost, as_given, geometric, merging_macs, to_reach, to_speed_up
-from spot.models.wrappers import Placing, Wrapper
+from spot.models.wrappers import Wrapper
 from spot.tokens.position_embedding import rotary_embedding
 from spot.tokens.tokenizer import Fixed, Tokenizer, positions_of
 
@@ -42,10 +42,6 @@ class Merged:
     sizes: Tensor  # (B, M), the number of input tokens that each token represents
     sources: Tensor  # (B, N), for every input token the index, below M, of the token it was merged into
     positions: Tensor  # (B, M, 2), the mean position (y, x) of a token's sources, fraction of H and W
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Copy values of merged tokens (B, M, …) to their N input tokens (B, N, …)."""
-        return values[torch.arange(len(values), device=values.device)[:, None], self.sources]
 
 
 class ToMe(Wrapper):
@@ -84,28 +80,23 @@ class ToMe(Wrapper):
         self.schedule()  # refuses an impossible schedule now
 
     @classmethod
-    def matching(
-        cls, model: SpotViT, tokens: int, *, floor: float | None = None, own_placement: bool = False
-    ) -> "ToMe":
-        """The ToMe whose blocks need no more multiply-adds than `tokens` tokens without merging, if possible.
+    def matching(cls, model: SpotViT, tokens: int, *, floor: float | None = None) -> "ToMe":
+        """The ToMe on the grid whose blocks need no more multiply-adds than `tokens` tokens without merging.
 
         Merging begins with more tokens, so it cannot reach the cost of very few. Then every block
         merges half of its tokens, and `macs` returns the resulting cost.
 
         floor: of a geometric schedule, as a share of `tokens`, reduced if the cost requires it; None is even.
         """
-        none = cls(model, r=0, own_placement=own_placement)
-        half = cls(model, r=none.starting_tokens // 2, own_placement=own_placement)
-        least = max(sum(none.macs(tokens)), sum(half.macs()))
-        speedup = max(1.0, sum(none.macs()) / least)
-        if floor is None:
-            return cls(model, speedup=speedup, own_placement=own_placement)
-        for left in range(max(1, round(floor * tokens)), 0, -1):
-            schedule = geometric(0.5, left, none.starting_tokens, len(none._costs))  # the largest possible merge
-            cost = merging_macs(none._costs, none.starting_tokens, model.num_prefix_tokens, schedule)
-            if sum(none.macs()) / sum(cost) >= speedup:
-                return cls(model, speedup=speedup, floor=left, own_placement=own_placement)
-        return cls(model, speedup=speedup, own_placement=own_placement)
+        none = cls(model, r=0)
+        dense, cells = sum(none.macs()), none.starting_tokens
+        least = max(sum(none.macs(tokens)), sum(cls(model, r=cells // 2).macs()))
+        speedup = max(1.0, dense / least)
+        for left in () if floor is None else range(max(1, round(floor * tokens)), 0, -1):
+            schedule = geometric(0.5, left, cells, len(none._costs))  # the largest possible merge
+            if dense / sum(merging_macs(none._costs, cells, model.num_prefix_tokens, schedule)) >= speedup:
+                return cls(model, speedup=speedup, floor=left)
+        return cls(model, speedup=speedup)
 
     @property
     def starting_tokens(self) -> int:
@@ -146,9 +137,8 @@ class ToMe(Wrapper):
         start = starting_tokens or self.starting_tokens
         return merging_macs(self._costs, start, self.model.num_prefix_tokens, self.schedule(start))
 
-    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
+    def place(self, images: Tensor, *, tokens: int | None = None, **how: Any) -> Tensor:
         """Initial positions (B, N, 2): the ViT's grid, or the model's own placement."""
-        tokens = how.pop("tokens", None)
         if tokens not in (None, self.tokens):
             raise InputError(f"this ToMe leaves {self.tokens} tokens, got {tokens}; set its tokens instead")
         return self.model.place(images, **how) if self.own_placement else super().place(images, **how)

@@ -5,7 +5,7 @@ smallest are in this module: the timm ViT itself, and PatchDropout. A `TokenMode
 """
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,17 +14,6 @@ from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
 from spot.placement.priors import AnyPrior, check_tokens, drawn
 from spot.tokens.tokenizer import Tokenizer
-
-
-class Placing(TypedDict, total=False):
-    """Keyword arguments of `place`; see SpotViT.place."""
-
-    tokens: int | None
-    prior: AnyPrior | None
-    generator: Generator | None
-    keys: Sequence[str] | None
-    seed: int
-    maps: Tensor | None
 
 
 class Wrapper(nn.Module):
@@ -62,17 +51,26 @@ class Wrapper(nn.Module):
         """Positions of this many tokens; in the base class the grid."""
         return self.model.grid(images)
 
-    def place(self, images: Tensor, **how: Unpack[Placing]) -> Tensor:
-        """Positions (B, N, 2), drawn from the generator or, with keys, per image from (seed, key)."""
-        if how.get("prior") is not None:
+    def place(
+        self,
+        images: Tensor,
+        *,
+        tokens: int | None = None,
+        prior: AnyPrior | None = None,
+        generator: Generator | None = None,
+        keys: Sequence[str] | None = None,
+        seed: int = 0,
+        maps: Tensor | None = None,
+    ) -> Tensor:
+        """Positions (B, N, 2), drawn from the generator or, with keys, per image from (seed, key); without maps."""
+        if prior is not None:
             raise InputError(f"{type(self).__name__} places tokens in its own way; a prior goes with its SpotViT")
-        tokens, keys = how.get("tokens"), how.get("keys") if self.random else None
         count = self.tokens if tokens is None else tokens
 
         def draw(rows: slice, generator: Generator | None) -> Tensor:
             return self.draw(images[rows], count, generator)
 
-        return drawn(draw, len(images), how.get("generator"), keys, how.get("seed", 0))
+        return drawn(draw, len(images), generator, keys if self.random else None, seed)
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """Features (B, P + N, D) at the given positions, by default those of `place`."""
@@ -93,16 +91,14 @@ TokenModel = SpotViT | Wrapper  # called (images, positions=None, **placing) →
 class PlainViT(Wrapper):
     """A SpotViT's timm model on its own grid, through timm's own forward."""
 
-    def __init__(self, model: SpotViT) -> None:
-        super().__init__(model, len(model.grid()))
+    def __init__(self, model: SpotViT, tokens: int | None = None) -> None:
+        super().__init__(model, len(model.grid()) if tokens is None else tokens)
         if type(model.tokenizer) is not Tokenizer:
             raise InputError("this model's tokens are not a timm ViT's patches, so it has no plain ViT to compare with")
 
     def check_tokens(self, tokens: int, cells: int) -> None:
         if tokens != cells:
-            raise InputError(
-                f"a plain ViT has all {cells} tokens of its grid, not {tokens}; call its SpotViT for fewer"
-            )
+            raise InputError(f"a plain ViT has all {cells} tokens of its grid, not {tokens}; use its SpotViT for fewer")
 
     def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
         self.check_tokens(tokens, self.tokens)

@@ -235,7 +235,7 @@ def test_baselines_go_by_their_names(nano, data):
     assert [row["placement"] for row in found.rows()] == list(names)
     assert [candidate.random for candidate in found.settings] == [BASELINES[name].random for name in names]
     assert [candidate.model.random for candidate in found.settings] == [BASELINES[name].random for name in names]
-    with pytest.raises(InputError, match="plain has all 16 tokens of its grid, not 5"):
+    with pytest.raises(InputError, match="plain ViT has all 16 tokens of its grid, not 5"):
         Setting("plain", 5).of(nano)
 
 

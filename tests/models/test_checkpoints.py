@@ -258,13 +258,3 @@ def test_missing_files_and_unknown_names_are_named(nano, tmp_path):
     nano.prior = lambda images, tokens, generator: None
     with pytest.raises(InputError, match="function cannot be saved"):
         nano.save_pretrained(tmp_path / "x")
-
-
-def test_what_is_not_reachable_says_so(monkeypatch):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="cannot get nobody/nothing from the hub"):
-        spot.load("nobody/nothing")
-    with pytest.raises(InputError, match=r"cannot download vit_tiny_patch16_224.*weights=FILE"):
-        spot.load("vit_tiny_patch16_224.augreg_in21k")

@@ -34,17 +34,6 @@ def test_a_point_s_feature_depends_on_no_other_point_and_changes_smoothly():
     assert little / less == pytest.approx(10, rel=0.1)
 
 
-@torch.no_grad()
-@torch.no_grad()
-def test_where_weights_follow_the_budget_they_are_those_for_the_image_s_tokens():
-    model = make_nano()
-    model.base, model.fewest = lambda: make_nano(seed=1), 2
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    for positions in (model.grid(images), model.place(images, tokens=4)):
-        expected = model.forward_features(images, positions)[:, model.num_prefix_tokens :]
-        torch.testing.assert_close(model.features_at(images, positions, positions), expected, atol=1e-5, rtol=1e-4)
-
-
 def test_the_image_s_tokens_may_be_placed_anywhere():
     model = make_nano()
     positions = model.place(images(), tokens=5, prior="isotropic")

@@ -42,7 +42,7 @@ def files(tmp_path_factory):
         for parameter in taught.vit.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     taught.policy = Policy(16, about={"model": NAME, "hash": "x"})
-    how = {"base": NAME, "method": "float16", "config": {"min_tokens": 25, "scale": "auto"}}
+    how = {"base": NAME, "config": {"min_tokens": 25, "scale": "auto"}}
     save_delta(taught, plain.vit.state_dict(), folder / "delta.safetensors", **how)
     return folder / "base.safetensors", folder / "delta.safetensors", plain, taught
 
@@ -64,7 +64,7 @@ def test_between_the_weights_are_a_mixture(family, files):
         ours = family.model(tokens=tokens).vit.state_dict()
         for name, base in plain.vit.state_dict().items():
             expected = base + share * (taught.vit.state_dict()[name] - base)
-            torch.testing.assert_close(ours[name], expected, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(ours[name], expected, atol=5e-4, rtol=1e-3)
 
 
 def test_each_model_has_weights_of_its_own_and_the_family_keeps_none(family):
@@ -135,9 +135,11 @@ def test_a_family_and_a_model_are_asked_alike(family):
 
 def test_a_delta_without_a_smallest_budget_is_one_set_of_weights(files, tmp_path):
     weights, _, plain, taught = files
-    save_delta(taught, plain.vit.state_dict(), tmp_path / "d.safetensors", base=NAME, method="float16")
+    how = {"base": NAME, "config": {"prior": "center"}}
+    save_delta(taught, plain.vit.state_dict(), tmp_path / "d.safetensors", **how)
     family = spot.Family(tmp_path / "d.safetensors", weights=weights)
-    torch.testing.assert_close(family.model(196).vit.head.weight, taught.vit.head.weight, atol=1e-4, rtol=1e-3)
+    assert family.model().prior == "center"
+    torch.testing.assert_close(family.model(196).vit.head.weight, taught.vit.head.weight, atol=5e-4, rtol=1e-3)
 
 
 def test_files_of_version_0_2_name_the_smallest_budget_otherwise(files, tmp_path):

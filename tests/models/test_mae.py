@@ -25,13 +25,6 @@ def grid(autoencoder):
     return autoencoder.encoder.grid().expand(2, -1, -1)
 
 
-def test_the_decoder_is_512_wide_and_8_blocks_deep_unless_asked():
-    decoder = MaskedAutoencoder(make_nano()).decoder
-    assert decoder.narrow.out_features == 512
-    assert len(decoder.blocks) == 8
-    assert decoder.pixels.out_features == 3 * 8 * 8
-
-
 def test_hidden_windows_on_the_grid_are_the_patches_that_are_not_visible(autoencoder):
     reconstructed, hidden = autoencoder(IMAGES, grid(autoencoder), VISIBLE, normalize=False)
     patches = F.unfold(IMAGES, 8, stride=8).transpose(1, 2)  # (2, 16, 192), rows of patches

@@ -5,10 +5,11 @@ import timm
 import torch
 from torchvision.transforms.v2.functional import resize
 
+from paper.backbone import shrinkable
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.models.baselines import BASELINES
-from spot.models.resize import Resize, shrinkable, small_grid
+from spot.models.resize import Resize, small_grid
 from tests.conftest import make_nano
 
 

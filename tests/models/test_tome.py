@@ -185,14 +185,6 @@ def test_the_most_alike_pairs_merge():
     assert match(3 * keys, 2).tolist() == match(keys, 2).tolist()  # the angle counts, not the length
 
 
-def test_values_of_merged_tokens_go_back_to_all_their_sources():
-    model = make_nano(**SMALL)
-    merged = ToMe(model, tokens=9).merge(pictures(model))
-    numbers = torch.arange(9.0).expand(2, 9)
-    torch.testing.assert_close(merged.spread(numbers), merged.sources.float())
-    assert merged.spread(merged.features[:, model.num_prefix_tokens :]).shape == (2, 36, 32)
-
-
 def test_placing_then_merging_has_one_budget():
     model = make_nano(**SMALL)
     model.tokens, model.prior = 20, "uniform"
@@ -296,10 +288,6 @@ def test_matching_costs_no_more_than_a_constant_budget_where_it_can():
         constant = sum(ToMe(model, r=0).macs(tokens))
         assert 0.97 * constant < merging <= constant
     assert ToMe.matching(model, 1).schedule()[:3] == [98, 49, 24]  # out of reach: half in every block
-    model.tokens = 100
-    both = ToMe.matching(model, 49, own_placement=True)
-    assert both.starting_tokens == 100
-    assert 0.97 * sum(ToMe(model, r=0).macs(49)) < sum(both.macs()) <= sum(ToMe(model, r=0).macs(49))
 
 
 # ----------------------------------------------------------------------------- bad input

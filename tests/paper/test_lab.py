@@ -330,7 +330,7 @@ def test_a_retrofit_of_a_timm_vit_knows_it_by_its_weights(vit_tiny, shared_data,
         path = tmp_path / "model"
         save_folder(trained, path)
     else:
-        save_delta(trained, vit_tiny.vit.state_dict(), path, base=VIT_TINY, method="float16")
+        save_delta(trained, vit_tiny.vit.state_dict(), path, base=VIT_TINY)
     (found,) = backbones([f"{path}={weights}"])
     assert found.name == "model"
     assert found.parent_hash == hash_model(vit_tiny)

@@ -164,49 +164,6 @@ def test_a_pyramid_built_once_gives_the_same_windows():
         torch.testing.assert_close(windows(levels, sized, 8), windows(images, sized, 8), atol=1e-6, rtol=1e-6)
 
 
-def test_it_compiles_without_a_graph_break_and_exports():
-    torch._dynamo.reset()
-    images = torch.randn(2, 3, 20, 20, dtype=torch.float64)
-    sized = with_scale(torch.rand(2, 4, 2, dtype=torch.float64), 1.7)
-    compiled = torch.compile(lambda i, p: windows(i, p, 4), fullgraph=True, backend="aot_eager")
-    leaf, reference = sized.clone().requires_grad_(), sized.clone().requires_grad_()
-    compiled(images, leaf).square().sum().backward()
-    windows(images, reference, 4).square().sum().backward()
-    torch.testing.assert_close(leaf.grad, reference.grad)
-
-    class Reader(torch.nn.Module):
-        def forward(self, images, positions):
-            return windows(images, positions, 4)
-
-    program = torch.export.export(Reader(), (images, sized))
-    torch.testing.assert_close(program.module()(images, sized), windows(images, sized, 4))
-
-
-def test_function_transforms_work_through_it():
-    images = torch.randn(5, 3, 20, 20, dtype=torch.float64)
-    sized = with_scale(torch.rand(5, 4, 2, dtype=torch.float64), 1.7)
-
-    def energy(image, position):
-        return windows(image[None], position[None], 4).square().sum()
-
-    per_image = torch.func.vmap(torch.func.grad(energy, argnums=1))(images, sized)
-    leaf = sized.clone().requires_grad_()
-    windows(images, leaf, 4).square().sum().backward()
-    torch.testing.assert_close(per_image, leaf.grad)
-
-
-def test_bfloat16_images_keep_their_type():
-    images, sized = torch.rand(1, 3, 64, 64).bfloat16(), with_scale(torch.rand(1, 5, 2), 1.7)
-    half = windows(images, sized, 8)
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), windows(images.float(), sized, 8), atol=4e-3, rtol=1e-2)
-
-
-def test_no_images_and_no_tokens_give_no_windows():
-    assert windows(torch.empty(0, 3, 8, 8), torch.empty(0, 5, 3), 4).shape == (0, 5, 3, 4, 4)
-    assert windows(torch.zeros(2, 3, 8, 8), torch.empty(2, 0, 3), 4).shape == (2, 0, 3, 4, 4)
-
-
 @pytest.mark.parametrize(
     "scale, sentence",
     [

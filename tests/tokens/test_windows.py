@@ -109,36 +109,38 @@ def test_the_gradient_passes_where_a_position_is_snapped_to_a_pixel():
     assert per_fraction.tolist() == [256.0, 240.0, 256.0, 240.0]
 
 
-def test_bfloat16_images_keep_their_type_and_subpixel_placement():
-    images = torch.rand(1, 3, 64, 64)
-    positions = torch.rand(1, 5, 2)
+SCALES = pytest.mark.parametrize("scale", [1.0, 1.7])  # without and with a pyramid
+
+
+@SCALES
+def test_bfloat16_images_keep_their_type_and_subpixel_placement(scale):
+    images, positions = torch.rand(1, 3, 64, 64), sized(torch.rand(1, 5, 2), scale)
     half = windows(images.bfloat16(), positions, 8)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), windows(images.bfloat16().float(), positions, 8), atol=4e-3, rtol=1e-2)
 
 
-def test_it_compiles_without_a_graph_break():
+@SCALES
+def test_it_compiles_without_a_graph_break_and_exports(scale):
     torch._dynamo.reset()
-    images, positions = torch.randn(2, 3, 20, 20), torch.rand(2, 4, 2)
+    images, positions = torch.randn(2, 3, 20, 20).double(), sized(torch.rand(2, 4, 2).double(), scale)
     compiled = torch.compile(lambda i, p: windows(i, p, 4), fullgraph=True, backend="aot_eager")
     leaf, reference = positions.clone().requires_grad_(), positions.clone().requires_grad_()
     compiled(images, leaf).square().sum().backward()
     windows(images, reference, 4).square().sum().backward()
     torch.testing.assert_close(leaf.grad, reference.grad)
 
-
-def test_it_exports():
     class Reader(torch.nn.Module):
         def forward(self, images, positions):
             return windows(images, positions, 4)
 
-    images, positions = torch.randn(2, 3, 20, 20), torch.rand(2, 4, 2)
     program = torch.export.export(Reader(), (images, positions))
     torch.testing.assert_close(program.module()(images, positions), windows(images, positions, 4))
 
 
-def test_function_transforms_work_through_it():
-    images, positions = torch.randn(5, 3, 20, 20), torch.rand(5, 4, 2)
+@SCALES
+def test_function_transforms_work_through_it(scale):
+    images, positions = torch.randn(5, 3, 20, 20).double(), sized(torch.rand(5, 4, 2).double(), scale)
 
     def energy(image, position):
         return windows(image[None], position[None], 4).square().sum()
@@ -149,8 +151,10 @@ def test_function_transforms_work_through_it():
     torch.testing.assert_close(per_image, leaf.grad)
 
 
-def test_no_images_give_no_windows():
-    assert windows(torch.empty(0, 3, 8, 8), torch.empty(0, 5, 2), 4).shape == (0, 5, 3, 4, 4)
+@SCALES
+def test_no_images_and_no_tokens_give_no_windows(scale):
+    assert windows(torch.empty(0, 3, 8, 8), sized(torch.empty(0, 5, 2), scale), 4).shape == (0, 5, 3, 4, 4)
+    assert windows(torch.zeros(2, 3, 8, 8), sized(torch.empty(2, 0, 2), scale), 4).shape == (2, 0, 3, 4, 4)
 
 
 @pytest.mark.parametrize(
