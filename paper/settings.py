@@ -42,7 +42,7 @@ class StudySettings:
     bank_keep: Path | None = None
     """a file with the bank images to use, one path per line, relative to the folder; by default all"""
     runs: Annotated[tuple[Path, ...], arg(name="run")] = ()
-    """folders of training runs, whose logs `retrofit` shows; by default those that contain the models"""
+    """folders of training runs, whose logs `retrofit` shows; by default a small run on scenes"""
     batch_size: int = 64
     """images per batch; affects only speed"""
     workers: int = -1

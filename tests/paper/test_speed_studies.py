@@ -171,17 +171,10 @@ def test_runs_of_one_name_are_told_apart(make_lab, tmp_path):
     assert names == {f"{run}, distil" for run in runs}
 
 
-def test_a_models_own_run_is_found_beside_it(tmp_path, make_lab):
-    run = write_run(tmp_path / "run")
-    (backbone,) = make_lab(["one"]).backbones
-    backbone.source = str(run / "model")
-    assert retrofit.own_runs([backbone]) == [run]
-
-
 def test_without_a_run_photographs_have_no_log_and_an_empty_folder_is_refused(lab, make_lab, tmp_path):
     with pytest.raises(InputError, match="python -m paper retrofit --run RUN"):
         retrofit.run(lab)
-    with pytest.raises(InputError, match=r"no log\.csv"):
+    with pytest.raises(InputError, match=r"log\.csv"):
         retrofit.run(make_lab(["one"], runs=[tmp_path]))
 
 
