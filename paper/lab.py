@@ -43,6 +43,7 @@ from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
 
 AT_ONCE = 12  # the largest number of placements measured in one pass over the images
+MEMORY = 2e9  # bytes of features at a time
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
@@ -247,7 +248,7 @@ class Lab:
         ]
         # In groups, so that features fit into memory and an interruption loses little work.
         count = len(self.sources.images(backbone.model))
-        at_once = max(1, min(AT_ONCE, int(self.settings.memory / (4 * count * backbone.model.embed_dim))))
+        at_once = max(1, min(AT_ONCE, int(MEMORY / (4 * count * backbone.model.embed_dim))))
         for knn in (False, True):  # features are needed only for kNN
             rows = [index for index in missing if (pairs[index][1] is not None) == knn]
             for group in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
@@ -279,7 +280,7 @@ class Lab:
                 self.cache.folder,
                 saliency=self.sources.saliency(model, str(given.bank)) if maps else None,
                 maps=self.sources.maps_hash() if maps else "",
-                memory=given.memory,
+                memory=MEMORY,
                 **self.loading,
             )
         sharing = {"process": self.state.process_index, "processes": self.state.num_processes}

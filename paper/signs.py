@@ -33,6 +33,7 @@ from paper.statistics import difference, share
 from paper.study import Row
 from spot import report
 from spot.data.pictures import Pictures, boxes_to_places, read_boxes
+from spot.errors import InputError
 from spot.hashes import hash_model
 from spot.models.family import at_budget, dense_model
 from spot.models.glimpsed import Glimpsed
@@ -344,6 +345,9 @@ def main(
     """
     from paper.signs_page import write
 
+    named = [given.partition("=") for given in models]
+    if not all(path for _, _, path in named):
+        raise InputError(f"models are given as NAME=FOLDER, got {', '.join(models)}")
     torch.set_num_threads(1)
     train, val = Pictures.open(data, "train"), Pictures.open(data, "val")
     known: dict[str, Tensor] = {}
@@ -384,7 +388,7 @@ def main(
             add("fine-tuned", name, len(tuned.grid(small)[0]), logits, cost(cache, f"fine-tuned {width}", call))
     found: dict[str, tuple[SpotViT, dict[str, Tensor]]] = {}
     looks = {"all 4,250 patches": price_of("all patches", frozen(4250))}
-    for training, _, path in (given.partition("=") for given in models):
+    for training, _, path in named:
         model = spot.load(path).eval().requires_grad_(False)
         each, finder = model.tokens, slug(training)
         made = with_finder(street, model, f"{finder}-{each}")
