@@ -234,7 +234,7 @@ TABLE: Table = {
     "backbone": "backbone", "method": "method", "tokens": "tokens", "lose %": "lose",
     "agreed %": lambda row: f"{row['agreed']:.1f}" if "agreed" in row else "",
     "MACs": lambda row: f"{row['share']:.2f}", "top-1 %": cell,
-    "change": lambda row: signed(row) if "delta" in row else "",
+    "change": signed,
     "time, batch 1": lambda row: f"{row['time 1']:.2f}" if "time 1" in row else "",
     "batch 32": lambda row: f"{row['time 32']:.2f}" if "time 32" in row else "",
 }  # fmt: skip

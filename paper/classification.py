@@ -4,12 +4,10 @@ The paper compares retrofitted models with a plain ViT on random patches of its 
 placement. Random patches, and a smaller image, are therefore also measured with the retrofitted weights.
 """
 
-import torch
-
 from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
 from paper.priors import CENTER, CENTER_NOTE, PRIORS, learned
-from paper.statistics import NO_KNN, Predictions, difference, over_seeds
+from paper.statistics import NO_KNN, Predictions, difference, over_seeds, stacked
 from paper.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
@@ -69,7 +67,7 @@ def run(lab: Lab) -> Result:
         for (line, tokens), own in measured(lab, backbone).items():
             row: Row = {"backbone": backbone.name, "tokens": tokens, "placement": line, **over_seeds(own["right"])}
             if line != "isotropic":
-                row |= difference(own["even"], torch.stack([each.right for each in own["right"]]))
+                row |= difference(own["even"], stacked(own["right"]))
             row |= lab.cost(backbone, own["setting"])
             rows.append(row | {"cost": 100 * row["GMACs"] / dense})
         for tokens in lab.tokens if lab.wanted([ORACLE]) else ():

@@ -6,6 +6,8 @@ pixels that are randomly shifted, rescaled and dropped, as in ElasticViT's train
 randomly dropped; and SPoT's isotropic placement.
 """
 
+from dataclasses import replace
+
 from paper.lab import Lab
 from paper.statistics import difference, share
 from paper.study import Result, Row, Study, cell, figure, paper_row, pivot, signed
@@ -30,7 +32,9 @@ def budgets(cells: int) -> list[int]:
 
 def run(lab: Lab) -> Result:
     """Three placements at nine budgets; SPoT is compared with each of the others image by image."""
-    lab = lab.fewer(SCENES) if lab.settings.scenes else lab
+    if lab.settings.scenes:
+        limit = min(SCENES, lab.settings.limit or SCENES)
+        lab = Lab(lab.backbones, replace(lab.settings, limit=limit), cache=lab.cache.folder)
     rows: list[Row] = []
     for backbone in lab.backbones:
         cells = len(backbone.model.grid())

@@ -12,7 +12,6 @@ If the paper's own comparison allows another explanation of its claim, a compari
 instead. The paper's comparison is still shown, as "the paper's design", but does not count.
 """
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 from paper import classification, off_grid, priors, robustness
-from paper.study import STUDIES, Result, Row, page
+from paper.study import Result, Row, page
 from spot import report
 from spot.errors import InputError
 
@@ -194,7 +193,8 @@ def findings(results: Mapping[str, Result]) -> Result:
         notes.append(f"The results are of different data ({', '.join(sorted(data))}); a claim may rest on both.")
     missing = [study for study in NEEDED if study not in results]
     if missing:
-        notes.append(f"Missing results are measured by {'; '.join(command_for(study, results) for study in missing)}.")
+        commands = "; ".join(f"python -m paper {study}" for study in missing)
+        notes.append(f"Missing results are measured by {commands}, with the models and images of the others.")
     settings = {name: {key: each.settings.get(key) for key in SETTINGS} for name, each in results.items()}
     return Result(rows, notes=notes, data={"checks": checks}, study="findings", settings=settings)
 
@@ -204,16 +204,6 @@ def checked(claim: str, study: str, rows: Sequence[Row]) -> list[Check]:
     rules = [rule for rule in RULES if (rule.claim, rule.study) == (claim, study)]
     budgets = sorted({row["tokens"] for row in rows if "tokens" in row})
     return [rule.of(row) for row in rows for rule in rules if rule.applies(row, budgets)]
-
-
-def command_for(study: str, results: Mapping[str, Result]) -> str:
-    """The command to measure a study on the same models and images as one of the results."""
-    for result in results.values():
-        words = shlex.split(result.settings.get("command", ""))
-        for name in (*STUDIES, "all"):
-            if name in words[2:4]:  # python -m paper NAME …; results of version 0.2 have python -m paper NAME …
-                return shlex.join(["python", "-m", "paper", study, *words[words.index(name) + 1 :]])
-    return f"python -m paper {study}"
 
 
 def read(folder: str | Path) -> Result:

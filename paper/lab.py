@@ -13,7 +13,6 @@ the images are divided among the processes; all get every prediction, and the fi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,11 +39,11 @@ from spot.placement.files import Placements
 from spot.placement.oracle import PRESETS, SearchSettings
 from spot.placement.priors import LEARNED, PRIORS, resolve_prior
 from spot.placement.saliency import map_path
-from spot.placement.sizes import Scale
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
 
 AT_ONCE = 12  # the largest number of placements measured in one pass over the images
+MEMORY = 2e9  # bytes of features at a time
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
@@ -112,11 +111,6 @@ class Lab:
             f"{PAPER_IMAGES:,} validation images."
         )
 
-    def fewer(self, limit: int) -> "Lab":
-        """The same lab with at most this many images for rows without a search, for a study with many such rows."""
-        limit = min(limit, self.settings.limit or limit)
-        return Lab(self.backbones, replace(self.settings, limit=limit), cache=self.cache.folder)
-
     def wanted(self, placements: Sequence[str], needed: Sequence[str] = ()) -> tuple[str, ...]:
         """The placements in --only and those that they are compared with; without --only all placements."""
         only = self.settings.only
@@ -129,8 +123,10 @@ class Lab:
         return [Setting(placement, tokens, seed) for seed in range(count)]
 
     def candidate(self, backbone: Backbone, setting: Setting) -> Setting:
-        """The setting with its model: a baseline uses the plain ViT if that is known."""
+        """The setting with its model, which a study may have built itself: a baseline uses the plain ViT if known."""
         name = setting.placement
+        if setting.model is not None:
+            return setting
         if not isinstance(name, str) or name not in (*PRIORS, LEARNED, *BASELINES):
             raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
         if name in BASELINES:
@@ -161,9 +157,8 @@ class Lab:
     def accuracy(self, backbone: Backbone, settings: Sequence[Setting], *, knn: bool = False) -> list[Predictions]:
         """Predictions of a backbone for all images with each placement, in one pass over the images.
 
-        A setting's placement is the name of a prior or of a baseline in BASELINES. A baseline uses the
-        weights of the backbone's parent if it has one, else of the backbone itself. With `knn`, there are
-        kNN predictions too if there is a bank (and, for priors that use maps, maps of its images).
+        A setting's placement is the name of a prior or of a baseline in BASELINES, see `candidate`. With `knn`, there
+        are kNN predictions too if there is a bank (and, for priors that use maps, maps of its images).
         """
         candidates = [self.candidate(backbone, setting) for setting in settings]
         return self._predictions(backbone, [(each, each if knn else None) for each in candidates])
@@ -174,10 +169,6 @@ class Lab:
         """The same for lists of settings by name, such as a placement's seeds."""
         made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], knn=knn))
         return {name: list(islice(made, len(own))) for name, own in settings.items()}
-
-    def candidates(self, backbone: Backbone, candidates: Sequence[Setting]) -> list[Predictions]:
-        """The same for candidates whose models a study has built itself."""
-        return self._predictions(backbone, [(candidate, None) for candidate in candidates])
 
     def at(self, backbone: Backbone, placements: Placements, *, bank: Setting | None = None) -> Predictions:
         """Predictions of a backbone at given positions.
@@ -198,17 +189,14 @@ class Lab:
         *,
         preset: SearchSettings = PRESETS["paper"],
         objective: str = "descent",
-        scale: Scale | None = None,
     ) -> Placements:
         """Positions found by the oracle search for every oracle image, starting from a prior, with trajectories.
 
-        With a scale other than 1 the search starts at that scale, and also optimises the windows' scales.
         `values` has labels (M,), predictions and losses (M, steps + 1); see `predicted`.
         """
         tokens = self.sparse if tokens is None else tokens
         model = backbone.at(tokens)
-        start = Setting(prior, tokens, scale=scale)
-        about = self.about(backbone, self.candidate(backbone, start), oracle=True)
+        about = self.about(backbone, self.candidate(backbone, Setting(prior, tokens)), oracle=True)
         search = preset.changed(objective=objective)
         about |= {"kind": "oracle", "search": search.as_json(), "objective": objective}
         return search_dataset(
@@ -217,7 +205,6 @@ class Lab:
             self.cache.path(about),
             prior=prior,
             tokens=tokens,
-            scale=scale,
             saliency=self.sources.saliency(model) if resolve_prior(prior).needs_map else None,
             remake=True,
             settings=search,
@@ -241,12 +228,10 @@ class Lab:
         name = backbone.name.replace("/", "-")
         return {"kind": "predictions", "name": name, **self._determinants(backbone, candidate, images)}
 
-    # Internals
-
     def _predictions(
         self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], *, oracle: bool = False
     ) -> list[Predictions]:
-        """Predictions of candidates and, if there is a bank, kNN predictions with the bank placed in the same way."""
+        """Predictions of candidates and, for those with a bank's placement, kNN predictions."""
         pairs = [(each, bank if bank is not None and self._can_vote(backbone, bank) else None) for each, bank in pairs]
         # Two cache entries for every pair: the outcome, and the kNN votes, which also depend on the bank.
         abouts: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
@@ -259,11 +244,11 @@ class Lab:
         known = [(self.cache.get(about), vote and self.cache.get(vote)) for about, vote in abouts]
         self.state.wait_for_everyone()  # before the first process writes entries that others look for
         missing = [
-            index for index, (_, vote) in enumerate(abouts) if known[index][0] is None or (vote and not known[index][1])
+            index for index, (right, vote) in enumerate(known) if right is None or (abouts[index][1] and not vote)
         ]
         # In groups, so that features fit into memory and an interruption loses little work.
         count = len(self.sources.images(backbone.model))
-        at_once = max(1, min(AT_ONCE, int(self.settings.memory / (4 * count * backbone.model.embed_dim))))
+        at_once = max(1, min(AT_ONCE, int(MEMORY / (4 * count * backbone.model.embed_dim))))
         for knn in (False, True):  # features are needed only for kNN
             rows = [index for index in missing if (pairs[index][1] is not None) == knn]
             for group in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
@@ -295,7 +280,7 @@ class Lab:
                 self.cache.folder,
                 saliency=self.sources.saliency(model, str(given.bank)) if maps else None,
                 maps=self.sources.maps_hash() if maps else "",
-                memory=given.memory,
+                memory=MEMORY,
                 **self.loading,
             )
         sharing = {"process": self.state.process_index, "processes": self.state.num_processes}

@@ -1,11 +1,9 @@
 """The best prior with few tokens, and the gain of a search from each (paper, "Do object-centric priors help?")."""
 
-import torch
-
 from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
-from paper.statistics import NO_KNN, difference, over_seeds, predicted, share
+from paper.statistics import NO_KNN, difference, over_seeds, predicted, share, stacked
 from paper.study import Result, Row, Study, cell, each_value, figure, gmacs, paper_row, signed
 from spot.placement.priors import LEARNED, SOFTNESS
 
@@ -54,7 +52,7 @@ def run(lab: Lab) -> Result:
             row: Row = {"backbone": backbone.name, "tokens": lab.sparse, "prior": prior, **over_seeds(own)}
             row |= lab.cost(backbone, settings[prior][0])
             if prior != "isotropic":
-                row |= difference(made["isotropic"][0].right, torch.stack([each.right for each in own]), "over")
+                row |= difference(made["isotropic"][0].right, stacked(own), "over")
             if prior not in PRIORS:
                 rows.append(row)
                 continue

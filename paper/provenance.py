@@ -1,20 +1,18 @@
-"""The model files that a result was measured with. Results have their hashes; a test compares these with shipped files.
+"""The model files that a result was measured with. Results have their hashes; a test (tests/paper/test_provenance.py)
+compares these with the shipped files.
 
 A file is identified by hashes of the ViT's tensors (for a retrofit: the stored change) and of its policy's
 tensors. Neither depends on the file's layout or on the rest of its header.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spot.hashes import hash_tensors
 from spot.models.deltas import POLICY, is_delta, read_about
-from spot.models.shipped import ALIASES, built_in, find
+from spot.models.shipped import find
 from spot.store import read_tensors
-
-USES_POLICY = ("learned", "merged-learned", "policy")  # in the names of rows that use a policy
 
 
 def stored(source: str | Path) -> dict[str, str]:
@@ -41,29 +39,6 @@ def sentence(settings: Mapping[str, Any]) -> str:
     return f"Of {', '.join(models)}, {'; '.join(made)}".rstrip(", ") + "." if models else ""
 
 
-def stale(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Sentences on why a result does not match the shipped files; none if it does."""
-    learned = any(word in str(value) for row in rows for value in row.values() for word in USES_POLICY)
-    for name, about in settings.get("models", {}).items():
-        source = ALIASES.get(about["source"], about["source"])
-        if source not in built_in():
-            continue
-        for part, needed in stored(source).items():
-            if about.get(part) != needed and (part == "file" or learned):
-                yield f"{name}: measured with {part} {about.get(part)}, what ships has {needed}"
-
-
-# Documents. A table is copied from a result (tools/fill_results.py), or a comment above it names its files:
-#     <!-- of: vit-ti file 1f384a4d10ae4cb3 policy 80fc4d2598b0e9ed, deit-ti base 39292d92f61fd31d -->
-# or explains why it is not about shipped files:
-#     <!-- of no shipped file: training runs of the recipe, one seed each -->
-BLOCK = re.compile(r"<!-- (?:accuracy: )?\S+\.(?:md|json)(?: [^>]*)?-->.*?<!-- end -->", re.DOTALL)
-NAMED = re.compile(r"<!-- of: (.+?) -->")
-REASON = re.compile(r"<!-- of no shipped file: \w.+? -->")
-# A row in which two cells begin with a number that has decimals:
-NUMBERS = re.compile(r"^(?:.*\|)?\s*[-+−]?\d+\.\d[^|\n]*\|(?:.*\|)?\s*[-+−]?\d+\.\d", re.MULTILINE)
-
-
 def comment(models: Mapping[str, str | Path]) -> str:
     """The comment above a table that names these models' files; base is the ViT that a retrofit is based on."""
     parts = []
@@ -71,19 +46,3 @@ def comment(models: Mapping[str, str | Path]) -> str:
         known = stored(source) | ({"base": read_about(find(source))["hash"]} if is_delta(find(source)) else {})
         parts.append(" ".join([name, *(word for pair in known.items() for word in pair)]))
     return f"<!-- of: {', '.join(parts)} -->"
-
-
-def unproven(text: str) -> Iterator[str]:
-    """Sentences on tables of measured numbers in a document that name no files, or files that are not shipped."""
-    text = BLOCK.sub("", text)
-    for named in NAMED.finditer(text):
-        for model in named[1].split(","):
-            name, *pairs = model.split()
-            ships = stored(name) | ({"base": read_about(find(name))["hash"]} if is_delta(find(name)) else {})
-            for part, given in zip(pairs[::2], pairs[1::2], strict=True):
-                if ships.get(part) != given:
-                    yield f"a table is of {name}'s {part} {given}; what ships has {ships.get(part)}"
-    for table in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        above = text[: table.start()].rstrip().splitlines()[-3:]
-        if NUMBERS.search(table[0]) and not any(NAMED.search(line) or REASON.search(line) for line in above):
-            yield f"a table of numbers names no model files: {table[0].splitlines()[0]}"

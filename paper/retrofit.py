@@ -1,8 +1,7 @@
 """Accuracy per epoch while a ViT is retrofitted.
 
-Runs are read from their folders (`--run`, or the folders that the studied models were trained in).
-Without any, on scenes, the first built-in grid model is retrofitted for about a minute. The run is
-cached, and an interrupted run resumes.
+Runs are read from their folders (`--run`). Without any, on scenes, the first built-in grid model is retrofitted for
+about a minute. The run is cached, and an interrupted run resumes.
 """
 
 import copy
@@ -11,14 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.study import Figure, Result, Row, Study, cell
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
 from spot.evaluation.cache import spot_version
 from spot.hashes import hash_json
-from spot.store import read_json
+from spot.options import TrainOptions
+from spot.plots.training import training_logs
+from spot.store import read_json, refuse_no_file
+from spot.training.recipes import as_dict, find_recipe, override
+from spot.training.run import Validation
+from spot.training.run import run as train
 
 RECIPE = "scenes-retrofit"
 CHANGES = {"epochs": 6.0, "warmup_epochs": 0.4}  # of SCENES scenes each; the recipe's epochs are longer
@@ -32,9 +35,8 @@ PAPER: list[Row] = [
 
 def run(lab: Lab) -> Result:
     """Read the logs of runs, or do a small run."""
-    folders = [Path(folder) for folder in lab.settings.runs] or own_runs(lab.backbones)
-    if folders:
-        logs = {name_of(folder, folders): read_log(folder) for folder in folders}
+    if lab.settings.runs:
+        logs = {name_of(folder, lab.settings.runs): read_log(folder) for folder in lab.settings.runs}
         note = "Runs do not say on how many images they validated, so these curves have no intervals."
     else:
         logs = small_run(lab)
@@ -52,13 +54,7 @@ def run(lab: Lab) -> Result:
     return Result(rows, PAPER, notes, {"runs": list(logs)})
 
 
-def own_runs(backbones: list[Backbone]) -> list[Path]:
-    """The folders of the runs that produced these models: RUN/model or a file in it."""
-    near = [place for each in backbones for place in (Path(each.source), *Path(each.source).parents[:2])]
-    return list(dict.fromkeys(place for place in near if (place / "log.csv").is_file()))
-
-
-def name_of(folder: Path, others: Sequence[Path] = ()) -> str:
+def name_of(folder: Path, others: Sequence[Path]) -> str:
     """A run's name in tables: its folder's name (its path, if another has the same name) and its recipe."""
     file, same = folder / "run.json", [other for other in others if other.name == folder.name]
     name = folder.name if len(same) < 2 else str(folder)
@@ -68,8 +64,7 @@ def name_of(folder: Path, others: Sequence[Path] = ()) -> str:
 def read_log(folder: Path) -> list[Row]:
     """A run's log: a row per epoch."""
     file = folder / "log.csv"
-    if not file.is_file():
-        raise InputError(f"{folder} is not the folder of a training run: it has no log.csv")
+    refuse_no_file(file, "the log of a training run")
     with file.open(newline="") as lines:
         rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(lines)]
     wanted = {"epoch", "loss", "train_top1", *validations({name: None for row in rows for name in row})}
@@ -86,18 +81,12 @@ def validations(row: Row) -> list[str]:
 
 def small_run(lab: Lab) -> dict[str, list[Row]]:
     """Retrofit the first grid parent on scenes, or resume that run; validation rows have intervals."""
-    parents = [each for each in lab.backbones if each.parent is not None]
-    if not lab.settings.scenes or not parents:
+    backbone = next((each for each in lab.backbones if each.parent is not None), None)
+    if not lab.settings.scenes or backbone is None:
         raise InputError(
             "accuracy per epoch is read from the log of a run: spot retrofit MODEL … --out RUN, then "
             "python -m paper retrofit --run RUN"
         )
-    from spot.options import TrainOptions
-    from spot.training.recipes import as_dict, find_recipe, override
-    from spot.training.run import Validation
-    from spot.training.run import run as train
-
-    backbone = parents[0]
     parent: Any = backbone.parent
     recipe = override(find_recipe(RECIPE), CHANGES)
     mark = hash_json([as_dict(recipe), SCENES, VALIDATED, backbone.parent_hash, spot_version()])[:12]
@@ -145,8 +134,6 @@ def table(result: Result) -> list[Row]:
 
 
 def draw(result: Result) -> Figure:
-    from spot.plots.training import training_logs
-
     logs: dict[str, list[Row]] = {}
     for row in result.rows:
         logs.setdefault(row["run"], []).append(row)

@@ -2,11 +2,9 @@
 
 from functools import partial
 
-import torch
-
 from paper.lab import Lab
 from paper.plots import grouped_bars
-from paper.statistics import difference, predicted, share
+from paper.statistics import difference, predicted, share, stacked
 from paper.study import Result, Row, Study, cell, figure, paper_row, pivot, with_counts
 
 BASELINE = "isotropic"
@@ -35,7 +33,7 @@ def run(lab: Lab) -> Result:
         original = made.pop(BASELINE)[0].right
         rows.append({**about, "placement": BASELINE, **share(original)})
         for prior, own in made.items():
-            right = torch.stack([each.right for each in own])
+            right = stacked(own)
             rows.append({**about, "placement": prior, **share(right), **difference(right, original, "drop")})
         for name, objective in (each for each in SEARCHES.items() if lab.wanted(each[:1])):
             placements = lab.oracle(backbone, objective=objective)

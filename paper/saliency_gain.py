@@ -10,7 +10,6 @@ sensitive to edges.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from paper.plots import grouped_bars
 from paper.statistics import mean
 from paper.study import PAPER_IMAGES, Result, Row, Study, Table, by_budget, each_value, figure, p_value, signed
 from spot.data.loader import loader
-from spot.errors import InputError
 from spot.hashes import hash_tensors
 from spot.placement.files import Placements
 from spot.placement.priors import omega
@@ -69,8 +67,8 @@ def run(lab: Lab) -> Result:
 
 
 def measured(lab: Lab, backbone: Backbone, searched: Mapping[int, Placements]) -> dict[int, dict[str, Tensor]]:
-    """Gains (M,) per image by budget, in the placements' order: mean over tokens, of all tokens together, and the
-    control's. Uses one pass over the images, because maps may be slow to compute."""
+    """Gains (M,) per image by budget, in the placements' order, and the control's: `token` is the mean over tokens,
+    `image` the gain of their mean score, in which all tokens count. One pass over the images, as maps may be slow."""
     model = backbone.model
     ends = {tokens: placements.trajectory[:, [0, -1], :, :2] for tokens, placements in searched.items()}
     source, size = lab.sources.saliency(model), model.patch_size
@@ -92,10 +90,12 @@ def measured(lab: Lab, backbone: Backbone, searched: Mapping[int, Placements]) -
                 start, end = ends[tokens][rows].unbind(1)
                 other = ends[tokens][(rows + 1) % len(ends[tokens])]  # the next image's movement
                 moved = (start + other[:, 1] - other[:, 0]).clamp(low, high)
+                before = score(maps, start, size)
                 for suffix, there in (("", end), ("_control", moved)):
-                    for per in ("token", "image"):
-                        gain = relative_gain(maps, start, there, size, per=per)  # type: ignore[arg-type]
-                        gain = gain.nanmean(1) if per == "token" else gain
+                    after = score(maps, there, size)
+                    gains = {"token": relative_gain(before, after).nanmean(1)}
+                    gains["image"] = relative_gain(before.mean(1), after.mean(1))
+                    for per, gain in gains.items():
                         parts.setdefault(f"{tokens} {per}{suffix}", []).append(gain)
                 parts.setdefault(f"{tokens} rows", []).append(rows)
         return {name: torch.cat(values) for name, values in parts.items()}
@@ -116,36 +116,15 @@ def score(maps: Tensor, positions: Tensor, size: int = 16) -> Tensor:
 
     Windows are read as for tokens: bilinear, with the border repeated.
     """
-    if maps.ndim != 3:
-        raise InputError(f"saliency maps must have shape (B, H, W), got {tuple(maps.shape)}")
     return windows(maps[:, None].float(), positions, size).mean((2, 3, 4))
 
 
-def relative_gain(
-    maps: Tensor,
-    start: Tensor,
-    end: Tensor,
-    size: int = 16,
-    *,
-    per: Literal["token", "image"] = "token",
-) -> Tensor:
-    """Relative saliency gain, (score(end) − score(start)) / score(start).
+def relative_gain(before: Tensor, after: Tensor) -> Tensor:
+    """(after − before) / before of scores: the paper's formula for a token, or for the mean scores of an image.
 
-    Per token (the paper's formula) it is (B, N). Per image it is (B,), from the mean scores of its tokens,
-    which include tokens that start at zero saliency. If the first score is below NEAR_ZERO the gain is
-    NaN, because the ratio is meaningless and one such token would dominate the mean. Average with
-    `nanmean`, and report how many values were left out.
-
-    Args:
-        maps: saliency (B, H, W) in [0, 1].
-        start, end: positions (B, N, 2), such as `trajectory[:, 0]` and `trajectory[:, -1]`.
-        size: K, the window's side in pixels.
+    NaN where the first score is below NEAR_ZERO: the ratio is meaningless, and one such token would dominate a mean.
     """
-    before, after = score(maps, start, size), score(maps, end, size)
-    if per == "image":
-        before, after = before.mean(1), after.mean(1)
-    gain = (after - before) / before
-    return torch.where(before < NEAR_ZERO, torch.nan, gain)
+    return torch.where(before < NEAR_ZERO, torch.nan, (after - before) / before)
 
 
 def paper_rows() -> list[Row]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Suppress, arg
+from tyro.conf import arg
 
 from spot.data.difficulty import difficulty_of
 from spot.errors import InputError
@@ -42,12 +42,11 @@ class StudySettings:
     bank_keep: Path | None = None
     """a file with the bank images to use, one path per line, relative to the folder; by default all"""
     runs: Annotated[tuple[Path, ...], arg(name="run")] = ()
-    """folders of training runs, whose logs `retrofit` shows; by default those that contain the models"""
+    """folders of training runs, whose logs `retrofit` shows; by default a small run on scenes"""
     batch_size: int = 64
     """images per batch; affects only speed"""
     workers: int = -1
     """processes that read images; by default the number of free cores, at most 8"""
-    memory: Annotated[float, Suppress] = 2e9  # bytes of features at a time
 
     def __post_init__(self) -> None:
         from spot.data.loader import available_workers  # here, so that the help does not import torch

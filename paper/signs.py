@@ -1,4 +1,6 @@
-"""Street signs: large photographs with small objects, `python -m paper.signs`.
+"""Street signs: large photographs with small objects, `python -m paper.signs DATA WEIGHTS --models NAME=FOLDER …`
+
+    python -m paper.signs signs vit_tiny.safetensors --u2netp u2netp.onnx --models "finder from boxes=boxes/model"
 
 511 photographs of German streets with 1360 × 800 pixels, from GTSDB (Houben, Stallkamp, Salmen, Schlipsing, Igel:
 "Detection of Traffic Signs in Real-World Images: The German Traffic Sign Detection Benchmark", IJCNN 2013). Each has
@@ -6,8 +8,8 @@ traffic signs of only one kind, or none: five classes. The paper has no such tab
 
 There are three kinds of rows. *frozen*: a linear head on features of the retrofitted ViT-Ti; only the input differs.
 *fine-tuned*: the whole ViT on shrunk pictures, with the steps and learning rates of the next kind. *finder*: models of
-`spot learn --look glimpses`, trained with boxes or only with labels. Costs include the finder or the saliency map.
-Results are cached in --cache.
+`spot learn --look glimpses`, trained with boxes or only with labels; *one stage*: the same with `--glimpses.candidates
+0`. Costs include the finder or the saliency map. Results are cached in --cache.
 """
 
 import time
@@ -21,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -29,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import spot
 from paper.provenance import stored
 from paper.statistics import difference, share
+from paper.study import Row
 from spot import report
 from spot.data.pictures import Pictures, boxes_to_places, read_boxes
 from spot.errors import InputError
@@ -43,6 +45,7 @@ from spot.placement.saliency import OnnxSaliency, map_macs, rgb, spectral_residu
 from spot.store import read_json, read_tensors, write_json, write_tensors
 from spot.training.discovery import fit_head
 from spot.training.glimpses import Glimpses, color_jitter, train_classifier
+from tools.program import program
 
 MARGIN, PATCH = 1.25, 16
 KIND = "spot_signs"
@@ -104,24 +107,15 @@ def normal(pixels: Tensor) -> Tensor:
 Seen = tuple[Tensor, Tensor | None]
 
 
-def windows_told(street: Street, key: str, pixels: Tensor) -> Seen:
+def on_glimpse(pixels: Tensor, glimpse: Tensor) -> tuple[Tensor, Tensor]:
+    """49 tokens in a glimpse (1, 1, 3) of the picture."""
     images = normal(pixels)
-    return images, glimpse_positions(images, street.told(key, pixels), 49, PATCH)
+    return images, glimpse_positions(images, glimpse, 49, PATCH)
 
 
 def frameless(street: Street, key: str, pixels: Tensor) -> Seen:
-    images, positions = windows_told(street, key, pixels)
-    assert positions is not None
+    images, positions = on_glimpse(pixels, street.told(key, pixels))
     return images, positions[..., :3].contiguous()
-
-
-def crop_told(street: Street, key: str, pixels: Tensor) -> Seen:
-    return cut(pixels, street.told(key, pixels), 112), None
-
-
-def by_chance(street: Street, key: str, pixels: Tensor) -> Seen:
-    images = normal(pixels)
-    return images, glimpse_positions(images, street.chance(key, pixels), 49, PATCH)
 
 
 def spectral(street: Street, key: str, pixels: Tensor) -> Seen:
@@ -137,19 +131,9 @@ def u2net(street: Street, key: str, pixels: Tensor) -> Seen:
 
 def on_peak(pixels: Tensor, map_: Tensor) -> Seen:
     """A glimpse at the maximum of a saliency map (R, C)."""
-    images, best = normal(pixels), int(map_.argmax())
+    best = int(map_.argmax())
     place = [(best // map_.shape[1] + 0.5) / map_.shape[0], (best % map_.shape[1] + 0.5) / map_.shape[1], MAP_SIDE]
-    return images, glimpse_positions(images, torch.tensor([[place]]), 49, PATCH)
-
-
-def even(street: Street, key: str, pixels: Tensor) -> Seen:
-    images = normal(pixels)
-    return images, isotropic(images, 49)
-
-
-def even_tiles(street: Street, key: str, pixels: Tensor) -> Seen:
-    images = normal(pixels)
-    return images, whole_picture(images, 49, PATCH)
+    return on_glimpse(pixels, torch.tensor([[place]]))
 
 
 def shrunk(width: int, street: Street, key: str, pixels: Tensor) -> Seen:
@@ -181,20 +165,24 @@ def cut(pixels: Tensor, glimpse: Tensor, samples: int) -> Tensor:
 
 TOLD = "told the box"
 SEEN: dict[str, tuple[int, Callable[..., Seen]]] = {  # number of tokens, and the input
-    f"{TOLD}: 49 tokens in its region": (49, windows_told),
+    f"{TOLD}: 49 tokens in its region": (49, lambda street, key, pixels: on_glimpse(pixels, street.told(key, pixels))),
     f"{TOLD}: the same, positions in the picture": (49, frameless),
-    f"{TOLD}: cut out, resized to 112 pixels": (49, crop_told),
-    "a glimpse at random": (49, by_chance),
+    f"{TOLD}: cut out, resized to 112 pixels": (
+        49, lambda street, key, pixels: (cut(pixels, street.told(key, pixels), 112), None)
+    ),
+    "a glimpse at random": (49, lambda street, key, pixels: on_glimpse(pixels, street.chance(key, pixels))),
     "a glimpse on the peak of the spectral residual": (49, spectral),
     "a glimpse on the peak of U²-Net-p": (49, u2net),
-    "even windows of 16 pixels": (49, even),
-    "even windows that tile the picture": (49, even_tiles),
+    "even windows of 16 pixels": (49, lambda _, key, pixels: (normal(pixels), isotropic(normal(pixels), 49))),
+    "even windows that tile the picture": (
+        49, lambda _, key, pixels: (normal(pixels), whole_picture(normal(pixels), 49, PATCH))
+    ),
     "picture shrunk to 160 pixels across": (60, partial(shrunk, 160)),
     "picture shrunk to 224 pixels across": (112, partial(shrunk, 224)),
     "picture shrunk to 320 pixels across": (240, partial(shrunk, 320)),
     "picture shrunk to 680 pixels across": (1050, partial(shrunk, 680)),
     "all patches": (4250, partial(shrunk, 1360)),
-}
+}  # fmt: skip
 WIDTHS = (160, 224, 320)  # of the shrunk pictures that the whole ViT is fine-tuned on
 
 
@@ -307,46 +295,28 @@ def with_finder(street: Street, model: SpotViT, name: str, most: int = 6) -> dic
     return dict(read_tensors(file, KIND)[0])
 
 
-# Costs
+# The table
 
 
 @torch.no_grad()
-def cost(call: Callable[[], Any], times: int = 15) -> dict[str, float]:
-    """Multiply-adds of a call, and its processor time on one thread in milliseconds: the median of several calls."""
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # the counter counts its products
-        call()
-    spent = []
-    for _ in range(times):
-        begun = time.process_time()  # not wall time: the machine may be busy
-        call()
-        spent.append(time.process_time() - begun)
-    return {"GMACs": counter.get_total_flops() / 2e9, "ms": 1000 * median(spent)}
+def cost(cache: Path, name: str, call: Callable[[], Any], times: int = 15) -> dict[str, float]:
+    """Multiply-adds of a call, and its processor time on one thread in milliseconds: the median of several calls.
 
-
-class Costs:
-    """Costs of rows by name, for one picture in memory at batch 1; measured once and stored."""
-
-    def __init__(self, file: Path) -> None:
-        self.file: Path = file
-        self.known: dict[str, dict[str, float]] = read_json(file) if file.is_file() else {}
-
-    def of(self, name: str, call: Callable[[], Any], times: int = 15) -> dict[str, float]:
-        if name not in self.known:
-            self.known[name] = cost(call, times)
-            write_json(self.file, self.known)
-        return self.known[name]
-
-
-Kept = dict[str, tuple[dict[str, Any], Tensor]]
-
-
-def kept_rows(out: Path, keep: Sequence[str], val: Pictures) -> Kept:
-    """Rows of an earlier run with these name prefixes, and their correctness, if files and pictures are the same."""
-    known = read_json(out / "signs.json")
-    if known["keys"] != list(val.keys) or known["settings"] != settings():
-        raise InputError(f"{out} is of other models or pictures; measure all rows again, without --keep")
-    rows = zip(known["rows"], known["right"].items(), strict=True)
-    return {name: (row, torch.tensor(each).bool()) for row, (name, each) in rows if name.startswith(tuple(keep))}
+    It is for one picture in memory at batch 1, measured once and stored by its name.
+    """
+    file = cache / "costs.json"
+    known: dict[str, dict[str, float]] = read_json(file) if file.is_file() else {}
+    if name not in known:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it counts its products
+            call()
+        spent = []
+        for _ in range(times):
+            begun = time.process_time()  # not wall time: the machine may be busy
+            call()
+            spent.append(time.process_time() - begun)
+        known[name] = {"GMACs": counter.get_total_flops() / 2e9, "ms": 1000 * median(spent)}
+        write_json(file, known)
+    return known[name]
 
 
 def settings() -> dict[str, Any]:
@@ -357,12 +327,9 @@ def settings() -> dict[str, Any]:
 def main(
     data: Path,
     weights: Path,
-    boxes: tuple[Path, ...] = (),
-    labels: tuple[Path, ...] = (),
+    models: tuple[str, ...] = (),
     u2netp: Path | None = None,
     skip: tuple[str, ...] = (),
-    keep: tuple[str, ...] = (),
-    widths: tuple[int, ...] = WIDTHS,
     out: Path = Path("docs/results/signs"),
     cache: Path = Path("runs/signs-study"),
 ) -> None:
@@ -371,90 +338,78 @@ def main(
     Args:
         data: the folder signs, with train, val and boxes.csv.
         weights: of the timm ViT-Ti that vit-ti is based on.
-        boxes: models of spot learn --look glimpses --boxes.
-        labels: models of spot learn --look glimpses, without boxes.
+        models: folders of spot learn --look glimpses, each as NAME=FOLDER with a name for the table: "finder from
+            boxes", "finder from labels", "one stage, from boxes" or "one stage, from labels".
         u2netp: the ONNX file of U²-Net-p, for its row.
-        skip: rows to leave out, by prefix of their name.
-        keep: rows to keep from an earlier run in OUT, by prefix of their name, such as "frozen: even" or
-            "fine-tuned"; only their times are measured again.
-        widths: of the shrunk pictures that the whole ViT is fine-tuned on, in pixels.
+        skip: rows to leave out, by the beginning of their name, such as "frozen: all" or "fine-tuned".
     """
     from paper.signs_page import write
 
+    named = [given.partition("=") for given in models]
+    if not all(path for _, _, path in named):
+        raise InputError(f"models are given as NAME=FOLDER, got {', '.join(models)}")
     torch.set_num_threads(1)
     train, val = Pictures.open(data, "train"), Pictures.open(data, "val")
     known: dict[str, Tensor] = {}
     for part in (train, val):
         known |= boxes_to_places(read_boxes(data / "boxes.csv", part))
     cache.mkdir(parents=True, exist_ok=True)
-    street, spent, truth = (
-        Street(train, val, known, cache, u2netp),
-        Costs(cache / "costs.json"),
-        torch.tensor(val.labels),
-    )
+    street, truth = Street(train, val, known, cache, u2netp), torch.tensor(val.labels)
     source = load_source("vit-ti", weights=weights)
-    frozen = at_budget(source, 49).eval().requires_grad_(False)
-    frozen.reset_classifier(len(train.classes))
     some, key = val.pixels(0), val.keys[0]
-    right: dict[str, Tensor] = {}
     predicted: dict[str, Tensor] = {}
-    rows: list[dict[str, Any]] = []
-    earlier: Kept = kept_rows(out, keep, val) if keep else {}
+    rows: list[Row] = []
 
-    def add(training: str, name: str, tokens: int, logits: Tensor | None, price: dict[str, float]) -> None:
-        row = f"{training}: {name}"
-        if logits is None:
-            right[row] = earlier[row][1]
-        else:
-            predicted[row] = logits.argmax(1)
-            right[row] = predicted[row] == truth
-        rows.append({"training": training, "input": name, "tokens": tokens, **share(right[row]), **price})
+    def add(training: str, name: str, tokens: int, logits: Tensor, price: Row) -> None:
+        predicted[f"{training}: {name}"] = answer = logits.argmax(1)
+        rows.append({"training": training, "input": name, "tokens": tokens, **share(answer == truth), **price})
+
+    def frozen(tokens: int) -> SpotViT:
+        model = (dense_model(source) if tokens == 4250 else at_budget(source, 49)).eval().requires_grad_(False)
+        model.reset_classifier(len(train.classes))
+        return model
+
+    def price_of(name: str, model: SpotViT) -> dict[str, float]:
+        tokens, see = SEEN[name]
+        return cost(cache, f"frozen {name}", lambda: pooled(model, see(street, key, some)), 3 if tokens > 1000 else 15)
 
     for name, (tokens, see) in SEEN.items():
-        if name.startswith(skip) or (see is u2net and u2netp is None):
+        if f"frozen: {name}".startswith(skip) or (see is u2net and u2netp is None):
             continue
-        dense = dense_model(source).eval().requires_grad_(False) if tokens == 4250 else frozen
-        dense.reset_classifier(len(train.classes))
-        price = spent.of(f"frozen {name}", lambda: pooled(dense, see(street, key, some)), 3 if tokens > 1000 else 15)  # noqa: B023
+        model = frozen(tokens)
+        price = price_of(name, model)
         extra = (map_macs(str(u2netp)) or 0) / 1e9 if see is u2net else 0
-        logits = None if f"frozen: {name}" in earlier else with_head(street, name, dense)
-        add("frozen", name, tokens, logits, {**price, "GMACs": price["GMACs"] + extra})
-    for width in widths:
+        add("frozen", name, tokens, with_head(street, name, model), {**price, "GMACs": price["GMACs"] + extra})
+    for width in WIDTHS:
         name, small = f"picture shrunk to {width} pixels across", shrink_to(normal(some), width)
-        kept = f"fine-tuned: {name}" in earlier
-        tuned, logits = (dense_model(source), None) if kept else fine_tuned(street, source, width)
-        price = spent.of(f"fine-tuned {width}", partial(tuned.eval().requires_grad_(False), small, tuned.grid(small)))
-        add("fine-tuned", name, len(tuned.grid(small)[0]), logits, price)
-    models: dict[str, tuple[SpotViT, dict[str, Tensor]]] = {}
-    for how, paths in (("boxes", boxes), ("labels", labels)):
-        for path in paths:
-            model = spot.load(path).eval().requires_grad_(False)
-            each, training = model.tokens, f"finder from {how}"
-            made = with_finder(street, model, f"{how}-{each}")
-            models[f"{how}-{each}"] = model, made
-            for count in (1, 3, 6) if each < 25 else (1, 2):
-                several = Glimpsed(model, count)
-                price = spent.of(f"{count} × {each}", partial(several, normal(some)))
-                places, side = f"{count} place{'s' * (count > 1)} of {each} tokens", round(each**0.5) * PATCH
-                add(training, places, count * each, several.decide(made["tokens"][:, :count]), price)
-                name = f"the same places, cut out and resized to {side} pixels"
-                add(training, name + f" ({count} × {each})", count * each, several.decide(made["crops"][:, :count]), {})
-            several = Glimpsed(model, 1)
-            for seen, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
-                add(training, name, each, several.decide(made[seen]), {})
-    for name in [name for name in earlier if name not in right]:  # of models that are not given this time
-        line, right[name] = earlier[name]
-        rows.append({part: line[part] for part in line if part != "ms"})  # times are of one run
-    base = right.get("finder from labels: 3 places of 16 tokens")
-    for line, hits in zip(rows, right.values(), strict=True):
-        line |= {} if base is None else difference(hits, base)
-    finders: list[Any] = [model.policy for model, _ in models.values()]
-    looks = {"the finder alone": spent.of("finder", partial(finders[0].find, normal(some), 3))} if finders else {}
-    dense = dense_model(source).eval().requires_grad_(False)
-    see = SEEN["all patches"][1]
-    looks["all 4,250 patches"] = spent.of("frozen all patches", lambda: pooled(dense, see(street, key, some)), 3)
-    write(rows, looks, street, models, right, predicted, out)
+        if not f"fine-tuned: {name}".startswith(skip):
+            tuned, logits = fine_tuned(street, source, width)
+            call = partial(tuned.eval().requires_grad_(False), small, tuned.grid(small))
+            add("fine-tuned", name, len(tuned.grid(small)[0]), logits, cost(cache, f"fine-tuned {width}", call))
+    found: dict[str, tuple[SpotViT, dict[str, Tensor]]] = {}
+    looks = {"all 4,250 patches": price_of("all patches", frozen(4250))}
+    for training, _, path in named:
+        model = spot.load(path).eval().requires_grad_(False)
+        each, finder = model.tokens, slug(training)
+        made = with_finder(street, model, f"{finder}-{each}")
+        found[f"{finder}-{each}"] = model, made
+        for count in (1, 3, 6) if each < 25 else (1, 2):
+            several = Glimpsed(model, count)
+            price = cost(cache, f"{finder} {count} × {each}", partial(several, normal(some)))
+            places, side = f"{count} place{'s' * (count > 1)} of {each} tokens", round(each**0.5) * PATCH
+            add(training, places, count * each, several.decide(made["tokens"][:, :count]), price)
+            name = f"the same places, cut out and resized to {side} pixels ({count} × {each})"
+            add(training, name, count * each, several.decide(made["crops"][:, :count]), {})
+        several = Glimpsed(model, 1)
+        for seen, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
+            add(training, name, each, several.decide(made[seen]), {})
+        finding: Any = model.policy
+        looks[f"the finder alone, {training}"] = cost(cache, finder, partial(finding.find, normal(some), 3))
+    base = predicted.get("finder from labels: 3 places of 16 tokens")
+    for row, answer in zip(rows, predicted.values(), strict=True):
+        row |= {} if base is None else difference(answer == truth, base == truth)
+    write(rows, looks, street, found, predicted, out)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    program("paper.signs", main, __doc__)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from paper.provenance import sentence
 from paper.signs import TOLD, Street, settings
-from paper.study import signed
+from paper.study import cell, signed
 from spot import report
 from spot.models.glimpsed import Glimpsed
 from spot.models.spot_vit import SpotViT
 from spot.placement.glimpses import cut_out
 from spot.plots import save
 from spot.plots.layout import PlainFigure
-from spot.store import write_json
+from spot.store import write_json, write_text
 
 Rows = Sequence[dict[str, Any]]
 COLOURS = {
@@ -37,23 +37,20 @@ def write(
     looks: Mapping[str, Mapping[str, float]],
     street: Street,
     models: Mapping[str, tuple[SpotViT, dict[str, Tensor]]],
-    right: Mapping[str, Tensor],
     predicted: Mapping[str, Tensor],
     out: Path,
 ) -> None:
     """Write the table as JSON and Markdown, its plot, and the pictures."""
     val = street.val
-    out.mkdir(parents=True, exist_ok=True)
     kinds = {row: [val.classes[index] for index in each.tolist()] for row, each in predicted.items()}
-    outcomes = {row: each.int().tolist() for row, each in right.items()}
-    written = {"rows": list(rows), "keys": list(val.keys), "right": outcomes, "predicted": kinds}
+    written = {"rows": list(rows), "keys": list(val.keys), "predicted": kinds}
     write_json(out / "signs.json", {"settings": settings(), **written})
     table = [
         {
             "training": row["training"],
             "input": row["input"],
             "tokens": row["tokens"],
-            "top-1, %": f"{row['top1']:.1f} ({row['low']:.1f}–{row['high']:.1f})",
+            "top-1, %": cell(row),
             "GMACs": f"{row['GMACs']:.2f}" if "GMACs" in row else "",
             "ms": f"{row['ms']:.0f}" if "ms" in row else "",
             AGAINST: signed(row),
@@ -78,8 +75,8 @@ def write(
         + "".join(f"![hits and misses, {name}]({name}.png)\n\n" for name in models)
         + f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings())}\n"
     )
-    (out / "signs.md").write_text(text)
-    report.say(report.markdown(table))
+    write_text(out / "signs.md", text)
+    report.show(table, "signs")
     save(against_cost(rows), out / "signs.png")
     for name, (model, made) in models.items():
         save(pictures(street, model, made), out / f"{name}.png")

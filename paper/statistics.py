@@ -59,9 +59,14 @@ def predicted(placements: Placements, step: int = -1) -> Predictions:
     return Predictions(keys, values["predictions"][rows, step] == values["labels"][rows])
 
 
+def stacked(predictions: Sequence[Predictions]) -> Tensor:
+    """Whether each seed was right about each image, (S, M)."""
+    return torch.stack([each.right for each in predictions])
+
+
 def over_seeds(predictions: Sequence[Predictions]) -> dict[str, float | int | None]:
     """Accuracy and, if available, kNN accuracy over seeds, with intervals over images."""
-    row = {"seeds": len(predictions), **share(torch.stack([each.right for each in predictions]))}
+    row = {"seeds": len(predictions), **share(stacked(predictions))}
     votes = [each.knn for each in predictions if each.knn is not None]
     if votes:
         knn = share(torch.stack(votes), "knn")

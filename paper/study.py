@@ -29,8 +29,6 @@ from spot.store import read_json, write_text
 if TYPE_CHECKING:
     from paper.lab import Lab
 
-FORMAT = 1
-
 STUDIES = (
     "off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness", "tome", "elastic",
     "needle", "anytime", "speed", "retrofit",
@@ -55,23 +53,20 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the file atomically."""
-        write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n")
+        write_text(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "Result":
-        """Read a file; refuses files of another version and damaged ones."""
+        """Read a file; refuses damaged ones, and those of a version with other fields."""
         path = Path(path)
         if not path.is_file():
             raise InputError(f"there is no result {path}; run python -m paper {path.stem} first")
-        again = f"run python -m paper {path.stem} again"
-        content = read_json(path, f"a study's result; {again}")
-        version = content.pop("format", None) if isinstance(content, dict) else None
-        if version not in (FORMAT, None):
-            raise InputError(f"{path} was written in format {version}, this version reads {FORMAT}; {again}")
+        what = f"a study's result; run python -m paper {path.stem} again"
+        content = read_json(path, what)
         try:
-            return cls(**content)
-        except TypeError:
-            raise InputError(f"{path} is not a study's result, or is damaged; {again}") from None
+            return cls(**{name: value for name, value in content.items() if name != "format"})  # of version 0.2
+        except (AttributeError, TypeError):
+            raise InputError(f"{path} is damaged, or not {what}") from None
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ SKIPS = {
     "the shared data is not here": "tests/conftest.py",
     # Blocks of guides that use real models: the other blocks run with the built-in one.
     "needs ../shared": "tests/test_guides.py",
-    # The paper's tables, cell by cell: the studies' own copies are compared with what they compute.
+    # The paper's tables, cell by cell: constants, which change only by hand.
     "the paper's source is not here": "tests/paper",
-    "the paper's source is not here; its twin below runs anywhere": "tests/paper",
     # The contract compares with timm's ViT; the authors' windows have no timm ViT, and every other kind has one.
     "the authors' windows are not a ViT's patches": "tests/models/test_contract.py",
     # Formats that a build of Pillow lacks: the others of the same test.

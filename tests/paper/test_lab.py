@@ -11,7 +11,7 @@ from paper import lab as module
 from paper.backbone import Backbone, backbones, budgets
 from paper.lab import Lab
 from paper.settings import StudySettings
-from paper.sources import Sources, scene_masks
+from paper.sources import Sources
 from paper.statistics import Predictions, predicted
 from spot.data.images import data_for
 from spot.data.loader import loader
@@ -21,8 +21,6 @@ from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
 from spot.models.deltas import save_delta
 from spot.placement import files, priors
-from spot.placement.files import Placements
-from spot.placement.oracle import search, snapped
 from tests.conftest import VIT_TINY, make_nano
 from tests.data.files import folders
 
@@ -100,14 +98,6 @@ def test_what_was_measured_is_not_measured_again(make_lab, counted):
     assert torch.equal(again.oracle(again.backbones[0]).trajectory, searched.trajectory)
     more = again.accuracy(again.backbones[0], [*wanted, Setting("uniform", 4, 2)])
     assert counted["evaluate"] == before["evaluate"] + 1 and len(more) == 4
-
-
-@pytest.mark.parametrize("other", [{"limit": 50}, {"saliency": "spectral"}])
-def test_what_determines_a_measurement_is_in_its_name(make_lab, counted, other):
-    for options in ({}, other):
-        lab = make_lab(**options)
-        lab.accuracy(lab.backbones[0], [Setting("salient", 4)])
-    assert counted["evaluate"] == 2
 
 
 def change_sigma(small, lab, monkeypatch):
@@ -204,19 +194,6 @@ def test_a_search_starts_where_the_prior_places(small, make_lab):
     assert torch.equal(predicted(found, 0).right, read.on(predicted(found).keys).right)
 
 
-def test_snapped_positions_are_the_search_with_a_grid(small, make_lab):
-    lab = make_lab(("one",))
-    found = lab.oracle(lab.backbones[0], tokens=4)
-    images, labels, keys = read_all(small, limit=30)
-    start = found.positions_for(keys, 0)
-    expected = search(lab.backbones[0].model, images, labels, start, grid=(4, 4))
-    torch.testing.assert_close(snapped(found.positions_for(keys), (4, 4)), expected.positions)
-    right = expected.logits[:, -1].argmax(1) == labels
-    order = sorted(range(30), key=keys.__getitem__)
-    moved = Placements(keys, snapped(found.positions_for(keys), (4, 4)))
-    assert torch.equal(lab.at(lab.backbones[0], moved).right, right[order])
-
-
 def test_positions_are_read_by_another_model(small, make_lab):
     lab = make_lab()
     found = lab.oracle(lab.backbones[0], tokens=4)
@@ -227,25 +204,19 @@ def test_positions_are_read_by_another_model(small, make_lab):
     assert torch.equal(lab.at(lab.backbones[1], found).right, right[order])
 
 
-def test_a_search_of_another_version_is_named_and_made_again(make_lab, monkeypatch, capsys):
-    lab = make_lab()
-    first = lab.oracle(lab.backbones[0])
-    version = spot.__version__
-    monkeypatch.setattr(spot, "__version__", "9.9.9")
-    again = make_lab().oracle(lab.backbones[0])
-    said = f"made with spot='{version}', now spot='9.9.9'; it is made again"
-    assert said in capsys.readouterr().err.replace("\n", " ")
-    assert again.metadata["spot"] == "9.9.9"
-    assert torch.equal(again.trajectory, first.trajectory)
-
-
-def test_a_damaged_search_is_named_and_made_again(make_lab, capsys):
+def test_a_search_of_another_version_or_a_damaged_one_is_named_and_made_again(make_lab, monkeypatch, capsys):
     lab = make_lab()
     first = lab.oracle(lab.backbones[0])
     (path,) = (lab.cache.folder / "oracle").glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:-100])
     assert torch.equal(lab.oracle(lab.backbones[0]).trajectory, first.trajectory)
     assert "damaged" in capsys.readouterr().err
+    version = spot.__version__
+    monkeypatch.setattr(spot, "__version__", "9.9.9")
+    again = make_lab().oracle(lab.backbones[0])
+    said = f"made with spot='{version}', now spot='9.9.9'; it is made again"
+    assert said in capsys.readouterr().err.replace("\n", " ")
+    assert again.metadata["spot"] == "9.9.9" and torch.equal(again.trajectory, first.trajectory)
 
 
 def test_without_a_bank_there_are_no_neighbours(make_lab):
@@ -300,19 +271,6 @@ def test_predictions_of_some_images_keep_their_order():
     assert predictions.on(["c", "b"]).right.tolist() == [True, False]
     with pytest.raises(InputError, match="'d' was not measured"):
         predictions.on(["d"])
-
-
-def test_scenes_know_their_masks():
-    masks = scene_masks(["test/00000017", "test/00000003"])
-    from spot.data.scenes import Scenes
-
-    assert torch.equal(masks, Scenes("test").draw([17, 3]).masks)
-
-
-def test_placements_of_other_images_are_not_read(make_lab):
-    lab = make_lab()
-    with pytest.raises(InputError, match="no placement for image"):
-        lab.at(lab.backbones[0], Placements(["x"], torch.rand(1, 4, 2)))
 
 
 def test_a_backbone_saved_by_spot_needs_its_weights_to_know_its_parent(small):

@@ -1,18 +1,61 @@
 """A number in a document is of the files that ship."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from paper.provenance import NAMED, comment, sentence, stale, stored, unproven
-from spot.models.shipped import ALIASES, built_in
+from paper.provenance import comment, sentence, stored
+from spot.models.deltas import is_delta, read_about
+from spot.models.shipped import ALIASES, built_in, find
 from spot.store import read_tensors, write_tensors
 from tests.conftest import make_nano
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(RESULTS.rglob("*.json"))
+
+
+USES_POLICY = ("learned", "merged-learned", "policy")  # in the names of rows that use a policy
+
+# Documents. A table is copied from a result (tools/fill_results.py), or a comment above it names its files:
+#     <!-- of: vit-ti file 1f384a4d10ae4cb3 policy 80fc4d2598b0e9ed, deit-ti base 39292d92f61fd31d -->
+# or explains why it is not about shipped files:
+#     <!-- of no shipped file: training runs of the recipe, one seed each -->
+BLOCK = re.compile(r"<!-- (?:accuracy: )?\S+\.(?:md|json)(?: [^>]*)?-->.*?<!-- end -->", re.DOTALL)
+NAMED = re.compile(r"<!-- of: (.+?) -->")
+REASON = re.compile(r"<!-- of no shipped file: \w.+? -->")
+# A row in which two cells begin with a number that has decimals:
+NUMBERS = re.compile(r"^(?:.*\|)?\s*[-+−]?\d+\.\d[^|\n]*\|(?:.*\|)?\s*[-+−]?\d+\.\d", re.MULTILINE)
+
+
+def unproven(text):
+    """Sentences on tables of measured numbers in a document that name no files, or files that are not shipped."""
+    text = BLOCK.sub("", text)
+    for named in NAMED.finditer(text):
+        for model in named[1].split(","):
+            name, *pairs = model.split()
+            ships = stored(name) | ({"base": read_about(find(name))["hash"]} if is_delta(find(name)) else {})
+            for part, given in zip(pairs[::2], pairs[1::2], strict=True):
+                if ships.get(part) != given:
+                    yield f"a table is of {name}'s {part} {given}; what ships has {ships.get(part)}"
+    for table in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        above = text[: table.start()].rstrip().splitlines()[-3:]
+        if NUMBERS.search(table[0]) and not any(NAMED.search(line) or REASON.search(line) for line in above):
+            yield f"a table of numbers names no model files: {table[0].splitlines()[0]}"
+
+
+def stale(settings, rows):
+    """Sentences on why a result does not match the shipped files; none if it does."""
+    learned = any(word in str(value) for row in rows for value in row.values() for word in USES_POLICY)
+    for name, about in settings.get("models", {}).items():
+        source = ALIASES.get(about["source"], about["source"])
+        if source not in built_in():
+            continue
+        for part, needed in stored(source).items():
+            if about.get(part) != needed and (part == "file" or learned):
+                yield f"{name}: measured with {part} {about.get(part)}, what ships has {needed}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")

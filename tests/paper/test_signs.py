@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from paper.signs import SEEN, Shrunk, Street, cut, features, kept_rows, normal, settings
+from paper.signs import SEEN, Shrunk, Street, cut, features, normal
 from spot.data.pictures import Pictures
-from spot.errors import InputError
 from spot.placement.glimpses import glimpse_positions
-from spot.store import write_json
 from spot.tokens.windows import windows
 
 
@@ -90,18 +88,3 @@ def test_views_of_shrunk_pictures_fill_whole_patches(street):
     assert views.shape == (2, 3, 96, 160) and labels.tolist() == [1, 0]
     assert float(views[1].std()) < 1e-6 < float(views[0].std())  # the sign is still there, the empty street has none
     assert normal(street.val.pixels(0)).shape == (1, 3, 800, 1360)
-
-
-def test_kept_rows_are_those_of_the_same_pictures_and_models(street, tmp_path):
-    right = {"frozen: even windows": [1, 0], "fine-tuned: small": [0, 1], "frozen: other": [1, 1]}
-    rows = [{"tokens": 49}, {"tokens": 60}, {"tokens": 4}]
-    written = {"settings": settings(), "keys": ["sign", "empty"], "right": right, "rows": rows}
-    write_json(tmp_path / "signs.json", written)
-    kept = kept_rows(tmp_path, ("frozen: even", "fine-tuned"), street.val)
-    assert {name: (row["tokens"], each.tolist()) for name, (row, each) in kept.items()} == {
-        "frozen: even windows": (49, [True, False]),
-        "fine-tuned: small": (60, [False, True]),
-    }
-    write_json(tmp_path / "signs.json", {**written, "keys": ["sign"]})
-    with pytest.raises(InputError, match="other models or pictures"):
-        kept_rows(tmp_path, ("frozen",), street.val)

@@ -12,6 +12,7 @@ PROGRAMS = {
     "paper.policies": "MODEL WEIGHTS DATA",
     "paper.needle_control": "MIX DENSE",
     "paper.scale_up": "--rehearse",
+    "paper.signs": "DATA WEIGHTS",
     "tools.make_assets": "--runs",
 }
 
