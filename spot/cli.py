@@ -110,5 +110,5 @@ def overview() -> str:
     width = max(map(len, VERBS))
     lines = ["spot: Vision Transformers whose tokens can be placed anywhere in an image", ""]
     lines += [f"  spot {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
-    lines += ["", "spot VERB --help shows a verb's options.", "example: spot demo"]
+    lines += ["", "spot COMMAND --help shows the options of a command.", "example: spot demo"]
     return "\n".join(lines)

@@ -49,7 +49,7 @@ NANO = "vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 depth=6 num_heads=
 STEPS = (
     Step(
         "scenes-a-grid",
-        "learned from labels, on the grid: the plain ViT that scenes-a is compared with",
+        "trained with labels on the grid: the plain ViT for comparisons with scenes-a",
         f"pretrain {NANO} embed_dim=120 --recipe scenes --set epochs=3",
     ),
     Step(
@@ -59,7 +59,7 @@ STEPS = (
     ),
     Step(
         "scenes-b-grid",
-        "another seed and width, learned from labels, on the grid",
+        "another seed and width, trained with labels on the grid",
         f"pretrain {NANO} embed_dim=104 --recipe scenes --set seed=1 epochs=3.5",
     ),
     Step(
@@ -69,13 +69,13 @@ STEPS = (
     ),
     Step(
         "scenes-mae-encoder",
-        "a masked autoencoder's encoder, not shipped",
+        "the encoder of a masked autoencoder; not in the package",
         f"pretrain {NANO} embed_dim=112 --recipe scenes-mae --set seed=2",
         shipped=False,
     ),
     Step(
         "scenes-mae-grid",
-        "scenes-mae-encoder, fine-tuned on the grid with mean pooling, not shipped",
+        "scenes-mae-encoder, fine-tuned on the grid with mean pooling; not in the package",
         "finetune {runs}/scenes-mae-encoder/model --recipe scenes-finetune --set seed=12",
         shipped=False,
     ),
@@ -90,21 +90,21 @@ STEPS = (
 NEEDLE_STEPS = (
     Step(
         "scenes-needle-crops",
-        "learned from labels on crops of 64 pixels, on few tokens, not shipped",
+        "trained with labels on crops of 64 pixels, with few tokens; not in the package",
         f"{NEEDLE} --recipe scenes-needle-crops",
         shipped=False,
         data="needle:64",
     ),
     Step(
         "scenes-needle-whole",
-        "scenes-needle-crops, on whole pictures: few tokens around the object and elsewhere, and the grid; not shipped",
+        "scenes-needle-crops, trained on whole pictures with few tokens and with the grid; not in the package",
         "retrofit {runs}/scenes-needle-crops/model --recipe scenes-needle",
         shipped=False,
         data="needle",
     ),
     Step(
         "scenes-needle",
-        "scenes-needle-whole, the same at falling rates",
+        "scenes-needle-whole, trained further with a decreasing learning rate",
         "retrofit {runs}/scenes-needle-whole/model --recipe scenes-needle --set epochs=0.2 lr=6e-4 warmup_epochs=0.01 "
         "seed=1",
         data="needle",
@@ -249,24 +249,24 @@ def curve(row: dict[str, str]) -> dict[str, Any]:
 SCENES = """# The built-in models
 
 Nano ViTs (patch 8 on 64 × 64, 64 grid tokens) for the built-in scenes of 32 classes, as float16 safetensors:
-`spot.load("scenes-a")`. This card and the weights are written by `make assets`; nothing in it is typed by hand.
+`spot.load("scenes-a")`. This card and the weights are written by `make assets`.
 
 ## Accuracy
 
-Top-1 in percent on {images} test scenes that no training has seen, of the float16 weights as shipped. With 64 isotropic
-tokens the model reads its grid. The `-grid` models have never seen a token off it."""
+Top-1 in percent on {images} test scenes that were not used for training, with the float16 weights as shipped. 64
+isotropic tokens are the grid. The `-grid` models were trained on the grid only."""
 
-NEEDLE_CARD = """# The built-in model for a small thing in a large picture
+NEEDLE_CARD = """# The built-in model for a small object in a large picture
 
 A nano ViT with rotary positions (patch 8 on 192 × 192, 576 grid tokens; other sizes work) for the scenes `needle`,
 whose object of one of 32 classes has 24 to 40 pixels: `spot.load("scenes-needle")`. This card and the weights are
-written by `make assets`; nothing in it is typed by hand. `scenes-needle.policy.safetensors` is its policy, by `spot
-learn` on 512 training scenes without labels; the file's header has the settings.
+written by `make assets`. `scenes-needle.policy.safetensors` is its policy, trained by `spot learn` on 512 training
+scenes without labels. The file's header has the settings.
 
 ## Accuracy
 
-Top-1 in percent on {images} test scenes that no training has seen, of the float16 weights as shipped. With 576
-isotropic tokens the model reads its grid. What placement does for it: `python -m paper needle`."""
+Top-1 in percent on {images} test scenes that were not used for training, with the float16 weights as shipped. 576
+isotropic tokens are the grid. `python -m paper needle` measures other placements."""
 
 CARDS = (
     Card("README.md", SCENES, STEPS, "scenes", 1024, ("isotropic", "center", "uniform"), (9, 16, 36, 64)),

@@ -69,7 +69,8 @@ def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/retrofit
             retrofit(name, where, run, "distil-sizes", [*changes, f"seed={seed}"])
         mean = mean_of(list(taught.values()), runs / f"{name}-mean")
         start = policy_of(mean, name, base, where, teacher)
-        taught |= {f"{name}+spot, their mean": mean, f"{name}+spot, gone on from there": runs / f"{name}-again"}
+        taught[f"{name}+spot, mean of both seeds"] = mean
+        taught[f"{name}+spot, end of distil-again"] = runs / f"{name}-again"
         retrofit(start, where, runs / f"{name}-again", "distil-again", AGAIN.get(name, ()))
         final = mean_of([mean, runs / f"{name}-again"], runs / f"{name}-final")
         delta = policy_of(final, name, base, where, teacher)
@@ -189,33 +190,34 @@ def minutes(row: dict[str, str]) -> dict[str, Any]:
 
 CARD = """# Real ViTs, retrofitted without labels
 
-What distillation (`spot retrofit`, recipes `distil-sizes` and `distil-again`) changed in two timm ViTs, as int8 deltas.
-The base's weights are not here: `spot.load("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot")` takes them from timm,
-or from a file with `weights=FILE`, and refuses any other base. This card and the deltas are written by
-`python -m tools.make_retrofits WEIGHTS TRAIN VAL`; nothing in it is typed by hand.
+The changes that distillation (`spot retrofit`, recipes `distil-sizes` and `distil-again`) made to two timm ViTs, as
+int8 deltas. timm's weights are not included. `spot.load("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot")` downloads
+them, or reads them from a file with `weights=FILE`, and refuses any other base. This card and the deltas are written by
+`python -m tools.make_retrofits WEIGHTS TRAIN VAL`.
 
-Top-1 in percent on ImageNet validation images that training never saw (bicubic, crop 0.875); ± is the widest half of a
-95 % interval. The first row of each two is timm's model, adapted and untrained, with windows of scale 1; the second is
-the delta as shipped, with the scale that `auto` means. Its weights depend on the budget: all of the change with 16
-tokens and fewer, log(196 / N) / log(196 / 16) of it with N, none on the grid, where it is timm's model
-(`spot/models/family.py`).
+Top-1 in percent on ImageNet validation images that were not used for training (bicubic, crop 0.875). ± is half the
+width of the widest 95 % interval in the row. The first row of each pair is timm's model, adapted and untrained, with
+windows of scale 1. The second row is the delta as shipped, with window sizes `auto`. Its weights depend on the budget:
+all of the change with 16 tokens and fewer, log(196 / N) / log(196 / 16) of it with N tokens, and none on the grid,
+where it is timm's model (`spot/models/family.py`).
 
 {files}
 
 {accuracy}
-How it came about: two runs of `distil-sizes` with other seeds, the mean of what they changed, from there on
-`distil-again`, which trains weights as the budget takes them, and half of the way back. On the images of the table
-above, with the same rule for weights:
+The deltas were made in these steps: two runs of `distil-sizes` with different seeds; the mean of their changes; from
+there `distil-again`, in which each forward pass has the weights of its budget; and the point half way between the mean
+and the end of `distil-again`. Accuracies of the steps on the same images, with the same rule for weights:
 
 {steps}
-Why: how often the ViT with a share of the change, at every budget alike, says what the ViT itself says on its grid, in
-percent, isotropic windows at scale auto, on the images that were set aside from training, without their labels.
+This table shows why the weights depend on the budget. It has the share of the images (in percent) on which the ViT with
+a share of the change predicts the same class as timm's ViT on its grid. The share of the change is the same at every
+budget. Isotropic windows of scale `auto`, on the images that were set aside from training, without their labels:
 
 {shares}
 ## Logs
 
 Trained on unlabelled ILSVRC-2012 images: one training and two validation images of each class (none of them among those
-of the table above), and 2,500 more of 20 classes, less the 500 set aside. One thread each, beside other work.
+of the table above), and 2,500 more of 20 classes, without the 500 set aside. One thread each, on a busy machine.
 
 {logs}"""
 

@@ -115,7 +115,7 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
     )
     assert not torch.equal(one, two)
     torch.testing.assert_close(mean, (one + two) / 2)
-    for title in (NAME, f"{NAME}+spot", f"{NAME}+spot, seed 0", f"{NAME}+spot, their mean"):
+    for title in (NAME, f"{NAME}+spot", f"{NAME}+spot, seed 0", f"{NAME}+spot, mean of both seeds"):
         assert re.search(
             rf"^\| {re.escape(title)} \| [\d.]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| 24 \|$", card, re.MULTILINE
         )
