@@ -275,13 +275,10 @@ def call_of(
         run = run.model.vit if isinstance(run, PlainViT) else run
         run = torch.compile(run, dynamic=False) if runtime == "compile" else run
         return lambda given: run(given.images)
-    if isinstance(run, SpotViT):
-        export(run, path, prior=run.prior, tokens=run.tokens)
-    elif isinstance(run, (ToMe, PlainViT)):
-        export(run, path)
-    else:
+    if not isinstance(run, (SpotViT, ToMe, PlainViT)):
         report.warn(f"{entry.method} draws its tokens and has no file; it is timed in other runtimes alone")
         return None
+    export(run, path, built_in=True)
     session = Exported(path, threads=threads).session
     return lambda given: session.run(None, {"images": given.pixels})
 

@@ -18,6 +18,7 @@ from spot.errors import InputError
 from spot.export.runtime import Exported, fit_picture
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.models.wrappers import PlainViT
 
 TOLERANCE = 1e-4  # relative to the largest value of an output
 
@@ -35,12 +36,9 @@ def run_onnx(path: Path) -> Run:
     return run
 
 
-def run_torch(path: Path, compiled: bool = False) -> Run:
+def run_torch(path: Path) -> Run:
     """A function that runs a torch.export program."""
-    if compiled:
-        module: Any = torch._inductor.aoti_load_package(str(path))
-    else:
-        module = torch.export.load(path).module()
+    module = torch.export.load(path).module()
 
     def run(images: Tensor, positions: Tensor | None) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -50,7 +48,7 @@ def run_torch(path: Path, compiled: bool = False) -> Run:
 
 
 def verify(
-    run: Run, model: SpotViT | ToMe, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
+    run: Run, model: SpotViT | ToMe | PlainViT, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The largest difference and the largest value by output; refuses a file that differs from the model."""
     found: dict[str, list[float]] = {name: [] for name in about["outputs"]}
@@ -122,16 +120,11 @@ def normalised(about: dict[str, Any], pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reference(
-    model: SpotViT | ToMe, about: dict[str, Any], images: Tensor, positions: Tensor | None
+    model: SpotViT | ToMe | PlainViT, about: dict[str, Any], images: Tensor, positions: Tensor | None
 ) -> dict[str, Tensor]:
-    """The model's own outputs, by name."""
+    """The model's own outputs, by name; without positions, at its own placement."""
     if about["image"] == "uint8":
         images = normalised(about, images)
-    if positions is None:
-        if about["learned"]:
-            positions = model.place(images)
-        else:
-            positions = torch.tensor(about["positions"]).expand(len(images), -1, -1)
     head: Any
     if isinstance(model, ToMe):
         merged = model.merge(images, positions)
