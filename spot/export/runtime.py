@@ -33,21 +33,8 @@ class Exported:
     """An exported model. Call it with images (B, H, W, 3) and, unless built in, positions (B, N, 2)."""
 
     def __init__(self, path: str | Path, threads: int | None = None) -> None:
-        """threads: by default ONNX Runtime's choice. They do not spin while they wait."""
-        refuse_no_file(path, "a file written by spot export")
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise InputError(f"running an exported file needs onnxruntime; {EXTRA}") from error
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if threads is not None:
-            options.intra_op_num_threads = threads
-        try:
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's errors have no other common base class
-            raise InputError(f"ONNX Runtime cannot open {path}: {' '.join(str(error).split())[:200]}") from error
+        """threads: by default ONNX Runtime's choice."""
+        self.session = open_session(path, threads)
         entries = self.session.get_modelmeta().custom_metadata_map
         if KEY not in entries:
             raise InputError(f"{path} was not written by spot export, and says nothing of its input; export it again")
@@ -172,6 +159,24 @@ def predict_photos(
         shares = probabilities(exported(pixels[None])["logits"][0]) * 100
         best = np.argsort(-shares, kind="stable")[:top].tolist()
         yield path, [{"index": i, "class": exported.classes[i], "probability": float(shares[i])} for i in best]
+
+
+def open_session(path: str | Path, threads: int | None = None) -> Any:
+    """An ONNX Runtime session on the CPU. Its threads do not spin while they wait."""
+    refuse_no_file(path, "a file written by spot export")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError(f"running an exported file needs onnxruntime; {EXTRA}") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no other common base class
+        raise InputError(f"ONNX Runtime cannot open {path}: {' '.join(str(error).split())[:200]}") from error
 
 
 def probabilities(logits: NDArray[Any]) -> NDArray[Any]:

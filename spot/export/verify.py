@@ -75,7 +75,9 @@ def sample_inputs(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) 
     other = width if about["fixed_size"] else width + 9
     batches = [noise(about, 1, (height, width)), noise(about, 3, (height, width)), noise(about, 2, (height, other))]
     pictures = pictures[:8]
-    batches += [from_picture(about, picture)[None] for picture in pictures]
+    for picture in pictures:
+        pixels = torch.from_numpy(picture.copy())[None]
+        batches.append(pixels if about["image"] == "uint8" else normalised(pixels, about["preprocessing"]))
     counts = [high, low, 17, *[49 for _ in pictures]]
     chosen = []
     for images, tokens in zip(batches, counts, strict=True):
@@ -106,15 +108,9 @@ def noise(about: dict[str, Any], batch: int, size: Sequence[int]) -> Tensor:
     return torch.randn(batch, about["channels"], *size, generator=generator)
 
 
-def from_picture(about: dict[str, Any], picture: NDArray[np.uint8]) -> Tensor:
-    """A picture (H, W, 3) in the file's input format."""
-    pixels = torch.from_numpy(picture.copy())
-    return pixels if about["image"] == "uint8" else normalised(about, pixels[None])[0]
-
-
-def normalised(about: dict[str, Any], pixels: Tensor) -> Tensor:
-    """RGB bytes (B, H, W, 3) → the model's normalised input (B, 3, H, W)."""
-    mean, std = (torch.tensor(about["preprocessing"][name]) for name in ("mean", "std"))
+def normalised(pixels: Tensor, config: dict[str, Any]) -> Tensor:
+    """RGB bytes (B, H, W, 3) → the input (B, 3, H, W) of a model with this mean and std."""
+    mean, std = (torch.tensor(config[name]) for name in ("mean", "std"))
     return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
 
 
@@ -124,7 +120,7 @@ def reference(
 ) -> dict[str, Tensor]:
     """The model's own outputs, by name; without positions, at its own placement."""
     if about["image"] == "uint8":
-        images = normalised(about, images)
+        images = normalised(images, about["preprocessing"])
     head: Any
     if isinstance(model, ToMe):
         merged = model.merge(images, positions)
