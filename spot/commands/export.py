@@ -1,7 +1,7 @@
 """spot export: a model as one file that runs without SPoT."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff
 
@@ -22,7 +22,6 @@ def export(
     regions: bool = False,
     features: tuple[Literal["pooled", "tokens"], ...] = (),
     opset: int = 23,
-    compiled: bool = False,
     merge: Annotated[bool, FlagCreatePairsOff] = False,
     cascade: Annotated[bool, FlagCreatePairsOff] = False,
     images: Path | None = None,
@@ -42,44 +41,36 @@ def export(
         regions: take a scale and a region for each window.
         features: also output pooled features (B, D), or features of all tokens (B, P + N, D).
         opset: of the ONNX file; below 23 attention is decomposed, for older runtimes.
-        compiled: with torch, compile with AOTInductor for machines like this one.
         merge: place more windows than --tokens and merge similar ones, at the cost of --tokens.
         cascade: write the model's early-exit cascade to the folder --out instead: a file per stage.
         images: a folder of pictures for verification; by default built-in scenes. Noise is always used too.
 
     example: spot export scenes-a --prior isotropic --tokens 16 --merge --out scenes.onnx
     """
-    import spot
     from spot import report
     from spot.errors import InputError
     from spot.export.files import export as write
     from spot.export.files import export_cascade
     from spot.export.verify import sample_pictures
-    from spot.models.loading import load_source
+    from spot.models.cascade import Cascade
+    from spot.models.family import at_budget
+    from spot.models.loading import load_source, read_prior
     from spot.models.merging import Merging
-    from spot.models.spot_vit import SpotViT
-    from spot.placement.policy import is_policy_file
-    from spot.placement.priors import LEARNED
 
+    if cascade and ({prior, tokens, scale} != {None} or sizes or regions or features or merge or to != "onnx"):
+        raise InputError("a cascade has its own placements, and is written as ONNX files; leave other options out")
+    source = load_source(model, weights=weights, scale=scale)
     if cascade:
-        if {prior, tokens, scale} != {None} or sizes or regions or features or merge or to != "onnx" or compiled:
-            raise InputError("a cascade has its own placements, and is written as ONNX files; leave other options out")
-        stages = spot.Cascade.load(model, weights=weights)
-        last: Any = stages.models[-1]
-        pictures = sample_pictures(last.spot_vit, images)
-        for each in export_cascade(stages, out, image=image, opset=opset, pictures=pictures):
+        pictures = sample_pictures(at_budget(source), images)
+        for each in export_cascade(Cascade.load(model, source), out, image=image, opset=opset, pictures=pictures):
             report.say(each.summary)
         return
-    loaded = spot.load(model, weights=weights, tokens=tokens, prior=prior, scale=scale)
-    prior = LEARNED if is_policy_file(prior) else prior
-    made: SpotViT | Merging = loaded
-    if merge:
-        source = load_source(model, weights=weights, scale=scale)
-        source.policy = loaded.policy
-        made, prior, tokens = Merging(source, tokens or loaded.tokens, prior), None, None
+    placement = read_prior(prior, source)
+    loaded = at_budget(source, tokens, prior=placement)
     logits = ("logits",) if loaded.num_classes else ()
     written = write(
-        made, out, to=to, image=image, prior=prior, tokens=tokens, sizes=sizes, regions=regions,
-        outputs=(*logits, *features), opset=opset, compiled=compiled, pictures=sample_pictures(loaded, images),
+        Merging(source, loaded.tokens, placement) if merge else loaded, out, to=to, image=image,
+        built_in=prior is not None or tokens is not None, sizes=sizes, regions=regions, outputs=(*logits, *features),
+        opset=opset, pictures=sample_pictures(loaded, images),
     )  # fmt: skip
     report.say(written.summary)

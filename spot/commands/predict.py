@@ -47,14 +47,15 @@ def predict(
     example: spot predict cat.jpg holiday/ --prior focus --tokens 49 --fit whole --csv classes.csv
     """
     if runtime == "onnx":
-        if until is not None or cascade is not None or merge:
-            raise InputError("an exported model has one stage; leave out early exit and --merge, or use torch")
-        from spot.export.runtime import predict_exported
-
-        predict_exported(
-            images, model, top=top, skip=skip_unreadable, csv=csv, json=json, fit=fit or "crop", weights=weights,
-            prior=prior, tokens=tokens, saliency=saliency, scale=scale, out=out,
-        )  # fmt: skip
+        given = {
+            "weights": weights, "prior": prior, "scale": scale, "tokens": tokens, "cascade": cascade, "until": until,
+            "merge": merge or None, "saliency": saliency, "glimpses": glimpses, "out": out,
+            "fit": None if fit == "crop" else fit,
+        }  # fmt: skip
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"--{name} goes with --runtime torch; a file has what it was exported with")
+        predict_exported(images, model, top, skip_unreadable, csv, json)
         return
     from spot import report
     from spot.data.files import photo_files
@@ -85,3 +86,22 @@ def predict(
             report.say(f"The windows are in {files[made.path]}.")
     report.save_csv(csv, table)
     report.save_json(json, table, {"model": source.name, "prior": prior, **placed})
+
+
+def predict_exported(
+    images: tuple[str, ...], model: str, top: int, skip: bool, csv: Path | None, json: Path | None
+) -> None:
+    """Predict with a file of spot export; imports no torch."""
+    from spot import report
+    from spot.data.files import photo_files
+    from spot.export.runtime import STAGES, Exported, ExportedCascade, predict_photos
+
+    report.check_outputs(csv, json)
+    if images and (images[0].endswith(".onnx") or (Path(images[0]) / STAGES).is_file()):
+        model, images = images[0], images[1:]
+    exported, table = ExportedCascade(model) if Path(model).is_dir() else Exported(model), []
+    for path, rows in predict_photos(exported, photo_files(images), top=top, skip=skip):
+        report.show(rows, str(path), digits=1)
+        table += [{"image": str(path), **row} for row in rows]
+    report.save_csv(csv, table)
+    report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})

@@ -3,8 +3,9 @@
 import math
 import os
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -14,6 +15,7 @@ from spot.errors import InputError, unknown
 if TYPE_CHECKING:  # exported models run without torch
     from torchvision.transforms import Compose
 
+T = TypeVar("T")
 Fit = Literal["crop", "whole", "squash", "full"]
 
 CROP_RATIO = 0.875
@@ -45,6 +47,28 @@ def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
         reason = "is not an image" if "cannot identify" in str(error) else f"cannot be read: {error}"
         raise InputError(f"{name} {reason}") from None
     return as_rgb(image, name)
+
+
+def open_photos(
+    paths: Sequence[Path], transform: Callable[[Image.Image], T], *, skip: bool
+) -> Iterator[tuple[Path, T]]:
+    """Yield transformed photographs. An unreadable one raises InputError or, with `skip`, a warning."""
+    count = 0
+    for path in paths:
+        try:
+            image = transform(open_image(path))
+        except InputError as error:
+            if not skip:
+                hint = "; skip=True (--skip-unreadable) goes on without it" if len(paths) > 1 else ""
+                raise InputError(f"{error}{hint}") from None
+            from spot import report  # imports rich, which exported files run without
+
+            report.warn(f"skipped: {error}")
+        else:
+            count += 1
+            yield path, image
+    if not count:
+        raise InputError("none of the files is an image that can be read")
 
 
 def as_rgb(image: Image.Image, name: object) -> Image.Image:

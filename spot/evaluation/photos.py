@@ -15,8 +15,7 @@ from torch import Tensor
 
 from spot import report
 from spot.data.classes import class_names
-from spot.data.images import Transform
-from spot.data.picture import Fit, open_image, photo_transform
+from spot.data.picture import Fit, open_photos, photo_transform
 from spot.errors import InputError
 from spot.models.cascade import Cascade
 from spot.models.family import Family, Source, at_budget
@@ -39,24 +38,6 @@ class Prediction:
     positions: Tensor  # (N, 2)
     map: Tensor | None  # (H, W), the prior's saliency map
     rows: list[dict[str, Any]]  # "index", "class" and "probability" (in percent) of the most probable classes
-
-
-def open_photos(paths: Sequence[Path], transform: Transform, *, skip: bool) -> Iterator[tuple[Path, Tensor]]:
-    """Yield photographs (3, H, W) as model inputs. An unreadable one raises InputError or, with `skip`, a warning."""
-    count = 0
-    for path in paths:
-        try:
-            image = transform(open_image(path))
-        except InputError as error:
-            if not skip:
-                hint = "; skip=True (--skip-unreadable) goes on without it" if len(paths) > 1 else ""
-                raise InputError(f"{error}{hint}") from None
-            report.warn(f"skipped: {error}")
-        else:
-            count += 1
-            yield path, image
-    if not count:
-        raise InputError("none of the files is an image that can be read")
 
 
 @torch.no_grad()

@@ -14,10 +14,10 @@ from spot import report
 from spot.data.classes import class_folders, class_names
 from spot.data.files import photo_files
 from spot.data.images import data_for
-from spot.data.picture import Fit, photo_transform
+from spot.data.picture import Fit, open_photos, photo_transform
 from spot.errors import InputError, unknown
 from spot.evaluation.accuracy import wilson
-from spot.evaluation.photos import names_of, open_photos, picture_files, short
+from spot.evaluation.photos import names_of, picture_files, short
 from spot.models.spot_vit import SpotViT
 from spot.options import LoadingOptions
 from spot.placement.dataset_search import Searched, obfuscated, search_dataset

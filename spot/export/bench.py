@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
@@ -31,7 +31,7 @@ from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.early_exit import ROUNDS, Candidates
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
 from spot.export.files import export, export_cascade, export_stage, require_onnx
-from spot.export.runtime import Exported, ExportedCascade, fit_picture
+from spot.export.runtime import ExportedCascade, fit_picture, open_session
 from spot.export.verify import normalised
 from spot.models.baselines import BASELINES
 from spot.models.cascade import Cascade
@@ -147,7 +147,7 @@ def bench(
         for number, entry in enumerate(entries):
             for runtime in runtimes:
                 path = Path(folder) / (f"{number}.onnx" if entry.method != CASCADE else CASCADE)
-                call = call_of(entry, runtime, path, shape, threads, taken)
+                call = call_of(entry, runtime, path, threads, taken)
                 if call is not None:
                     calls[runtime, number] = call
         for batch in dict.fromkeys(batch_sizes):
@@ -176,7 +176,7 @@ def photographs_in_turn(files: Sequence[Path], batch: int, model: SpotViT) -> Ca
     def given(turn: int) -> list[Pictures]:
         chosen = [files[(turn * count + each) % len(files)] for each in range(count)]
         pixels = np.stack([np.asarray(fit_picture(open_image(path), model.img_size)) for path in chosen])
-        images = normalised({"preprocessing": model.data_config}, torch.from_numpy(pixels)).contiguous()
+        images = normalised(torch.from_numpy(pixels), model.data_config).contiguous()
         return [Pictures(images[at : at + batch], pixels[at : at + batch]) for at in range(0, count, batch)]
 
     return given
@@ -224,16 +224,16 @@ def candidates(
     ]
 
 
-def accuracies(name: str) -> dict[tuple[str, int | None], float]:
+def accuracies(name: str) -> dict[tuple[str, int | None], float | None]:
     """Top-1 of a shipped model, by method and tokens, from the list of models."""
-    for row in list_models():
-        if name in (row["name"], row["alias"]):
-            found = row["accuracy"]
-            known: dict[tuple[str, int | None], float] = {("spot", tokens): top1 for tokens, top1 in found.items()}
-            known |= {("merged", tokens): top1 for tokens, top1 in row["merged"].items()}
-            known |= {(CASCADE, None): row["cascade"]} if row["cascade"] else {}
-            return known | {(PLAIN, tokens): found[tokens] for tokens in (max(found, default=0),) if found}
-    return {}
+    row = next((row for row in list_models() if name in (row["name"], row["alias"])), None)
+    if row is None or not row["accuracy"]:
+        return {}
+    cells = max(row["accuracy"])
+    known = {(PLAIN, cells): row["accuracy"][cells], (CASCADE, None): row["cascade"]}
+    for method, column in (("spot", "accuracy"), ("merged", "merged")):
+        known |= {(method, tokens): top1 for tokens, top1 in row[column].items()}
+    return known
 
 
 def rival(text: str, device: str) -> Timed:
@@ -246,44 +246,56 @@ def rival(text: str, device: str) -> Timed:
     except ValueError:
         raise InputError(f"a model to compare with is NAME or NAME=TOP1, in percent, got {text!r}") from None
     module = timm.create_model(name.split(".")[0]).to(device).eval()
-    return Timed(name, "timm", None, module, accuracy, macs(module, own_shape(module)))
+    return Timed(name, "timm", None, module, accuracy, macs(module, module.default_cfg["input_size"]))
 
 
-def own_shape(module: Any) -> tuple[int, ...]:
-    """(C, H, W) of the images that a timm model was built for."""
-    return tuple(module.default_cfg["input_size"])
-
-
-def call_of(
-    entry: Timed, runtime: Runtime, path: Path, shape: tuple[int, ...], threads: int, taken: list[int]
-) -> Call | None:
+def call_of(entry: Timed, runtime: Runtime, path: Path, threads: int, taken: list[int]) -> Call | None:
     """A function of pictures, or None if the model cannot be exported. A cascade appends stage counts to `taken`."""
-    run: Any = entry.module
+    model = entry.module
+    if isinstance(model, Cascade):
+        if runtime != "onnx":
+            return lambda given: taken.extend(stages_of(model, given.images))
+        export_cascade(model, path)
+        folder = ExportedCascade(path, threads)
+        return lambda given: taken.extend(folder(given.pixels)["stages"].tolist())
     if entry.method == "timm":
-        own = own_shape(entry.module)
-        run = timm_session(run, path, own, threads) if runtime == "onnx" else run
-        run = torch.compile(run, dynamic=False) if runtime == "compile" else run
-        made = lru_cache(lambda batch, device: torch.randn(batch, *own, device=device))
-        return lambda given: run(made(len(given.pixels), given.device))
-    if entry.method == CASCADE:
-        if runtime == "onnx":
-            export_cascade(run, path)
-            folder = ExportedCascade(path, threads)
-            return lambda given: taken.extend(folder(given.pixels)["stages"].tolist())
-        return lambda given: taken.extend(stages_of(run, given.images))
+        own = tuple(model.default_cfg["input_size"])
+        run = timm_file(model, path, own, threads) if runtime == "onnx" else compiled(model, runtime)
+        noise = lru_cache(lambda batch, device: torch.randn(batch, *own, device=device))
+        return lambda given: run(noise(len(given.pixels), given.device))
     if runtime != "onnx":
-        run = run.model.vit if isinstance(run, PlainViT) else run
-        run = torch.compile(run, dynamic=False) if runtime == "compile" else run
+        run = compiled(model.model.vit if isinstance(model, PlainViT) else model, runtime)
         return lambda given: run(given.images)
-    if isinstance(run, SpotViT):
-        export(run, path, prior=run.prior, tokens=run.tokens)
-    elif isinstance(run, (ToMe, PlainViT)):
-        export(run, path)
-    else:
+    if not isinstance(model, (SpotViT, ToMe, PlainViT)):
         report.warn(f"{entry.method} draws its tokens and has no file; it is timed in other runtimes alone")
         return None
-    session = Exported(path, threads=threads).session
+    export(model, path, built_in=True)
+    return file_call(path, threads)
+
+
+def compiled(module: Any, runtime: Runtime) -> Any:
+    """A module as eager PyTorch or torch.compile calls it."""
+    return torch.compile(module, dynamic=False) if runtime == "compile" else module
+
+
+def file_call(path: Path, threads: int) -> Call:
+    """A function of pictures that runs an exported file with a placement."""
+    session = open_session(path, threads)
     return lambda given: session.run(None, {"images": given.pixels})
+
+
+def timm_file(module: nn.Module, path: Path, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Any]:
+    """A timm model as a file of torch's exporter, called with normalised images."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batch = torch.export.Dim("batch", min=1, max=1024)
+        program: Any = torch.onnx.export(
+            module, (torch.randn(2, *shape),), dynamo=True, verbose=False, input_names=["images"],
+            dynamic_shapes=({0: batch},),
+        )  # fmt: skip
+    program.save(str(path))
+    session = open_session(path, threads)
+    return lambda images: session.run(None, {"images": images.numpy()})
 
 
 def stages_of(cascade: Cascade, images: Tensor) -> list[int]:
@@ -297,36 +309,15 @@ def stages_of(cascade: Cascade, images: Tensor) -> list[int]:
 def onnx_stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
     """Like spot.evaluation.early_exit.stage_seconds, in ONNX Runtime on one thread; exports each stage first."""
     require_onnx()
-    shape = image_shape(candidates.models[0])
+    given = noise_in_turn(1, image_shape(candidates.models[0]), "cpu")
     cells, calls = candidates.stages[-1].tokens, {}
     with TemporaryDirectory() as folder:
         for number, (stage, model) in enumerate(zip(candidates.stages, candidates.models, strict=True)):
             path = Path(folder) / f"{number}.onnx"
             export_stage(model, path, last=stage.tokens == cells)
-            session = Exported(path, threads=1)
-            calls[stage.tokens, stage.merged] = lambda given, session=session: session(given.pixels)
-        given = noise_in_turn(1, shape, "cpu")
+            calls[stage.tokens, stage.merged] = file_call(path, threads=1)
         interleaved(calls, given, WARM_UP)
         return {key: median(seconds) for key, seconds in interleaved(calls, given, ROUNDS, "processor").items()}
-
-
-def timm_session(module: nn.Module, path: Path, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Any]:
-    """A timm model exported by torch, called with normalised images."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        batch = torch.export.Dim("batch", min=1, max=1024)
-        program = torch.onnx.export(
-            module, (torch.randn(2, *shape),), dynamo=True, verbose=False, input_names=["images"],
-            dynamic_shapes=({0: batch},),
-        )  # fmt: skip
-    assert program is not None
-    program.save(str(path))
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda images: session.run(None, {"images": images.numpy()})
 
 
 def table_rows(
@@ -338,8 +329,8 @@ def table_rows(
     rows = []
     for (runtime, number), times in seconds.items():
         entry = entries[number]
-        low, speedup, high = ratios(dense[runtime], times)
-        ms = [1000 * each / batch for each in times]
+        ms_low, ms, ms_high = quartiles(1000 * np.array(times) / batch)
+        low, speedup, high = quartiles(np.divide(dense[runtime], times))
         rows.append(
             {
                 "model": entry.model,
@@ -350,27 +341,21 @@ def table_rows(
                 "accuracy": entry.accuracy,
                 "GMACs": entry.macs / 1e9,
                 "MAC ratio": entries[0].macs / entry.macs,
-                "ms": median(ms),
-                "ms low": quartiles(ms)[0],
-                "ms high": quartiles(ms)[2],
+                "ms": ms,
+                "ms low": ms_low,
+                "ms high": ms_high,
                 "speed-up": speedup,
                 "low": low,
                 "high": high,
-                "over fastest dense": ratios(fastest, times)[1],
+                "over fastest dense": quartiles(np.divide(fastest, times))[1],
                 "stages": list(entry.stages),
             }
         )
     return rows
 
 
-def ratios(dense: Sequence[float], times: Sequence[float]) -> tuple[float, float, float]:
-    """Quartiles of the paired ratios."""
-    return quartiles([a / b for a, b in zip(dense, times, strict=True)])
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return low, middle, high
+def quartiles(values: NDArray[Any]) -> list[float]:
+    return np.quantile(values, (0.25, 0.5, 0.75)).tolist()
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from spot import __version__
 from spot.data.classes import class_names
 from spot.data.picture import CROP_RATIO
 from spot.errors import InputError
-from spot.export.graph import DenseGraph, Graph, Input, Output
+from spot.export.graph import DenseGraph, Graph, Input, Output, fixed_positions
 from spot.export.runtime import EXTRA, KEY, STAGES
 from spot.export.verify import noise, random_positions, run_onnx, run_torch, verify
 from spot.hashes import hash_model
@@ -31,8 +31,7 @@ from spot.models.cascade import Cascade
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.models.wrappers import PlainViT
-from spot.placement.policy import Policy
-from spot.placement.priors import AnyPrior, resolve_prior
+from spot.placement.priors import resolve_prior
 from spot.store import whole, write_json
 
 Target = Literal["onnx", "torch"]
@@ -61,8 +60,7 @@ class Written:
             f"{name} by at most {value:.1e} (of values up to {self.largest[name]:.1f})"
             for name, value in self.difference.items()
         )
-        text = f"{self.path} ({size:.1f} MB) differs from the model in {differences}."
-        return text
+        return f"{self.path} ({size:.1f} MB) differs from the model in {differences}."
 
 
 def export(
@@ -71,72 +69,47 @@ def export(
     *,
     to: Target = "onnx",
     image: Input = "uint8",
-    prior: AnyPrior | None = None,
-    tokens: int | None = None,
+    built_in: bool = False,
     sizes: bool = False,
     regions: bool = False,
     outputs: Sequence[Output] = ("logits",),
     opset: int = ATTENTION_OPSET,
-    compiled: bool = False,
     pictures: Sequence[NDArray[np.uint8]] = (),
 ) -> Written:
     """Write a model to a file that runs without SPoT, and verify it.
 
     Args:
-        model: a SpotViT, a PlainViT, or a ToMe such as Merging, whose placement and merges are built in.
+        model: a SpotViT, a PlainViT, or a ToMe such as Merging. The placement and merges of the last two are built in.
         to: onnx, or torch for a torch.export program.
         image: "uint8" for RGB (B, H, W, 3), "float" for normalised images (B, C, H, W); H and W are free
             unless a placement is built in.
-        prior, tokens: build this placement in, with the model's scale. With neither, the file takes positions
-            (B, N, 2) as a second input.
+        built_in: build the model's own placement in, with its number of tokens and scale; `model.at` chooses them.
+            Otherwise the file takes positions (B, N, 2) as a second input.
         sizes: positions are (B, N, 3), with each window's scale; implied if the model's scale is not 1.
         regions: positions are (B, N, 7), with each window's scale and region.
         outputs: a selection of logits, pooled and tokens.
         opset: of the ONNX file; below 23 attention is decomposed, for older runtimes.
-        compiled: for torch, compile with AOTInductor (needs a C++ compiler; runs only on similar machines).
         pictures: (H, W, 3) for verification in addition to noise, already resized and cropped.
     """
     path = Path(path)
-    merging = copy.deepcopy(model).cpu().float().eval() if isinstance(model, ToMe) else None
-    dense = isinstance(model, PlainViT) or (merging is not None and not merging.own_placement)
-    if isinstance(model, (ToMe, PlainViT)):
-        if given := [name for name, value in (("prior", prior), ("tokens", tokens)) if value is not None]:
-            raise InputError(f"{' and '.join(given)} of a {type(model).__name__} is its own; leave it out")
-        model = model.model
-        tokens = model.tokens
-    refuse(model, path, to, outputs)
-    if compiled:
-        if to != "torch":
-            raise InputError("compiled goes with torch.export programs; ONNX files are compiled by their runtime")
-        require_compiler()
-    ready = merging.model if merging is not None else copy.deepcopy(model).cpu().float().eval().at(tokens=tokens)
-    node = to == "onnx" and opset >= ATTENTION_OPSET
-    if dense:
-        graph: Graph = DenseGraph(ready, image=image, outputs=outputs, attention_node=node, merging=merging)
+    refuse(model.spot_vit, path, to, outputs)
+    model = copy.deepcopy(model).cpu().float().eval()
+    vit, merging = model.spot_vit, model if isinstance(model, ToMe) else None
+    common: dict[str, Any] = {"image": image, "outputs": outputs, "merging": merging}
+    common["attention_node"] = to == "onnx" and opset >= ATTENTION_OPSET
+    if isinstance(model, PlainViT) or (merging is not None and not merging.own_placement):
+        graph: Graph = DenseGraph(vit, **common)
     else:
-        asked = prior is not None or tokens is not None
-        policy = learned_placement(ready, prior) if asked else None
-        if policy is not None:
-            ready.prior = policy
-        graph = Graph(
-            ready,
-            image=image,
-            positions=fixed_placement(ready, prior, tokens) if asked and policy is None else None,
-            policy=policy,
-            sizes=sizes or model.scale not in (None, 1),
-            regions=regions,
-            outputs=outputs,
-            attention_node=node,
-            merging=merging,
-        )
-    about = describe_export(ready, graph.eval(), prior, tokens)
+        columns = 7 if regions else 3 if sizes or vit.scale not in (None, 1) else 2
+        graph = Graph(vit, built_in=built_in or merging is not None, columns=columns, **common)
+    about = describe_export(vit, graph.eval())
     with whole(path) as temporary:
         if to == "onnx":
             write_onnx(graph, about, temporary, opset)
         else:
-            write_torch(graph, about, temporary, compiled)
-        run = run_onnx(temporary) if to == "onnx" else run_torch(temporary, compiled)
-        difference, largest = verify(run, merging or ready, about, pictures)
+            write_torch(graph, about, temporary)
+        run = run_onnx(temporary) if to == "onnx" else run_torch(temporary)
+        difference, largest = verify(run, model, about, pictures)
     return Written(path, about, difference, largest)
 
 
@@ -160,11 +133,7 @@ def export_cascade(cascade: Cascade, folder: str | Path, **options: Any) -> list
 
 def export_stage(model: Any, path: Path, *, last: bool, **options: Any) -> Written:
     """Write the model of a cascade's stage; the last one has the whole grid."""
-    if isinstance(model, ToMe):
-        return export(model, path, **options)
-    if last:
-        return export(PlainViT(model), path, **options)
-    return export(model, path, prior=model.prior, tokens=model.tokens, **options)
+    return export(PlainViT(model) if last and isinstance(model, SpotViT) else model, path, built_in=True, **options)
 
 
 def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
@@ -183,17 +152,6 @@ def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) ->
         raise InputError(f"{model.name} has {size / 2**30:.1f} GiB of weights, an ONNX file at most 2; use --to torch")
 
 
-def require_compiler() -> None:
-    """Raise a clear error if AOTInductor would find no compiler."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
-        raise InputError("compiling needs a C++ compiler, and none was found; install g++ or leave it out") from error
-
-
 def require_onnx() -> None:
     """Raise a clear error if the extra is not installed or torch is too old."""
     for name in ("onnx", "onnxscript", "onnxruntime", "torch.onnx.ops"):
@@ -204,44 +162,11 @@ def require_onnx() -> None:
             raise InputError(f"exporting to ONNX needs {needed}; {EXTRA}") from error
 
 
-def fixed_placement(model: SpotViT, prior: AnyPrior | None = None, tokens: int | None = None) -> Tensor:
-    """Positions (N, 2 or 3) of a prior that are the same for every image of the model's size."""
-    chosen = resolve_prior(model.prior if prior is None else prior)
-    if chosen.random or chosen.looks:
-        reason = "draws at random" if chosen.random else "looks at the image"
-        raise InputError(f"the prior {chosen.name} {reason} and cannot be built in; export with positions as an input")
-    blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
-    return model.place(blank, tokens=tokens, prior=prior)[0]
-
-
-def learned_placement(model: SpotViT, prior: AnyPrior | None = None) -> Policy | None:
-    """The policy that a prior is or names, or None for any other prior."""
-    chosen = resolve_prior(model.prior if prior is None else prior)
-    if isinstance(chosen.draw, Policy):
-        return chosen.draw
-    policy = model.resolved_prior(chosen).draw if chosen.learned else None
-    if policy is not None and not isinstance(policy, Policy):
-        raise InputError(
-            f"only a Policy can be built in, got {type(policy).__name__}; export with positions as an input"
-        )
-    return policy
-
-
-def own_placement(model: SpotViT) -> list[list[float]] | None:
-    """The model's own positions if they are the same for every image, else None."""
-    chosen = resolve_prior(model.prior)
-    return None if chosen.random or chosen.looks else fixed_placement(model).tolist()
-
-
-def describe_export(
-    model: SpotViT, graph: Graph, prior: AnyPrior | None = None, tokens: int | None = None
-) -> dict[str, Any]:
+def describe_export(model: SpotViT, graph: Graph) -> dict[str, Any]:
     """The file's description of itself, as JSON values."""
     config = model.data_config
     names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
-    built_in = graph.positions
-    learned = graph.placement is not None
-    dense = isinstance(graph, DenseGraph)
+    positions = model.grid().tolist() if isinstance(graph, DenseGraph) else fixed_positions(model)
     return {
         "format": 1,
         "version": __version__,
@@ -250,21 +175,15 @@ def describe_export(
         "image": graph.image,
         "channels": config["input_size"][0],
         "outputs": list(graph.outputs),
-        "prior": resolve_prior(model.prior if prior is None else prior).name,
-        "built_in": built_in is not None or learned or dense,
-        "learned": learned,  # positions depend on the image
-        "fixed_size": built_in is not None or learned or dense,  # images must have the model's own size
+        "prior": resolve_prior(model.prior).name,
+        "built_in": graph.built_in,
+        "learned": graph.built_in and positions is None,  # positions depend on the image
+        "fixed_size": graph.built_in,  # images must have the model's own size
         "merged": graph.schedule if graph.merging else None,  # number of tokens that each block merges away
-        "positions": None
-        if learned
-        else model.grid().tolist()
-        if dense
-        else own_placement(model)
-        if built_in is None
-        else built_in[0].tolist(),
-        "sizes": graph.sizes,
-        "regions": graph.regions,
-        "largest_scale": 2 ** (graph.levels - 1) if graph.levels else 1,
+        "positions": positions,
+        "sizes": graph.columns > 2,
+        "regions": graph.columns == 7,
+        "largest_scale": 2 ** (graph.levels - 1),
         "token_range": [FEWEST, max(MOST, len(model.grid()))],
         "img_size": list(model.img_size),
         "patch_size": model.patch_size,
@@ -288,7 +207,7 @@ def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
     """Inputs for tracing. Sizes of free dimensions differ from each other and from 0 and 1."""
     batch, tokens = 2, 5
     sides = [side + 2 * number + 2 for number, side in enumerate(about["img_size"])]
-    images = noise(about, batch, about["img_size"] if about["fixed_size"] else sides)
+    images = noise(about, batch, about["img_size"] if about["built_in"] else sides)
     if about["built_in"]:
         return (images,)
     return images, random_positions(about, batch, tokens, about["img_size"], torch.Generator().manual_seed(0))
@@ -301,11 +220,10 @@ def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
     rows = 1 if about["image"] == "uint8" else 2
     sides = {rows: dim("height", min=about["patch_size"], max=LARGEST)}
     sides[rows + 1] = dim("width", min=about["patch_size"], max=LARGEST)
-    images = {0: batch} if about["fixed_size"] else {0: batch, **sides}
     if about["built_in"]:
-        return (images,)
+        return ({0: batch},)
     low, high = about["token_range"]
-    return images, {0: batch, 1: dim("tokens", min=low, max=high)}
+    return {0: batch, **sides}, {0: batch, 1: dim("tokens", min=low, max=high)}
 
 
 def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATTENTION_OPSET) -> None:
@@ -338,13 +256,8 @@ def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATT
     onnx.save_model(file, str(path))
 
 
-def write_torch(graph: Graph, about: dict[str, Any], path: Path, compiled: bool = False) -> None:
-    """Trace a graph and write it as a torch.export program, or compiled by AOTInductor."""
+def write_torch(graph: Graph, about: dict[str, Any], path: Path) -> None:
+    """Trace a graph and write it as a torch.export program, with `about` as an extra file."""
     with torch.no_grad():
         program = torch.export.export(graph, example(about), dynamic_shapes=free_dimensions(about))
-    if not compiled:
-        torch.export.save(program, path, extra_files={f"{KEY}.json": json.dumps(about)})
-        return
-    # Written directly to `path`: the package's name has no effect.
-    settings = {"aot_inductor.metadata": {KEY: json.dumps(about)}}
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+    torch.export.save(program, path, extra_files={f"{KEY}.json": json.dumps(about)})

@@ -2,12 +2,12 @@
 
 `images.expand(tokens)` is free in PyTorch, but in ONNX Runtime it copies the image for every token, and the grid
 sampler there is slow. Windows of scale 1 are (K + 1)² pixels and two interpolations, as in spot.tokens.windows.
-Windows of other scales are one square of 2K + 4 pixels a side and two products with interpolation weights. If the
-placement is known at export, pixel indices and weights are constants in the file (FixedWindows).
+Windows of other scales are one square of at most 2K + 4 pixels a side and two products with interpolation weights.
+If the placement is built in, ONNX Runtime computes pixel indices and weights once, when it opens the file.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def flat_windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
@@ -62,12 +62,14 @@ def scaled_flat_windows(images: Tensor, positions: Tensor, size: int, levels: in
     return torch.cond((positions[..., 2] == 1).all(), plain, scaled, (images, positions))
 
 
-def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int) -> Tensor:
+def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int, largest: float = 2.0) -> Tensor:
     """Windows of any scale: interpolated in the two nearest levels of the pyramid (spot.tokens.pyramid) and mixed.
 
     A pixel of the coarser level is the mean of 2 × 2 pixels of the finer. One square of the finer level thus contains
     all values needed. Interpolation in both levels is one product with weights over the square's rows and one over its
     columns, and a level is only ever read as the finer one.
+
+    largest: the largest scale, if it is known to be below 2; the square is then smaller.
     """
     batch, height, width, channels = images.shape
     lengths = torch.tensor([height, width], device=images.device)
@@ -83,12 +85,13 @@ def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int) -
     coarse = (points / (2 * step) - 0.5).clamp(min=0).minimum(torch.ceil((last + 1) / 2) - 1)
     # The square begins at an even pixel, so that pairs of its pixels form pixels of the coarser level.
     begin = 2 * coarse[..., :1].floor()
-    steps = torch.arange(2 * size + 4, device=images.device)
+    side = 2 * int((size - 1) * largest / 2) + 6
+    steps = torch.arange(side, device=images.device)
     y, x = torch.stack([fine, coarse], -1).unbind(2)  # (B, N, K, 2): in both levels, like the next
     of_y, of_x = torch.stack([begin + steps, begin / 2 + steps // 2], -1).unbind(2)  # (B, N, S, 2)
     shares = torch.stack([1 - share, share / 4], -1)[:, :, None]  # a coarser pixel is the mean of 2 × 2
     # Runtimes are slow if the last dimension is short, so a product repeats both levels along 2 · S.
-    levels_of = torch.arange(4 * size + 8, device=images.device) % 2
+    levels_of = torch.arange(2 * side, device=images.device) % 2
     along = (levels_of == torch.arange(2, device=images.device)[:, None]).float()
     rows = hat(y @ along - of_y.flatten(2)[:, :, None]) * (shares @ along)  # (B, N, K, S · 2)
     columns = hat(x.mT[:, :, None] - of_x[..., None]).flatten(3)  # (B, N, S, 2 · K)
@@ -109,55 +112,6 @@ def pyramid_windows(images: Tensor, positions: Tensor, size: int, levels: int) -
     # Over columns, then over rows and both levels, without a transposition.
     narrow = squares.flatten(2, 3) @ columns  # (B, N, C · S, 2 · K)
     return rows[:, :, None] @ narrow.view(*squares.shape[:3], -1, size)
-
-
-class FixedWindows(nn.Module):
-    """Windows at constant positions (N, 2 or 3), with scales up to 2, in images of a fixed size."""
-
-    index: Tensor  # (N · C · S · S,), indices of the squares' values in an image
-    rows: Tensor  # (N, 1, K, S · levels)
-    columns: Tensor  # (N, S, levels · K)
-
-    def __init__(self, positions: Tensor, image_size: tuple[int, int], size: int, channels: int) -> None:
-        super().__init__()
-        places = positions.double()
-        scale = places[:, 2] if places.shape[1] > 2 else torch.ones_like(places[:, 0])
-        last = torch.tensor(image_size, dtype=torch.float64)[:, None] - 1
-        points = (places[:, :2] * (last[:, 0] + 1))[..., None] - 0.5
-        points = points + (torch.arange(size) - (size - 1) / 2) * scale[:, None, None]  # (N, 2, K), in pixel centres
-        # Points within rounding error of a pixel are rounded to it, as in spot.tokens.windows: the grid gives patches.
-        near = points.round()
-        points = torch.where((points - near).abs() < 1e-6 * (last + 1), near, points)
-        fine = points.clamp(min=0).minimum(last)  # border beyond
-        if two := bool((scale > 1).any()):  # then pairs of a square's pixels form pixels of the coarser level
-            coarse = ((points + 0.5) / 2 - 0.5).clamp(min=0).minimum(torch.ceil((last + 1) / 2) - 1)
-            half = coarse[..., :1].floor()
-            begin = 2 * half
-            side = 2 * int((coarse.floor() - half).max()) + 4
-        else:
-            begin = fine[..., :1].floor()
-            side = int((fine.ceil() - begin).max()) + 1
-        pixels = torch.arange(side)
-        weights = [hat((fine - begin)[..., None] - pixels)]  # (N, 2, K, S)
-        share = scale.log2().clamp(min=0).square()[:, None, None]  # weight of the coarser level
-        if two:
-            weights.append(hat((coarse - half)[..., None] - pixels // 2) * 0.5)
-        mixed = [weights[0][:, 0] * (1 - share), *(each[:, 0] * share for each in weights[1:])]
-        self.register_buffer("rows", torch.stack(mixed, -1).flatten(2)[:, None].float())
-        self.register_buffer("columns", torch.cat([each[:, 1] for each in weights], 1).mT.float().contiguous())
-        of_y, of_x = (begin + pixels).minimum(last).long().unbind(1)  # (N, S) each
-        channel = torch.arange(channels)[:, None, None]
-        index = (of_y[:, None, :, None] * image_size[1] + of_x[:, None, None]) * channels + channel
-        self.register_buffer("index", index.flatten())
-        self.shape, self.size = (len(places), channels, side), size
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, H, W, C) of any dtype → float32 (B, N, C, K, K)."""
-        batch, (tokens, channels, side) = images.shape[0], self.shape
-        first = torch.arange(batch, device=images.device) * images.shape[1:].numel()
-        squares = images.flatten().gather(0, (first[:, None] + self.index).flatten()).float()
-        narrow = squares.view(batch, tokens, channels * side, side) @ self.columns
-        return self.rows @ narrow.view(batch, tokens, channels, -1, self.size)
 
 
 def hat(distance: Tensor) -> Tensor:

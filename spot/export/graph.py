@@ -11,7 +11,7 @@ It computes the same as the SpotViT, in a form that is fast in runtimes without 
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -21,11 +21,11 @@ from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 
 from spot.errors import InputError
-from spot.export.flat import FixedWindows, flat_windows, pyramid_windows, scaled_flat_windows
+from spot.export.flat import flat_windows, pyramid_windows, scaled_flat_windows
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.placement.policy import Policy
-from spot.placement.sizes import resolve_scale, sized
+from spot.placement.priors import resolve_prior
 from spot.tokens.positions import in_region
 from spot.tokens.tokenizer import Tokenizer
 
@@ -40,30 +40,24 @@ class Graph(nn.Module):
     Args:
         model: is not changed.
         image: "uint8" for RGB (B, H, W, 3) as decoders return it, "float" for normalised images (B, C, H, W).
-        positions: (N, 2, 3 or 7) to build into the graph, which then takes images alone.
-        sizes: positions are (B, N, 3), with a scale each.
-        regions: positions are (B, N, 7), with a scale and a region each.
+        built_in: build the model's own placement in. The graph then takes images alone, of the model's own size.
+        columns: of positions as an input: 2, 3 with a scale each, or 7 with a scale and a region each.
         outputs: some of logits (B, classes), pooled (B, D) and tokens (B, P + N, D).
         attention_node: write ONNX's Attention (for opset 23 and later) instead of PyTorch's.
-        policy: a learned prior to build in, with the model's tokens.
         merging: the model as a ToMe whose merges are built in.
-
-    With a built-in placement images must have the model's own size.
     """
 
-    positions: Tensor | None
+    positions: Tensor | None  # (1, N, 2 or 3) if they are built in and the same for every image
 
     def __init__(
         self,
         model: SpotViT,
         *,
         image: Input = "uint8",
-        positions: Tensor | None = None,
-        sizes: bool = False,
-        regions: bool = False,
+        built_in: bool = False,
+        columns: int = 2,
         outputs: Sequence[Output] = ("logits",),
         attention_node: bool = False,
-        policy: Policy | None = None,
         merging: ToMe | None = None,
     ) -> None:
         super().__init__()
@@ -72,48 +66,56 @@ class Graph(nn.Module):
         channels = model.vit.patch_embed.proj.in_channels
         if image == "uint8" and channels != 3:
             raise InputError(f"this model's images have {channels} channels; export it with a float input")
-        self.model = copy.copy(model)  # shares all weights; only the tokenizer differs
-        self.model._modules = dict(model._modules)
-        # The policy must not be traced twice, here and in `placement`. If a graph holds a module twice, torch.export
-        # wraps all its modules, and `type(block) is Block` is False for wrapped blocks: so `standard` is set here.
-        self.model._modules["policy"] = None
-        self.standard = all(map(is_standard, model.vit.blocks))
-        config = model.data_config
-        scale = (config["mean"], config["std"]) if image == "uint8" else ((0.0,) * channels, (1.0,) * channels)
-        unit = 255.0 if image == "uint8" else 1.0
-        self.placement = None if policy is None else LearnedPlacement(model, policy, image)
-        if self.placement is not None:
-            sizes, regions = self.placement.columns > 2, self.placement.columns == 7
-        if positions is not None and positions.shape[-1] == 3 and bool((positions[:, 2] == 1).all()):
-            positions = positions[:, :2]
-        self.regions = regions if positions is None else positions.shape[-1] == 7
-        self.sizes = sizes or regions if positions is None else positions.shape[-1] > 2
-        largest = max(model.img_size) / model.patch_size
-        if positions is not None:
-            largest = float(positions[:, 2].max()) if self.sizes else 1.0
+        self.image, self.outputs, self.attention_node = image, tuple(outputs), attention_node
+        policy, positions, largest = None, None, max(model.img_size) / model.patch_size
+        if built_in:
+            prior = model.resolved_prior()
+            if prior.random or (prior.looks and type(prior.draw) is not Policy):
+                why = "draws at random" if prior.random else "looks at the image"
+                raise InputError(
+                    f"the prior {prior.name} {why} and cannot be built in; export with positions as an input"
+                )
+            placed = model.place(blank(model))
+            policy, positions = (model.policy, None) if prior.looks else (None, placed)
+            columns = placed.shape[-1]
+            largest = float(placed[..., 2].max()) if columns > 2 else 1.0
+        self.built_in, self.columns = built_in, columns
+        self.register_buffer("positions", positions)
         # The number that spot.tokens.pyramid builds for windows up to this scale; larger images have no more.
-        self.levels = 1 + max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6)) if self.sizes else None
-        given = positions is None and self.placement is None
-        fixed = positions if positions is not None and largest <= 2 else None
-        self.model.tokenizer = FlatTokenizer(model, *scale, unit, self.levels, given, fixed)
+        self.levels = 1 + max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6)) if columns > 2 else 1
+        read: Callable[[Tensor, Tensor], Tensor] = partial(flat_windows, size=model.patch_size)
+        if columns > 2 and built_in:
+            read = partial(pyramid_windows, size=model.patch_size, levels=self.levels, largest=min(largest, 2.0))
+        elif columns > 2:
+            read = partial(scaled_flat_windows, size=model.patch_size, levels=self.levels)
+        self.model = copy.copy(model)  # shares all weights; only the tokenizer differs
+        self.model._modules = {**model._modules, "policy": policy, "tokenizer": FlatTokenizer(model, image, read)}
+        # If a graph holds a module twice, torch.export wraps all its modules, and type(block) is then no longer Block.
+        self.standard = all(map(is_standard, model.vit.blocks))
         self.merging, self.schedule = None, [0] * len(model.vit.blocks)
         if merging is not None:
             if getattr(model.vit, "rope", None) is not None or not self.standard:
                 raise InputError("merging can be exported with timm's standard blocks without rotary positions alone")
             self.merging, self.schedule = (merging,), merging.schedule()  # in a tuple: its weights are the model's
-        self.image = image
-        self.outputs = tuple(outputs)
-        self.attention_node = attention_node
-        self.register_buffer("positions", None if positions is None else positions.float()[None])
 
     def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         if self.image == "uint8":
             images = images.permute(0, 3, 1, 2)
-        chosen = positions if self.positions is None else self.positions
-        if self.placement is not None:
-            chosen = self.placement(images)
-        assert chosen is not None
-        return self.predict(*self.encode(*self.model.embed(images, chosen)))
+        return self.predict(*self.encode(*self.embed(images, positions)))
+
+    def embed(self, images: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The first block's input (B, P + N, D) from images (B, C, H, W), and the rotary angles, if any."""
+        if self.built_in:
+            positions = self.place(images) if self.positions is None else self.positions
+        assert positions is not None
+        return self.model.embed(images, positions)
+
+    def place(self, images: Tensor) -> Tensor:
+        """The placement of the model's policy for bytes or normalised images (B, C, H, W)."""
+        if self.image == "uint8":
+            mean, std = (torch.tensor(self.model.data_config[name])[:, None, None] for name in ("mean", "std"))
+            images = (images.float() / 255 - mean) / std
+        return self.model.place(images)
 
     def predict(self, x: Tensor, counts: Tensor | None = None) -> tuple[Tensor, ...]:
         """The outputs from features (B, P + N, D) and the number of input tokens each represents (B, N)."""
@@ -188,29 +190,6 @@ def merge(x: Tensor, keys: Tensor, counts: Tensor, merged: int, prefix: int) -> 
     return torch.cat([x[:, :prefix], summed / total[..., None]], 1), total
 
 
-class LearnedPlacement(nn.Module):
-    """A policy and its budget: the graph's images (B, C, H, W) → positions (B, N, 2), or with scales (B, N, 3)."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: SpotViT, policy: Policy, image: Input) -> None:
-        super().__init__()
-        blank = torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
-        self.columns = model.place(blank, prior=policy).shape[-1]  # refuses invalid combinations
-        self.scale = resolve_scale(model.scale, model.tokens, blank, model.patch_size)
-        self.policy, self.tokens, self.image = policy, model.tokens, image
-        for name in ("mean", "std"):
-            self.register_buffer(name, torch.tensor(model.data_config[name])[:, None, None])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Like SpotViT.place, for bytes or normalised pixels."""
-        if self.image == "uint8":
-            images = (images.float() / 255 - self.mean) / self.std
-        positions = self.policy.place(self.policy.maps(images), images, self.tokens)
-        return positions if positions.shape[-1] > 2 else sized(positions, self.scale)
-
-
 class DenseGraph(Graph):
     """The plain ViT inside a SpotViT, exported in the same way, to compare an exported SpotViT with."""
 
@@ -220,16 +199,26 @@ class DenseGraph(Graph):
     def __init__(self, model: SpotViT, **options: Any) -> None:
         """options: image, outputs, attention_node and merging, as in Graph."""
         super().__init__(model, **options)
+        self.built_in = True
         tokenizer: Any = self.model.tokenizer
         self.register_buffer("kernel", tokenizer.weight.view_as(model.vit.patch_embed.proj.weight))  # normalises too
         self.register_buffer("bias", tokenizer.bias)
 
-    def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
+    def embed(self, images: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
         vit = self.model.vit
-        pixels = images.permute(0, 3, 1, 2).float() if self.image == "uint8" else images
-        x = F.conv2d(pixels, self.kernel, self.bias, stride=self.model.patch_size)
-        x = vit.norm_pre(vit._pos_embed(vit.patch_embed.norm(x.flatten(2).transpose(1, 2))))
-        return self.predict(*self.encode(x, None))
+        x = F.conv2d(images.float(), self.kernel, self.bias, stride=self.model.patch_size)
+        return vit.norm_pre(vit._pos_embed(vit.patch_embed.norm(x.flatten(2).transpose(1, 2)))), None
+
+
+def blank(model: SpotViT) -> Tensor:
+    """An image (1, C, H, W) of the model's own size."""
+    return torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
+
+
+def fixed_positions(model: SpotViT) -> list[list[float]] | None:
+    """The model's own positions (N, 2 or 3) if they are the same for every image, else None."""
+    prior = resolve_prior(model.prior)
+    return None if prior.random or prior.looks else model.place(blank(model))[0].tolist()
 
 
 def is_standard(block: nn.Module) -> bool:
@@ -241,9 +230,9 @@ def is_standard(block: nn.Module) -> bool:
 class FlatTokenizer(nn.Module):
     """A Tokenizer with few nodes: gathers pixels from the flattened batch, and normalises them in its weights.
 
-    Pixels are divided by `unit`, then mean and std apply. weight is (D, C · K · K). The position embedding is the
-    product of the kernels at a position and `table`, which includes the kernels' inverse, plus `offset`, the value
-    far outside the grid.
+    Bytes are divided by 255, then mean and std apply. weight is (D, C · K · K). The position embedding is the product
+    of the kernels at a position and `table`, which includes the kernels' inverse, plus `offset`, the value far outside
+    the grid.
     """
 
     weight: Tensor
@@ -252,30 +241,15 @@ class FlatTokenizer(nn.Module):
     centres: Tensor
     table: Tensor | None
     offset: Tensor | None
-    embedding: Tensor
 
-    def __init__(
-        self,
-        model: SpotViT,
-        mean: Sequence[float],
-        std: Sequence[float],
-        unit: float,
-        levels: int | None,
-        given: bool,
-        fixed: Tensor | None = None,
-    ) -> None:
-        """
-        Args:
-            levels: number of pyramid levels to read windows from, or None if all scales are 1.
-            given: positions are an input, so that all scales may be 1 at run time.
-            fixed: constant positions (N, 2, 3 or 7), whose windows and embedding become constants.
-        """
+    def __init__(self, model: SpotViT, image: Input, read: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """read: reads windows of images (B, H, W, C) at positions, see spot.export.flat."""
         super().__init__()
-        size, channels = model.patch_size, model.vit.patch_embed.proj.in_channels
-        self.windows = None if fixed is None else FixedWindows(fixed, model.img_size, size, channels)
-        self.known = None if fixed is None else fixed[None].float()
-        self.levels, self.given = levels, given
+        self.read = read
         proj: Any = model.vit.patch_embed.proj
+        mean, std, unit = (0.0,) * proj.in_channels, (1.0,) * proj.in_channels, 1.0
+        if image == "uint8":
+            mean, std, unit = model.data_config["mean"], model.data_config["std"], 255.0
         weight = proj.weight.detach().double()
         middle, width = (torch.tensor(each).to(weight)[:, None, None] for each in (mean, std))
         bias = -(weight * (middle / width)).sum((1, 2, 3))
@@ -300,11 +274,8 @@ class FlatTokenizer(nn.Module):
         inverse = torch.kron(
             kernels.inverse[: self.rows, : self.rows].double(), kernels.inverse[self.rows :, self.rows :].double()
         )
-        table = (inverse @ (cells - offset)).float()
-        self.register_buffer("table", table)
+        self.register_buffer("table", (inverse @ (cells - offset)).float())
         self.register_buffer("offset", offset.float())
-        if self.known is not None:
-            self.register_buffer("embedding", self.kernels(self.known) @ table)
 
     def kernels(self, positions: Tensor) -> Tensor:
         """Kernels of all cells at positions (B, N, 2, 3 or 7): (B, N, rows · columns)."""
@@ -314,19 +285,12 @@ class FlatTokenizer(nn.Module):
 
     def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, *_: Any) -> Tensor:
         """Images (B, C, H, W) of any dtype and positions (B, N, 2, 3 or 7), or (1, N, ·) → tokens (B, N, D)."""
-        size = patch_embed.proj.kernel_size[0]
-        if self.windows is not None:
-            pixels = self.windows(images.permute(0, 2, 3, 1))
-        elif self.levels is None:
-            pixels = flat_windows(images.permute(0, 2, 3, 1), positions, size)
-        else:
-            read = scaled_flat_windows if self.given else pyramid_windows
-            pixels = read(images.permute(0, 2, 3, 1), positions, size, self.levels)
+        pixels = self.read(images.permute(0, 2, 3, 1), positions)
         after = None if isinstance(patch_embed.norm, nn.Identity) else self.offset  # a norm would change it
         bias = self.bias if self.offset is None or after is not None else self.bias + self.offset
         tokens = F.linear(pixels.flatten(2).flatten(0, 1), self.weight, bias)
         tokens = patch_embed.norm(tokens).view(*pixels.shape[:2], -1)
         if self.table is None:
             return tokens
-        tokens = tokens + (self.kernels(positions) @ self.table if self.known is None else self.embedding)
+        tokens = tokens + self.kernels(positions) @ self.table
         return tokens if after is None else tokens + after

@@ -12,7 +12,7 @@ Nothing here may import torch, because the import takes longer than a prediction
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from spot.data.files import photo_files
-from spot.data.picture import CROP_RATIO, narrow, open_image
+from spot.data.picture import CROP_RATIO, narrow, open_photos
 from spot.errors import InputError
 from spot.store import refuse_no_file
 
@@ -34,21 +33,8 @@ class Exported:
     """An exported model. Call it with images (B, H, W, 3) and, unless built in, positions (B, N, 2)."""
 
     def __init__(self, path: str | Path, threads: int | None = None) -> None:
-        """threads: by default ONNX Runtime's choice. They do not spin while they wait."""
-        refuse_no_file(path, "a file written by spot export")
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise InputError(f"running an exported file needs onnxruntime; {EXTRA}") from error
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if threads is not None:
-            options.intra_op_num_threads = threads
-        try:
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's errors have no other common base class
-            raise InputError(f"ONNX Runtime cannot open {path}: {' '.join(str(error).split())[:200]}") from error
+        """threads: by default ONNX Runtime's choice."""
+        self.session = open_session(path, threads)
         entries = self.session.get_modelmeta().custom_metadata_map
         if KEY not in entries:
             raise InputError(f"{path} was not written by spot export, and says nothing of its input; export it again")
@@ -89,10 +75,14 @@ class Exported:
         if images.ndim != 4 or images.shape[axis] != channels or images.dtype != kind or not images.size:
             wanted = f"{np.dtype(kind).name} of shape {shape.replace('C', str(channels))}"
             raise InputError(f"images must be {wanted}, got {images.dtype} {images.shape}")
-        sides = images.shape[2:] if axis == 1 else images.shape[1:3]
-        if self.about.get("fixed_size", self.about.get("learned")) and list(sides) != self.about["img_size"]:
-            needed, got = (" × ".join(map(str, each)) for each in (self.about["img_size"], sides))
+        fixed = self.about.get("fixed_size", self.about.get("learned"))  # files of 0.2 have the second alone
+        if fixed and self._sides(images) != self.about["img_size"]:
+            needed, got = (" × ".join(map(str, each)) for each in (self.about["img_size"], self._sides(images)))
             raise InputError(f"{self.path} has a placement for images of {needed} pixels built in, got {got}")
+
+    def _sides(self, images: NDArray[Any]) -> list[int]:
+        """[H, W] of images."""
+        return list(images.shape[1:3] if self.about["image"] == "uint8" else images.shape[2:])
 
     def checked_positions(self, positions: ArrayLike | None, images: NDArray[Any]) -> NDArray[np.float32]:
         """Positions in the file's format, (B, N, 2, 3 or 7); raises a clear error for others."""
@@ -103,9 +93,7 @@ class Exported:
                 raise InputError(f"{self.path} takes positions, and its model's prior draws them; pass positions")
             positions = np.broadcast_to(np.array(own, np.float32), (batch, *np.shape(own)))
         array = np.ascontiguousarray(positions, np.float32)
-        low, high = self.about["token_range"]
-        sizes = self.about.get("sizes", False)  # not stored in files of 0.2.0
-        columns = 7 if self.about.get("regions") else 2 + sizes
+        columns = self.session.get_inputs()[1].shape[2]
         if array.ndim == 3 and array.shape[2] in (2, 3) and array.shape[2] < columns:  # scale 1, the whole picture
             rest = np.array([1, 0.5, 0.5, 1, 1], np.float32)[array.shape[2] - 2 : columns - 2]
             array = np.concatenate([array, np.broadcast_to(rest, (*array.shape[:2], len(rest)))], 2)
@@ -113,13 +101,13 @@ class Exported:
             why = {3: "; export it with --sizes for windows of other scales", 7: "; export it with --regions"}
             advice = why.get(array.shape[2], "") if array.ndim == 3 else ""
             raise InputError(f"positions must have shape ({batch}, N, {columns}), got {array.shape}{advice}")
+        low, high = self.about["token_range"]
         if not low <= array.shape[1] <= high:
             raise InputError(f"{self.path} takes {low} to {high} tokens, got {array.shape[1]}; export it anew for more")
         if not np.isfinite(array).all():
             raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")
-        if sizes:
-            shape = images.shape[1:3] if self.about["image"] == "uint8" else images.shape[2:]
-            largest = min(self.about["largest_scale"], max(1.0, max(shape) / self.about["patch_size"]))
+        if columns > 2:
+            largest = min(self.about["largest_scale"], max(1.0, max(self._sides(images)) / self.about["patch_size"]))
             least, most = float(array[..., 2].min()), float(array[..., 2].max())
             if least <= 0 or most > largest * (1 + 1e-5):
                 bad = least if least <= 0 else most
@@ -159,58 +147,36 @@ class ExportedCascade:
         return {"logits": logits, "confidence": confidence, "stages": taken}
 
 
-def open_exported(path: str | Path, threads: int | None = None) -> Exported | ExportedCascade:
-    """Open a file that spot export wrote, or the folder of a cascade."""
-    return ExportedCascade(path, threads) if Path(path).is_dir() else Exported(path, threads)
-
-
-def predict_exported(
-    sources: Sequence[str],
-    model: str,
-    *,
-    top: int = 5,
-    skip: bool = False,
-    csv: Path | None = None,
-    json: Path | None = None,
-    fit: str = "crop",
-    **others: Any,
-) -> None:
-    """The command `spot predict --runtime onnx`: show the likeliest classes of image files, and write them."""
-    from spot import report
-
-    for name, value in others.items():
-        if value is not None:
-            raise InputError(f"{name}={value} goes with --runtime torch; a file has what it was exported with")
-    if fit != "crop":
-        raise InputError(f"an exported file is run on the middle of an image; fit={fit} goes with --runtime torch")
-    report.check_outputs(csv, json)
-    if sources and (sources[0].endswith(".onnx") or (Path(sources[0]) / STAGES).is_file()):
-        model, sources = sources[0], sources[1:]
-    exported, table = open_exported(model), []
-    for file in photo_files(sources):
-        try:
-            image = open_image(file)
-        except InputError as error:
-            if not skip:
-                raise
-            report.warn(f"left out: {error}")
-            continue
-        rows = classify(exported, image, top)
-        report.show([{name: row[name] for name in ("class", "probability")} for row in rows], str(file), digits=1)
-        table += [{"image": str(file), **row} for row in rows]
-    report.save_csv(csv, table)
-    report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})
-
-
-def classify(exported: Exported | ExportedCascade, image: Image.Image, top: int = 5) -> list[dict[str, Any]]:
-    """The likeliest classes of an image, one row each: index, class, probability in percent."""
+def predict_photos(
+    exported: Exported | ExportedCascade, paths: Sequence[Path], *, top: int = 5, skip: bool = False
+) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """Yield each photograph with its most probable classes, as `spot.evaluation.photos.predict` does with torch."""
     if "logits" not in exported.about["outputs"]:
         raise InputError(f"{exported.path} gives {', '.join(exported.about['outputs'])} and no classes; export logits")
     if top < 1:
         raise InputError(f"top must be at least 1 class, got {top}")
-    shares = probabilities(exported(exported.prepare(image)[None])["logits"][0]) * 100
-    best = np.argsort(-shares, kind="stable")[:top].tolist()
-    return [{"index": index, "class": exported.classes[index], "probability": float(shares[index])} for index in best]
+    for path, pixels in open_photos(paths, exported.prepare, skip=skip):
+        shares = probabilities(exported(pixels[None])["logits"][0]) * 100
+        best = np.argsort(-shares, kind="stable")[:top].tolist()
+        yield path, [{"index": i, "class": exported.classes[i], "probability": float(shares[i])} for i in best]
+
+
+def open_session(path: str | Path, threads: int | None = None) -> Any:
+    """An ONNX Runtime session on the CPU. Its threads do not spin while they wait."""
+    refuse_no_file(path, "a file written by spot export")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError(f"running an exported file needs onnxruntime; {EXTRA}") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no other common base class
+        raise InputError(f"ONNX Runtime cannot open {path}: {' '.join(str(error).split())[:200]}") from error
 
 
 def probabilities(logits: NDArray[Any]) -> NDArray[Any]:

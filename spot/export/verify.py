@@ -18,6 +18,7 @@ from spot.errors import InputError
 from spot.export.runtime import Exported, fit_picture
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.models.wrappers import PlainViT
 
 TOLERANCE = 1e-4  # relative to the largest value of an output
 
@@ -35,12 +36,9 @@ def run_onnx(path: Path) -> Run:
     return run
 
 
-def run_torch(path: Path, compiled: bool = False) -> Run:
+def run_torch(path: Path) -> Run:
     """A function that runs a torch.export program."""
-    if compiled:
-        module: Any = torch._inductor.aoti_load_package(str(path))
-    else:
-        module = torch.export.load(path).module()
+    module = torch.export.load(path).module()
 
     def run(images: Tensor, positions: Tensor | None) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -50,7 +48,7 @@ def run_torch(path: Path, compiled: bool = False) -> Run:
 
 
 def verify(
-    run: Run, model: SpotViT | ToMe, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
+    run: Run, model: SpotViT | ToMe | PlainViT, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The largest difference and the largest value by output; refuses a file that differs from the model."""
     found: dict[str, list[float]] = {name: [] for name in about["outputs"]}
@@ -77,7 +75,9 @@ def sample_inputs(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) 
     other = width if about["fixed_size"] else width + 9
     batches = [noise(about, 1, (height, width)), noise(about, 3, (height, width)), noise(about, 2, (height, other))]
     pictures = pictures[:8]
-    batches += [from_picture(about, picture)[None] for picture in pictures]
+    for picture in pictures:
+        pixels = torch.from_numpy(picture.copy())[None]
+        batches.append(pixels if about["image"] == "uint8" else normalised(pixels, about["preprocessing"]))
     counts = [high, low, 17, *[49 for _ in pictures]]
     chosen = []
     for images, tokens in zip(batches, counts, strict=True):
@@ -108,30 +108,19 @@ def noise(about: dict[str, Any], batch: int, size: Sequence[int]) -> Tensor:
     return torch.randn(batch, about["channels"], *size, generator=generator)
 
 
-def from_picture(about: dict[str, Any], picture: NDArray[np.uint8]) -> Tensor:
-    """A picture (H, W, 3) in the file's input format."""
-    pixels = torch.from_numpy(picture.copy())
-    return pixels if about["image"] == "uint8" else normalised(about, pixels[None])[0]
-
-
-def normalised(about: dict[str, Any], pixels: Tensor) -> Tensor:
-    """RGB bytes (B, H, W, 3) → the model's normalised input (B, 3, H, W)."""
-    mean, std = (torch.tensor(about["preprocessing"][name]) for name in ("mean", "std"))
+def normalised(pixels: Tensor, config: dict[str, Any]) -> Tensor:
+    """RGB bytes (B, H, W, 3) → the input (B, 3, H, W) of a model with this mean and std."""
+    mean, std = (torch.tensor(config[name]) for name in ("mean", "std"))
     return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
 
 
 @torch.no_grad()
 def reference(
-    model: SpotViT | ToMe, about: dict[str, Any], images: Tensor, positions: Tensor | None
+    model: SpotViT | ToMe | PlainViT, about: dict[str, Any], images: Tensor, positions: Tensor | None
 ) -> dict[str, Tensor]:
-    """The model's own outputs, by name."""
+    """The model's own outputs, by name; without positions, at its own placement."""
     if about["image"] == "uint8":
-        images = normalised(about, images)
-    if positions is None:
-        if about["learned"]:
-            positions = model.place(images)
-        else:
-            positions = torch.tensor(about["positions"]).expand(len(images), -1, -1)
+        images = normalised(images, about["preprocessing"])
     head: Any
     if isinstance(model, ToMe):
         merged = model.merge(images, positions)

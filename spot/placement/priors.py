@@ -227,7 +227,8 @@ class Prior:
             extra = options if maps is None else {**options, "maps": maps[rows]}
             return self.draw(images[rows], tokens, generator, **extra)
 
-        positions = drawn(place, len(images), generator, keys if self.random else None, seed)
+        count = images.shape[0]  # not len(): it would fix the batch when traced
+        positions = drawn(place, count, generator, keys if self.random else None, seed)
         if not isinstance(positions, Tensor) or positions.ndim != 3 or positions.shape[1] != tokens:
             got = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
             raise InputError(f"the prior {self.name} must give positions ({len(images)}, {tokens}, 2), got {got}")

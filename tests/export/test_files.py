@@ -22,19 +22,12 @@ from tests.conftest import make_nano, random_policy
 from tests.export.test_graph import bytes_and_positions, normalised, with_sizes
 
 
-@pytest.mark.parametrize("tokens", [2, 3, 16, 49, 100, 196, 256])
+@pytest.mark.parametrize(
+    "batch, size, tokens", [(1, (32, 32), 2), (7, (32, 32), 256), (2, (57, 40), 49), (1, (8, 200), 3)]
+)
 @torch.no_grad()
-def test_one_file_takes_any_number_of_tokens(exported, tokens):
-    pixels, positions = bytes_and_positions(batch=1, tokens=tokens)
-    result = Exported(exported.path)(pixels.numpy(), positions.numpy())
-    expected = exported.model(normalised(exported.model, pixels), positions)
-    np.testing.assert_allclose(result["logits"], expected, atol=2e-5)
-
-
-@pytest.mark.parametrize("batch, size", [(1, (32, 32)), (2, (32, 32)), (7, (32, 32)), (2, (57, 40)), (1, (8, 200))])
-@torch.no_grad()
-def test_one_file_takes_any_batch_and_image_size(exported, batch, size):
-    pixels, positions = bytes_and_positions(batch=batch, size=size)
+def test_one_file_takes_any_batch_image_size_and_number_of_tokens(exported, batch, size, tokens):
+    pixels, positions = bytes_and_positions(batch=batch, size=size, tokens=tokens)
     result = Exported(exported.path)(pixels.numpy(), positions.numpy())
     images = normalised(exported.model, pixels)
     features = exported.model.forward_features(images, positions)
@@ -81,68 +74,57 @@ def test_the_largest_difference_is_measured_and_said(exported):
     assert "logits by at most" in exported.written.summary
 
 
-@torch.no_grad()
-def test_a_prior_can_be_built_in(tmp_path):
+def placed(**how):
+    """A model of 9 tokens, with a policy."""
     model = make_nano()
-    export(model, tmp_path / "m.onnx", prior="isotropic", tokens=9)
-    run = Exported(tmp_path / "m.onnx")
-    assert len(run.session.get_inputs()) == 1
-    pixels, _ = bytes_and_positions(batch=3)
-    model.tokens = 9
-    np.testing.assert_allclose(run(pixels.numpy())["logits"], model(normalised(model, pixels)), atol=2e-5)
-    with pytest.raises(InputError, match="placement built in"):
-        run(pixels.numpy(), np.zeros((3, 5, 2)))
+    model.policy = random_policy(model, side=8, width=8, depth=1)
+    return model.at(tokens=9, **how)
 
 
+def merging_after_a_policy():
+    """torch.export wraps the blocks of a model that holds a module twice; they are timm's all the same."""
+    model = placed(prior="learned")
+    model.vit.again = model.vit.head
+    return ToMe(model, r=[3, 2], own_placement=True)
+
+
+BUILT_IN = {
+    "a prior": (lambda: placed(), "uint8"),
+    "a prior with scales": (lambda: placed(prior="center", scale="auto"), "float"),
+    "a policy": (lambda: placed(prior="learned"), "float"),
+    "a prior and merging": (lambda: Merging(placed(), 7, "center"), "uint8"),
+    "a policy and merging": (merging_after_a_policy, "uint8"),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
 @torch.no_grad()
-def test_a_learned_prior_can_be_built_in(tmp_path):
-    """The file looks at each image itself: other images, other positions. As bytes: below."""
-    model = make_nano()
-    policy = random_policy(model, side=8)
-    export(model, tmp_path / "m.onnx", prior=policy, tokens=9, image="float")
+def test_a_file_with_a_placement_gives_what_the_model_gives(tmp_path, name):
+    make, kind = BUILT_IN[name]
+    model = make()
+    written = export(model, tmp_path / "m.onnx", built_in=True, image=kind)
     run = Exported(tmp_path / "m.onnx")
     assert len(run.session.get_inputs()) == 1 and "GridSample" not in nodes(run.path)
+    assert nodes(run.path).count("Attention") == 2
+    assert written.about["learned"] == (written.about["positions"] is None) == ("policy" in name)
+    assert written.about["merged"] == (model.schedule() if "merging" in name else None)
     pixels, _ = bytes_and_positions(batch=3)
-    images = normalised(model, pixels)
-    expected = model(images, tokens=9, prior=policy)
-    assert (expected - model(images, tokens=9)).abs().max() > 1e-3
-    np.testing.assert_allclose(run(images.numpy())["logits"], expected, atol=5e-5)
-    wrong = normalised(model, bytes_and_positions(size=(57, 40))[0])
-    with pytest.raises(InputError, match="has a placement for images of 32 × 32 pixels built in, got 57 × 40"):
-        run(wrong.numpy())
+    images = normalised(model.spot_vit, pixels)
+    given = (pixels if kind == "uint8" else images).numpy()
+    np.testing.assert_allclose(run(given)["logits"], model(images), atol=5e-5)
+    with pytest.raises(InputError, match="placement built in"):
+        run(given, np.zeros((3, 5, 2)))
+    with pytest.raises(InputError, match="has a placement for images of 32 × 32 pixels built in, got 16 × 32"):
+        run(given[:, 16:] if kind == "uint8" else given[:, :, 16:])
 
 
 @torch.no_grad()
-def test_a_file_that_merges_gives_what_the_model_gives_for_any_batch(tmp_path):
-    merging = Merging(make_nano(depth=4), 7, "center")
-    written = export(merging, tmp_path / "m.onnx")
-    assert written.about["merged"] == merging.schedule() and sum(merging.schedule()) > 0
-    run = Exported(tmp_path / "m.onnx")
-    pixels, _ = bytes_and_positions(batch=5)
-    np.testing.assert_allclose(run(pixels.numpy())["logits"], merging(normalised(merging.model, pixels)), atol=2e-5)
-
-
-@torch.no_grad()
-def test_a_file_that_merges_after_a_learned_placement_merges(tmp_path):
-    """torch.export wraps the blocks of a model whose policy the graph holds twice; they are timm's all the same."""
-    model = make_nano(depth=4)
-    model.policy, model.prior = random_policy(model, side=8), "learned"
-    merging = ToMe(model.at(tokens=9), r=[0, 3, 2, 0], own_placement=True)
+def test_a_torch_program_with_a_placement(tmp_path):
+    model = placed(scale="auto")
+    export(model, tmp_path / "m.pt2", to="torch", built_in=True)
     pixels, _ = bytes_and_positions(batch=3)
-    expected = merging(normalised(model, pixels))
-    assert (expected - model(normalised(model, pixels), tokens=9)).abs().max() > 1e-3  # merging makes a difference
-    export(merging, tmp_path / "m.onnx")
-    np.testing.assert_allclose(Exported(tmp_path / "m.onnx")(pixels.numpy())["logits"], expected, atol=5e-5)
-    assert nodes(tmp_path / "m.onnx").count("Attention") == 4
-
-
-@torch.no_grad()
-def test_a_module_that_the_graph_holds_twice_changes_nothing(tmp_path):
-    model = make_nano(depth=4)
-    model.vit.again = model.vit.head
-    merging = ToMe(model.at(tokens=9), r=[0, 3, 2, 0], own_placement=True)
-    export(merging, tmp_path / "m.onnx")
-    assert nodes(tmp_path / "m.onnx").count("Attention") == 4
+    result = torch.export.load(tmp_path / "m.pt2").module()(pixels)[0]
+    torch.testing.assert_close(result, model(normalised(model, pixels)), atol=5e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -163,28 +145,14 @@ def test_a_cascade_of_files_stops_where_the_cascade_stops(tmp_path):
 
 
 @torch.no_grad()
-def test_a_models_own_policy_is_built_in_by_its_name(tmp_path):
-    model = make_nano()
-    model.policy, model.prior = random_policy(model, side=8), "learned"
-    written = export(model, tmp_path / "m.pt2", to="torch", tokens=9)
-    assert written.about["prior"] == "learned" and written.about["positions"] is None
-    program = torch.export.load(tmp_path / "m.pt2").module()
-    pixels, _ = bytes_and_positions(batch=3)
-    expected = model(normalised(model, pixels), tokens=9)
-    torch.testing.assert_close(program(pixels)[0], expected, atol=5e-5, rtol=1e-5)
-    assert model.tokens == 16 and model.prior == "learned"  # left as it was
-
-
-@torch.no_grad()
 def test_older_runtimes_get_attention_in_parts(tmp_path):
-    model = make_nano()
-    export(model, tmp_path / "m.onnx", opset=20, image="float")
+    model = make_nano(depth=1)
+    export(model, tmp_path / "m.onnx", opset=20, built_in=True)
     kinds = nodes(tmp_path / "m.onnx")
     assert "Attention" not in kinds and "Softmax" in kinds
-    pixels, positions = bytes_and_positions()
-    images = normalised(model, pixels)
-    result = Exported(tmp_path / "m.onnx")(images.numpy(), positions.numpy())["logits"]
-    np.testing.assert_allclose(result, model(images, positions), atol=2e-5)
+    pixels, _ = bytes_and_positions()
+    result = Exported(tmp_path / "m.onnx")(pixels.numpy())["logits"]
+    np.testing.assert_allclose(result, model(normalised(model, pixels)), atol=2e-5)
 
 
 @torch.no_grad()
@@ -225,19 +193,18 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options, sentence",
+    "prior, options, sentence",
     [
-        ({"path": "m.pt2"}, "a file for onnx ends in .onnx"),
-        ({"path": "m.onnx", "prior": "uniform"}, "draws at random and cannot be built in"),
-        ({"path": "m.onnx", "prior": "focus"}, "looks at the image and cannot be built in"),
-        ({"path": "m.onnx", "prior": "learned"}, "has no learned prior"),
-        ({"path": "m.onnx", "outputs": ()}, "at least one output is needed"),
-        ({"path": "m.onnx", "prior": "isotropc"}, "did you mean 'isotropic'"),
+        ("isotropic", {"to": "torch"}, "a file for torch ends in .pt2"),
+        ("uniform", {"built_in": True}, "draws at random and cannot be built in"),
+        ("focus", {"built_in": True}, "looks at the image and cannot be built in"),
+        ("learned", {"built_in": True}, "has no learned prior"),
+        ("isotropic", {"outputs": ()}, "at least one output is needed"),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence(tmp_path, options, sentence):
+def test_what_cannot_be_exported_is_one_sentence(tmp_path, prior, options, sentence):
     with pytest.raises(InputError, match=sentence):
-        export(make_nano(), tmp_path / options.pop("path"), **options)
+        export(make_nano().at(prior=prior), tmp_path / "m.onnx", **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -249,7 +216,7 @@ def test_a_model_without_classes_has_no_logits(tmp_path):
 @pytest.fixture(scope="module")
 def with_scales(tmp_path_factory):
     """An ONNX file that takes (B, N, 3), of a model whose own placement has scales."""
-    model = make_nano()
+    model = make_nano(depth=1)
     model.scale, model.tokens = "auto", 5
     path = tmp_path_factory.mktemp("sizes") / "m.onnx"
     return model, path, export(model, path)
@@ -291,20 +258,9 @@ def test_a_file_without_sizes_says_how_to_get_them(exported):
         Exported(exported.path)(pixels.numpy(), with_sizes(positions).numpy())
 
 
-@torch.no_grad()
-def test_a_torch_program_with_a_scale_built_in(tmp_path):
-    model = make_nano()
-    model.scale = "auto"
-    export(model, tmp_path / "m.pt2", to="torch", prior="isotropic", tokens=4)
-    pixels, _ = bytes_and_positions(batch=3)
-    model.tokens = 4
-    result = torch.export.load(tmp_path / "m.pt2").module()(pixels)[0]
-    torch.testing.assert_close(result, model(normalised(model, pixels)), atol=2e-5, rtol=1e-5)
-
-
 def test_an_opset_that_cannot_be_had_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"cannot be written in opset 9; use opset 18 or a later one"):
-        export(make_nano(depth=1), tmp_path / "m.onnx", prior="isotropic", tokens=4, opset=9)
+        export(make_nano(depth=1).at(tokens=4), tmp_path / "m.onnx", built_in=True, opset=9)
     assert not (tmp_path / "m.onnx").exists()
 
 
@@ -315,50 +271,10 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path, monkeypatch):
 
 
 def test_the_command_writes_and_says_the_difference(tmp_path, capsys):
-    save_folder(make_nano(), tmp_path / "model")
+    save_folder(make_nano(depth=1), tmp_path / "model")
     out = tmp_path / "m.onnx"
-    main(
-        [
-            "export",
-            str(tmp_path / "model"),
-            "--out",
-            str(out),
-            "--prior",
-            "center",
-            "--tokens",
-            "4",
-            "--features",
-            "pooled",
-            "--scale",
-            "auto",
-        ]
-    )
+    words = ["--prior", "center", "--tokens", "4", "--scale", "auto", "--features", "pooled"]
+    main(["export", str(tmp_path / "model"), "--out", str(out), *words])
     assert "m.onnx" in capsys.readouterr().out
     result = Exported(out)(np.zeros((1, 32, 32, 3), np.uint8))
     assert result["logits"].shape == (1, 10) and result["pooled"].shape == (1, 32)
-
-
-def test_without_a_compiler_compiling_is_refused_in_one_sentence(tmp_path):
-    from torch._inductor import config
-    from torch._inductor.cpp_builder import cpp_compiler_search
-
-    cpp_compiler_search.cache_clear()
-    without = config.patch({"cpp.cxx": (None, str(tmp_path / "no-compiler"))})
-    with without, pytest.raises(InputError, match=r"needs a C\+\+ compiler, and none was found"):
-        export(make_nano(), tmp_path / "m.pt2", to="torch", compiled=True)
-    cpp_compiler_search.cache_clear()
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match=r"compiled goes with torch\.export programs"):
-        export(make_nano(), tmp_path / "m.onnx", compiled=True)
-
-
-@torch.no_grad()
-def test_a_compiled_program_gives_the_same(tmp_path, request):
-    if not request.config.getoption("--all-models"):
-        pytest.skip("compiling takes half a minute; --all-models compiles")
-    model = make_nano()
-    export(model, tmp_path / "m.pt2", to="torch", compiled=True)
-    program = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))
-    pixels, positions = bytes_and_positions(batch=1, tokens=30)
-    expected = model(normalised(model, pixels), positions)
-    torch.testing.assert_close(program(pixels, positions)[0], expected, atol=2e-5, rtol=1e-5)

@@ -5,7 +5,7 @@ import torch
 
 import spot
 from spot.errors import InputError
-from spot.export.flat import FixedWindows, flat_windows, scaled_flat_windows
+from spot.export.flat import flat_windows, pyramid_windows, scaled_flat_windows
 from spot.export.graph import DenseGraph, Graph
 from spot.models.merging import Merging
 from spot.models.tome import ToMe
@@ -76,11 +76,10 @@ def test_norms_of_queries_and_keys_are_kept():
 
 @torch.no_grad()
 def test_a_built_in_placement_serves_every_image_of_a_batch():
-    model = make_nano()
-    pixels, positions = bytes_and_positions(batch=3)
-    (logits,) = Graph(model, positions=positions[0])(pixels)
-    expected = model(normalised(model, pixels), positions[:1].expand(3, -1, -1))
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    model = make_nano().at(prior="center", tokens=7)
+    pixels, _ = bytes_and_positions(batch=3)
+    (logits,) = Graph(model, built_in=True)(pixels)
+    torch.testing.assert_close(logits, model(normalised(model, pixels)), atol=1e-5, rtol=1e-5)
 
 
 def test_gathered_windows_are_the_library_s_windows():
@@ -105,13 +104,13 @@ def test_gathered_windows_of_any_size_are_the_library_s_windows(size, largest):
     torch.testing.assert_close(scaled_flat_windows(pixels, placed, 8, 4), expected, atol=2e-3, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(31, 45), (64, 32)])
-@pytest.mark.parametrize("largest", [1.0, 2.0])
-def test_windows_as_constants_are_the_library_s_windows(size, largest):
-    pixels, positions = bytes_and_positions(batch=3, size=size, tokens=11)
-    placed = with_sizes(positions[:1], largest) if largest > 1 else positions[:1]
-    expected = spot.windows(pixels.permute(0, 3, 1, 2).float(), placed.expand(3, -1, -1), 8)
-    torch.testing.assert_close(FixedWindows(placed[0], size, 8, 3)(pixels), expected, atol=2e-3, rtol=0)
+@pytest.mark.parametrize("largest", [0.7, 1.0, 1.3, 2.0])
+def test_squares_are_large_enough_for_the_largest_scale_alone(largest):
+    pixels, positions = bytes_and_positions(batch=3, size=(31, 45), tokens=60)
+    placed = torch.cat([positions, torch.full((3, 60, 1), largest)], -1)
+    expected = spot.windows(pixels.permute(0, 3, 1, 2).float(), placed, 8)
+    levels = 1 + (largest > 1)
+    torch.testing.assert_close(pyramid_windows(pixels, placed, 8, levels, largest), expected, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
@@ -122,8 +121,7 @@ def test_merging_without_sorting_is_what_tome_merges(pool):
     images = normalised(model, pixels)
     merging = Merging(model, 25)
     assert sum(merging.schedule()) > 8
-    placement = merging.model.place(images)[0]
-    (logits,) = Graph(merging.model, positions=placement, merging=merging)(pixels)
+    (logits,) = Graph(merging.model, built_in=True, merging=merging)(pixels)
     torch.testing.assert_close(logits, merging(images), atol=2e-5, rtol=1e-4)
     dense = ToMe(model, r=[0, 3, 0, 5, *[0] * 8])
     (logits,) = DenseGraph(model, merging=dense)(pixels)
@@ -135,7 +133,7 @@ def test_placements_with_sizes_give_the_model_s_logits():
     model = make_nano()
     pixels, positions = bytes_and_positions(size=(32, 40))
     placed = with_sizes(positions)
-    (logits,) = Graph(model, sizes=True)(pixels, placed)
+    (logits,) = Graph(model, columns=3)(pixels, placed)
     torch.testing.assert_close(logits, model(normalised(model, pixels), placed), atol=1e-5, rtol=1e-5)
 
 

@@ -166,7 +166,7 @@ def test_an_exported_graph_takes_regions(street):
 
     model = spot.adapt(nano(img_size=16))  # scales up to 2: the branches of larger ones are in tests/export
     positions = glimpse_positions(street, torch.tensor([[[0.4, 0.5, 20.0]]] * 2), 9, 8)
-    (got,) = Graph(model, image="float", regions=True)(street, positions)
+    (got,) = Graph(model, image="float", columns=7)(street, positions)
     torch.testing.assert_close(got, model(street, positions), atol=1e-5, rtol=0)
     assert (got - model(street, positions[..., :3].contiguous())).abs().max() > 2e-4  # of logits that differ little
 
