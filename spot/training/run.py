@@ -101,7 +101,7 @@ def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Im
             )
         if supervised and model.num_classes != count:
             raise InputError(f"scenes have {count} classes, the model {model.num_classes}; use spot finetune")
-        if isinstance(recipe, DistilRecipe) and recipe.balance and isinstance(images, Images):
+        if isinstance(recipe, DistilRecipe) and recipe.balance:
             raise InputError("scenes are never shown twice, so none can be drawn more often; use --set balance=0")
     else:
         images = open_data(

@@ -38,7 +38,7 @@ def test_a_line_per_placement_and_a_column_per_budget():
 
 def test_bad_input_is_one_sentence(reader, tmp_path, refused):
     assert "32 scenes" in refused("demo", "--model", reader, "--scenes", "8")
-    assert "shown once" in refused("demo", "--model", reader, "--tokens", "4", "4")
+    assert "different numbers" in refused("demo", "--model", reader, "--tokens", "4", "4")
     (tmp_path / "file").write_text("")
     assert "cannot write" in refused("demo", "--out", str(tmp_path / "file" / "d"))
     make_nano().save_pretrained(tmp_path / "ten")

@@ -257,7 +257,7 @@ def test_bad_input_is_one_sentence(model, cascade, images, batches, tmp_path):
         calibrate(model, batches, agree=99)
     with pytest.raises(InputError, match="above 0 and at most 1, got 65"):
         calibrate(model, batches, cost=65)
-    with pytest.raises(InputError, match="give one of"):
+    with pytest.raises(InputError, match="give only one of"):
         calibrate(model, batches, cost=0.5, agree=0.9)
     with pytest.raises(InputError, match="is one point"):
         calibrate(model, batches, lose=1)

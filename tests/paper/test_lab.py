@@ -20,7 +20,7 @@ from spot.evaluation.accuracy import Setting
 from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
 from spot.models.deltas import save_delta
-from spot.placement import files, priors
+from spot.placement import priors
 from tests.conftest import VIT_TINY, make_nano
 from tests.data.files import folders
 
@@ -148,7 +148,7 @@ def test_a_folder_is_listed_once_and_a_measurement_read_once(small, make_lab, mo
     for backbone in lab.backbones:
         lab.accuracy(backbone, wanted)
         lab.oracle(backbone)
-    counts = dict.fromkeys(["data_for", "read_tensors", "placements"], 0)
+    counts = dict.fromkeys(["data_for", "read_tensors"], 0)
 
     def count(name, original):
         def counting(*given, **options):
@@ -159,12 +159,11 @@ def test_a_folder_is_listed_once_and_a_measurement_read_once(small, make_lab, mo
 
     monkeypatch.setattr(sources, "data_for", count("data_for", sources.data_for))
     monkeypatch.setattr(cache, "read_tensors", count("read_tensors", cache.read_tensors))
-    monkeypatch.setattr(files, "read_tensors", count("placements", files.read_tensors))
     again = make_lab(["one", "two"])
     for backbone in again.backbones:
         again.accuracy(backbone, wanted)
         again.oracle(backbone)
-    assert counts == {"data_for": 1, "read_tensors": 4, "placements": 2}
+    assert counts == {"data_for": 1, "read_tensors": 4}
 
 
 def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch, counted):

@@ -82,7 +82,7 @@ def test_a_rotary_vit_trains_on_crops_of_its_images(tmp_path):
     "recipe, changes, shape, sentence",
     [
         ("scenes", {}, {"num_classes": 10}, "scenes have 32 classes, the model 10"),
-        ("scenes-distil", {"balance": 0.5}, {}, "balance=0"),
+        ("scenes-distil", {"balance": 0.5, "batch_size": 8}, {}, "balance=0"),
         ("scenes", {"img_size": 32}, {"img_size": 32}, "64 pixels"),
         ("scenes", {}, {"img_size": 32}, "the model \\(32, 32\\)"),
     ],
