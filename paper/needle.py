@@ -1,7 +1,7 @@
 """A small object in a large picture: accuracy and cost as the picture grows at a constant number of tokens.
 
 The paper has no such table, so all rows are ours. Scenes are those of the data set `needle`, with an object of 24 to
-40 pixels at every image size. Photographs are placed on a canvas four times as large (spot/data/canvas.py), which is
+40 pixels at every image size. Photographs are placed on a canvas four times as large (paper/canvas.py), which is
 a stress test and not a real data set. All placements use the same weights; costs include the saliency map.
 """
 
@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
 from paper.backbone import Backbone, backbones
+from paper.canvas import CanvasSources, box_of
 from paper.lab import Lab
 from paper.sources import scene_masks
 from paper.statistics import difference, share
 from paper.study import Result, Row, Study, Table, cell, figure, signed
-from spot.data.canvas import box_of
 from spot.data.difficulty import difficulty_of
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
@@ -47,9 +47,11 @@ def run(lab: Lab) -> Result:
         data = {size: f"needle:{size}" for size in sizes}
     else:
         chosen = lab.backbones
-        data = {2 * lab.backbones[0].model.img_size[0]: f"needle:{given.data}"}
+        data = {2 * lab.backbones[0].model.img_size[0]: given.data}
     for size, name in data.items():
         there = Lab(chosen, replace(given, data=name, saliency="spectral"), cache=lab.cache.folder)
+        if not given.scenes:
+            there.sources = CanvasSources(there.settings)
         for backbone in chosen:
             for tokens in given.tokens or (TOKENS if given.scenes else OF_PHOTOGRAPHS,):
                 rows += measured(there, backbone, size, tokens)

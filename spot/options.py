@@ -26,7 +26,7 @@ Photos = Annotated[
 Weights = Annotated[Path | None, arg(help="a local file with the timm model's weights, instead of a download")]
 DATA = (
     "a folder with one sub-folder per class, ImageNet's root, a timm data set, or built-in images: scenes, "
-    "needle (large scenes with a small object), needle:256 (of 256 pixels) or needle:DIR (photographs in a canvas)"
+    "needle (large scenes with a small object) or needle:256 (of 256 pixels)"
 )
 Data = Annotated[str, arg(help=DATA)]
 DataInstead = Annotated[str | None, arg(help=f"instead of images: {DATA}")]

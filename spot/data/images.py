@@ -40,7 +40,6 @@ Unreadable = Literal["stop", "skip"]
 
 TIMM = re.compile(r"(torch|hfds|wds)/.+")
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
-CANVAS = "needle:"  # prefix for data whose images are placed in a canvas
 
 
 class Unread(NamedTuple):
@@ -91,12 +90,12 @@ class Images(Dataset[Sample | None]):
         """The sample, or the reason why it could not be read."""
         source, label = self.source[self.order[index]]
         try:
-            image = self.seen(open_image(source), index)
+            image = self.transformed(open_image(source), index)
         except InputError as error:
             return Unread(self.keys[index], str(error))
         return image, -1 if label is None else int(label), self.keys[index]
 
-    def seen(self, image: Image.Image, index: int) -> Tensor:
+    def transformed(self, image: Image.Image, index: int) -> Tensor:
         """The model's input for the image with this index."""
         return self.transform(image)
 
@@ -148,8 +147,8 @@ class Images(Dataset[Sample | None]):
 def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, **options: Any) -> "Data":
     """Open data for evaluation of a model: with its size, mean, std and class indices.
 
-    path_or_name, limit, options (split, unreadable, root): as for `open_data`; "scenes" or "needle", the built-in
-        data sets; or "needle:" before a folder or name, to place each image in a canvas (spot/data/canvas.py).
+    path_or_name, limit, options (split, unreadable, root): as for `open_data`; or "scenes", "needle" or "needle:256",
+        the built-in data.
     """
     from spot.data.scenes import Scenes
 
@@ -164,11 +163,7 @@ def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, 
         "classes": class_folders(model),
         "limit": limit,
     }
-    if not str(path_or_name).startswith(CANVAS):
-        return open_data(path_or_name, **options)
-    from spot.data.canvas import Canvas
-
-    return Canvas(open_data(str(path_or_name).removeprefix(CANVAS), **options))
+    return open_data(path_or_name, **options)
 
 
 def open_data(

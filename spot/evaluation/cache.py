@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from spot.data.canvas import Canvas
 from spot.data.images import Data
 from spot.data.scenes import Scenes
 from spot.data.shards import Shards
@@ -65,8 +64,7 @@ def hash_images(data: Data) -> str:
     """Hash a data set: it changes when an image is added, removed, renamed or rewritten."""
     if isinstance(data, Scenes):
         return hash_json(["scenes", data.split, data.seed, data.length, str(data.difficulty)])
-    about: list[Any] = ["canvas"] if isinstance(data, Canvas) else []
-    about += data.source.state() if isinstance(data.source, Shards) else []
+    about: list[Any] = data.source.state() if isinstance(data.source, Shards) else []
     for key, index in zip(data.keys, data.order, strict=True):
         about.append(key)
         if isinstance(data.source, list):  # files; a timm data set has only keys

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from spot import report
-from spot.data.canvas import Canvas
 from spot.data.difficulty import difficulty_of
-from spot.data.images import CANVAS, Images, data_for, open_data
+from spot.data.images import Images, data_for, open_data
 from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
@@ -64,7 +63,7 @@ class Crops(Images):
         normal = {name: data_config[name] for name in ("mean", "std")}
         self.crop = create_transform(**size, **normal, is_training=True, scale=(CROP, 1.0), color_jitter=None)
 
-    def seen(self, image: Image.Image, index: int) -> Tensor:
+    def transformed(self, image: Image.Image, index: int) -> Tensor:
         crop, number = divmod(index, self.photographs)
         if not crop:
             return self.transform(image)
@@ -166,7 +165,7 @@ def learn(
 
     Args:
         source: the model or family whose tokens the policy will place.
-        data: a folder of images, a timm data set, "scenes" or "needle"; or "needle:" and a folder, for canvases.
+        data: a folder of images, a timm data set, "scenes" or "needle".
         teacher: the dense ViT. Default: the model on its own grid, or for a family the original ViT.
         limit: maximum number of images.
         leave_out: a file that names images to exclude.
@@ -184,7 +183,7 @@ def learn(
     with seeded(how.seed, Draw.WEIGHTS):
         policy = Policy(model.patch_size, about={"model": model.name, "hash": known}, side=how.side)
     settings = {**asdict(how), "model": known, "teacher": teacher_hash, "images": whole}
-    if how.views and isinstance(images, Images) and not isinstance(images, Canvas):
+    if how.views and isinstance(images, Images):
         images = Crops(images, how.views, how.seed, model.data_config)
     folder = RunFolder(out.with_suffix(".learning"), settings)
     with folder.held():
@@ -205,10 +204,8 @@ def images_of(
     """Open the images, without the excluded ones."""
     if difficulty_of(data) is not None:
         return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
-    folder = str(data).removeprefix(CANVAS)
     transform = evaluation_transform(model.data_config)
-    images = open_data(folder, transform=transform, split=split, limit=limit, leave_out=leave_out)
-    return images if folder == str(data) else Canvas(images)
+    return open_data(data, transform=transform, split=split, limit=limit, leave_out=leave_out)
 
 
 @torch.no_grad()

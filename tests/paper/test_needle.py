@@ -5,10 +5,10 @@ import torch
 
 from paper import needle as study
 from paper.backbone import backbones
+from paper.canvas import box_of
 from paper.lab import Lab
 from paper.sources import StudySettings
 from paper.study import Result
-from spot.data.canvas import box_of
 from spot.data.difficulty import needle
 from spot.data.scenes import Scenes
 from spot.evaluation.cost import macs
@@ -57,7 +57,7 @@ def test_a_box_is_what_is_seen_of_the_object():
         top, left, bottom, right = (128 * box).round().int().tolist()
         assert (mask[top:bottom, left:right] > 0).sum() == (mask > 0).sum() > 0
         assert all(edge.sum() > 0 for edge in (mask[top], mask[bottom - 1], mask[:, left], mask[:, right - 1]))
-    assert study.boxes(["a/b.jpg"], "needle:photos").tolist() == [pytest.approx(box_of("a/b.jpg"))]
+    assert study.boxes(["a/b.jpg"], "photos").tolist() == [pytest.approx(box_of("a/b.jpg"))]
 
 
 def test_told_the_box_most_tokens_stand_in_it(rotary):

@@ -4,19 +4,23 @@ Each image, transformed for the model, is placed at random in a canvas twice as 
 four other images fill the rest, too small to contain whole objects. The image's place depends only on its key. The
 tiles also depend on the list of all files.
 
-    data = data_for(model, "needle:imagenet")        # images (3, 448, 448) for a model of 224 pixels
+    data = Canvas(data_for(model, "imagenet"))       # images (3, 448, 448) for a model of 224 pixels
     box_of(key)                                      # top, left, bottom and right, as fractions of the canvas
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Generator, Tensor
 
+from paper.sources import Sources
 from spot.data.images import Images
 from spot.data.picture import open_image
 from spot.draws import generator_for
+from spot.hashes import hash_json
+from spot.models.spot_vit import SpotViT
 
 TILE = 32  # side of a tile, in pixels
 OTHERS = 4  # images whose texture fills the canvas
@@ -28,7 +32,7 @@ class Canvas(Images):
     def __init__(self, images: Images) -> None:
         vars(self).update(vars(images))
 
-    def seen(self, image: Image.Image, index: int) -> Tensor:
+    def transformed(self, image: Image.Image, index: int) -> Tensor:
         """The canvas (C, 2H, 2W) that contains the image."""
         key, view = self.keys[index], self.transform(image)
         draw = generator_for(1, key)
@@ -41,6 +45,16 @@ class Canvas(Images):
         top, left = (round(2 * length * at) for length, at in zip((height, width), corner, strict=True))
         canvas[:, top : top + height, left : left + width] = view
         return canvas
+
+
+class CanvasSources(Sources):
+    """The images of a study, each placed in a canvas."""
+
+    def images(self, model: SpotViT, *, oracle: bool = False) -> Any:
+        return Canvas(super().images(model, oracle=oracle))
+
+    def images_hash(self, model: SpotViT, *, oracle: bool = False, bank: bool = False) -> str:
+        return hash_json(["canvas", super().images_hash(model, oracle=oracle, bank=bank)])
 
 
 def box_of(key: str) -> tuple[float, float, float, float]:

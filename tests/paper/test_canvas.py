@@ -5,11 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
-from spot.data.canvas import box_of
+from paper.canvas import Canvas, CanvasSources, box_of
+from paper.settings import StudySettings
+from paper.sources import Sources
 from spot.data.images import data_for
 from spot.data.loader import loader
-from spot.errors import InputError
-from spot.evaluation.cache import hash_images
 from tests.conftest import make_nano
 from tests.data.files import cut_short
 
@@ -28,7 +28,7 @@ def photos(tmp_path_factory):
 
 def test_an_image_stands_whole_in_its_box_and_four_others_fill_the_rest(photos):
     model = make_nano()  # of 32 pixels
-    plain, data = data_for(model, photos), data_for(model, f"needle:{photos}")
+    plain, data = data_for(model, photos), Canvas(data_for(model, photos))
     for (image, label, key), (canvas, same_label, same_key) in zip(plain, data, strict=True):
         assert (label, key) == (same_label, same_key) and canvas.shape == (3, 64, 64)
         own = canvas == image[:, :1, :1]
@@ -41,8 +41,8 @@ def test_an_image_stands_whole_in_its_box_and_four_others_fill_the_rest(photos):
 
 def test_a_canvas_depends_on_the_images_name_and_not_on_what_else_is_read(photos):
     model = make_nano()
-    every = {key: canvas for canvas, _, key in data_for(model, f"needle:{photos}")}
-    few = data_for(model, f"needle:{photos}", limit=5)
+    every = {key: canvas for canvas, _, key in Canvas(data_for(model, photos))}
+    few = Canvas(data_for(model, photos, limit=5))
     for batch in loader(few, batch_size=2):
         for canvas, key in zip(batch.images, batch.keys, strict=True):
             assert torch.equal(canvas, every[key])
@@ -52,13 +52,12 @@ def test_a_canvas_depends_on_the_images_name_and_not_on_what_else_is_read(photos
 
 def test_results_on_canvases_are_not_taken_for_those_on_the_images(photos):
     model = make_nano()
-    assert hash_images(data_for(model, photos)) != hash_images(data_for(model, f"needle:{photos}"))
+    settings = StudySettings(data=str(photos))
+    assert CanvasSources(settings).images_hash(model) != Sources(settings).images_hash(model)
 
 
 def test_a_damaged_image_in_the_texture_is_named_like_any_other(tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
     cut_short(tmp_path / "b.jpg")
-    data = data_for(make_nano(), f"needle:{tmp_path}", unreadable="skip")
+    data = Canvas(data_for(make_nano(), tmp_path, unreadable="skip"))
     assert [sample for sample in data if sample is not None] == []
-    with pytest.raises(InputError, match=r"a folder of images was expected, but .*nowhere is missing"):
-        data_for(make_nano(), f"needle:{tmp_path / 'nowhere'}")
