@@ -5,10 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
-from functools import wraps
-from inspect import getdoc, signature
-from typing import Annotated, Any
+from inspect import getdoc
 
 from spot.commands import VERBS, verb_function
 from spot.errors import InputError
@@ -33,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"spot {__version__}")
         return
     with one_sentence("spot"):
-        run(arguments[0], arguments[1:])
+        run_verb(arguments[0], arguments[1:])
 
 
 @contextmanager
@@ -52,57 +49,17 @@ def one_sentence(program: str) -> Iterator[None]:
         sys.exit(130)
 
 
-def run(verb: str, arguments: list[str]) -> None:
+def run_verb(verb: str, arguments: list[str]) -> None:
     """Parse the arguments by the signature of the verb's function, and call it."""
     function = verb_function(verb)
     import tyro  # imported late: it takes a third of a second
 
-    from spot.options import refuse_unknown_prior
     from spot.report import console
 
-    @wraps(function)
-    def begin(*args: Any, **options: Any) -> None:
-        given = signature(function).bind(*args, **options).arguments
-        for each in (given.get("prior"), *(getattr(value, "prior", None) for value in given.values())):
-            refuse_unknown_prior(each)  # before the verb's imports, which take seconds
-        function(*args, **options)
-
     console.stderr = "-" in arguments  # tables and messages go to stderr if data goes to stdout
-    del begin.__wrapped__  # type: ignore[attr-defined]  # else tyro reads the annotations of the wrapped function
-    begin.__signature__ = signature(function)  # type: ignore[attr-defined]
-    begin.__annotations__ = {name: plain(kind) for name, kind in function.__annotations__.items()}
-    docstring = getdoc(function) or ""
-    begin.__doc__, text = option_texts(docstring), description(docstring)
-    tyro.cli(begin, prog=f"spot {verb}", description=text, args=arguments, config=(tyro.conf.DisallowNone,))
-
-
-def plain(annotation: Any) -> Any:
-    """Annotate an option so that its help omits "(default: None)". The fields of a dataclass are changed in place."""
-    from tyro.conf import arg
-
-    shared: Any = getattr(annotation, "__origin__", None)
-    if isinstance(shared, type) and is_dataclass(shared):
-        for kind in (each for each in shared.__mro__ if "__annotations__" in vars(each)):
-            kind.__annotations__.update({name: plain(each) for name, each in kind.__annotations__.items()})
-    elif not any(getattr(each, "help_behavior_hint", None) for each in getattr(annotation, "__metadata__", ())):
-        return Annotated[annotation, arg(help_behavior_hint=default_in_help)]
-    return annotation
-
-
-def default_in_help(label: str) -> str:
-    """The default shown after an option's help text; empty if it is None or "", which the help text explains."""
-    return f"(default: {label})" if label not in ("None", "") else ""
-
-
-def description(docstring: str) -> str:
-    """The help text above the options: the docstring without "Args:", which tyro shows beside each option."""
-    parts = docstring.split("\n\n")
-    return "\n\n".join(" ".join(part.split()) for part in parts if not part.startswith("Args:"))
-
-
-def option_texts(docstring: str) -> str:
-    """The docstring with each option's text on one line and without its last period, as tyro prints it as it is."""
-    return re.sub(r"(?m)^( {4}\w+: .*)\.$", r"\1", re.sub(r"\n {8,}", " ", docstring))
+    function.__doc__ = re.sub(r"\n {8,}", " ", getdoc(function) or "")  # tyro keeps the line breaks in an option's text
+    markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
+    tyro.cli(function, prog=f"spot {verb}", args=arguments, config=markers)
 
 
 def overview() -> str:

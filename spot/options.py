@@ -1,4 +1,4 @@
-"""Options that command-line verbs share, and the dataclasses of options for use in Python.
+"""Options of the command line, each declared once, and the dataclasses of options for use in Python.
 
 A verb declares `weights: options.Weights = None`. `LoadingOptions` and `EvaluateOptions` select images and comparisons.
 `TrainOptions` are a training run's options besides its recipe; only `data`, `split`, `limit`, `leave_out` and
@@ -8,42 +8,44 @@ This module imports nothing heavy.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
 from spot.errors import InputError, unknown
 
+T = TypeVar("T")
+EXPLAINED = arg(help_behavior_hint="")  # --help adds no "(default: None)", because the text says what happens
+Maybe = Annotated[T | None, EXPLAINED]
+Several = Annotated[tuple[T, ...], EXPLAINED]
+Flat = arg(name="")  # the fields of a dataclass as options without a prefix
+
 MODEL = "vit-ti"  # the default model of predict, search and embed: a retrofitted ViT-Ti/16
 NAME = "a name that spot models lists, a folder or file that spot saved, a hub id, or a timm name"
-
-Model = Annotated[str, arg(help=f"the model: {NAME}")]
-ModelArgument = Annotated[Positional[str], arg(metavar="MODEL", help=f"the model: {NAME}")]
-ModelArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="MODEL ...", help=f"models: {NAME}")]
-Photos = Annotated[
-    Positional[tuple[str, ...]], arg(metavar="IMAGE ...", help="image files, folders of images, or quoted patterns")
-]
-Weights = Annotated[Path | None, arg(help="a local file with the timm model's weights, instead of a download")]
 DATA = (
     "a folder with one sub-folder per class, ImageNet's root, a timm data set, or built-in images: scenes, "
-    "needle (large scenes with a small object) or needle:256 (of 256 pixels)"
+    "needle (large scenes with a small object), needle:256 (of 256 pixels) or needle:DIR (photographs in a canvas)"
 )
-Data = Annotated[str, arg(help=DATA)]
-DataInstead = Annotated[str | None, arg(help=f"instead of images: {DATA}")]
-DataArgument = Annotated[
-    Positional[str],
-    arg(metavar="DATA", help='a folder of images, with or without classes, a timm data set, or "scenes"'),
-]
 PRIORS = (
     "uniform", "gaussian", "sobol", "isotropic", "center", "boundary", "center-authors", "boundary-authors",
     "salient", "salient-distinct", "salient-soft", "focus", "background", "learned",
 )  # fmt: skip
+
+Model = Annotated[str, arg(help=f"the model: {NAME}")]
+ModelArgument = Annotated[Positional[str], arg(metavar="MODEL", help=f"the model: {NAME}")]
+ModelArguments = Annotated[Positional[Several[str]], arg(metavar="MODEL ...", help=f"models: {NAME}")]
+Photos = Annotated[
+    Positional[Several[str]], arg(metavar="IMAGE ...", help="image files, folders of images, or quoted patterns")
+]
+Weights = Annotated[Maybe[Path], arg(help="a local file with the timm model's weights, instead of a download")]
+Data = Annotated[str, arg(help=DATA)]
+DataInstead = Annotated[Maybe[str], arg(help=f"instead of images: {DATA}")]
 Prior = Annotated[
-    str | None,
+    Maybe[str],
     arg(help=f"where tokens go: {', '.join(PRIORS)}, or the file of a policy. Default: the model's own prior"),
 ]
 Scale = Annotated[
-    float | Literal["auto"] | None,
+    Maybe[float | Literal["auto"]],
     arg(
         help="window size: the distance between samples in pixels, or auto. Default: the model's own (auto for a "
         "shipped retrofit, else 1)"
@@ -51,17 +53,21 @@ Scale = Annotated[
 ]
 Seed = Annotated[int, arg(help="random seed; each image also uses its own name")]
 Split = Annotated[str, arg(help="val, train or test, if the data has several splits")]
-SkipUnreadable = Annotated[bool, FlagCreatePairsOff, arg(help="skip images that cannot be read")]
-Fits = Literal["crop", "whole", "squash", "full"]
-FIT = (
-    "how an image becomes the model's input: the middle square, the whole image with its aspect ratio, "
-    "squashed to a square, or all pixels"
-)
-Fit = Annotated[Fits, arg(help=FIT)]
-FitOrDefault = Annotated[Fits | None, arg(help=f"{FIT}. Default: crop, or all pixels for a model that finds places")]
-Json = Annotated[Path | None, arg(help="write the table with all settings to this file; - is standard output")]
+Limit = Annotated[Maybe[int], arg(help="maximum number of images, evenly spread over the classes")]
+LeaveOut = Annotated[
+    Maybe[Path], arg(help="a file with images to exclude: one path per line, relative to the data's root")
+]
+SkipUnreadable = Annotated[bool, arg(help="skip images that cannot be read")]
+Fit = Annotated[
+    Maybe[Literal["crop", "whole", "squash", "full"]],
+    arg(
+        help="how an image becomes the model's input: the middle square, the whole image with its aspect ratio, "
+        "squashed to a square, or all pixels. Default: crop; predict uses full for a model that finds places"
+    ),
+]
+Json = Annotated[Maybe[Path], arg(help="write the table with all settings to this file; - is standard output")]
 Saliency = Annotated[
-    str | None,
+    Maybe[str],
     arg(
         help="source of saliency maps for salient, focus and background: spectral (default), clipseg, "
         "clipseg:PROMPT, an .onnx file or a folder of maps"
@@ -70,13 +76,21 @@ Saliency = Annotated[
 Baseline = Literal[
     "plain", "resize", "patch-dropout", "tome", "tome-cost", "tome-floor", "merged", "merged-learned", "elastic"
 ]
-Baselines = Annotated[tuple[Baseline, ...], arg(metavar="NAME ...")]
+Baselines = Annotated[
+    tuple[Baseline, ...],
+    arg(
+        metavar="NAME ...",
+        help="baselines at the same budgets: plain (the timm model), resize, patch-dropout (N random patches), tome "
+        "(merges until N tokens are left), tome-cost (until its blocks cost as much as N tokens), tome-floor, merged "
+        "(places more windows and merges them at the cost of N), merged-learned, elastic",
+    ),
+]
 
 
-def refuse_unknown_prior(prior: object) -> None:
-    """Refuse a prior, or a tuple of priors, that is neither a known name nor a policy's file."""
-    for name in prior if isinstance(prior, tuple) else (prior,):
-        if isinstance(name, str) and name not in PRIORS and not name.endswith(".safetensors"):
+def check_prior(*names: str | None) -> None:
+    """Refuse a prior that is neither a known name nor a policy's file, before torch is imported."""
+    for name in names:
+        if name is not None and name not in PRIORS and not name.endswith(".safetensors"):
             raise unknown("prior", name, PRIORS, hint="or give the file of a policy that spot learn wrote")
 
 
@@ -84,14 +98,11 @@ def refuse_unknown_prior(prior: object) -> None:
 class ImageOptions:
     """Which images of a data set to use."""
 
-    split: str = "val"
-    """val, train or test, if the data has several splits"""
-    data_root: Path | None = None
+    split: Split = "val"
+    data_root: Maybe[Path] = None
     """folder of a timm data set's files"""
-    limit: int | None = None
-    """maximum number of images, evenly spread over the classes"""
-    skip_unreadable: Annotated[bool, FlagCreatePairsOff] = False
-    """skip images that cannot be read"""
+    limit: Limit = None
+    skip_unreadable: SkipUnreadable = False
 
     def opening(self) -> dict[str, Any]:
         """The options as arguments of `spot.data.images.open_data`."""
@@ -105,7 +116,7 @@ class LoadingOptions(ImageOptions):
 
     batch_size: int = 64
     """images per batch; changes the speed only"""
-    workers: int | None = None
+    workers: Maybe[int] = None
     """processes that read images. Default: the number of cores minus one, at most 8"""
 
     def readers(self) -> dict[str, Any]:
@@ -122,27 +133,23 @@ class LoadingOptions(ImageOptions):
 class EvaluateOptions(LoadingOptions):
     """The comparisons of `spot evaluate`, and their images."""
 
-    prior: tuple[str, ...] = ()
+    prior: Several[str] = ()
     """where tokens go: priors (spot predict --help lists them) or files of policies. Default: the model's own"""
-    tokens: tuple[int, ...] = ()
+    tokens: Several[int] = ()
     """numbers of tokens. Default: the model's own"""
     seeds: int = 1
     """number of seeds to average over; priors that are not random are measured once"""
-    placements: tuple[Path, ...] = ()
+    placements: Several[Path] = ()
     """placements files of spot search"""
     saliency: Saliency = None
-    baseline: Baselines = ()
-    """baselines to measure at the same budgets: plain (the timm model itself), resize, patch-dropout, tome, tome-cost,
-    tome-floor, merged, merged-learned, elastic"""
-    glimpses: tuple[int, ...] = ()
+    baseline: Annotated[Baselines, EXPLAINED] = ()
+    glimpses: Several[int] = ()
     """for models of spot learn --look glimpses: numbers of places to classify. Default: the trained number"""
-    knn: Path | None = None
+    knn: Maybe[Path] = None
     """labelled images, or a bank file: also measure the kNN accuracy of the features"""
     k: int = 20
     """number of neighbours for kNN"""
-    temperature: float = 0.07
-    """temperature of the kNN votes; smaller values favour nearer neighbours"""
-    cache: Path | None = None
+    cache: Maybe[Path] = None
     """folder for kNN banks. Default: spot/knn in the user's cache"""
 
 
@@ -154,13 +161,10 @@ class TrainOptions:
     """a folder of images, a timm data set, scenes or needle"""
     out: Path
     """folder for the log, the checkpoints and the trained model"""
-    split: str = "train"
-    """which split of the data, if it has several"""
-    limit: int | None = None
-    """maximum number of training images"""
-    leave_out: Path | None = None
-    """a file with images to exclude from training: one path per line, relative to the data's root"""
-    val: str | None = None
+    split: Split = "train"
+    limit: Limit = None
+    leave_out: LeaveOut = None
+    val: Maybe[str] = None
     """labelled images for validation after every epoch"""
     val_limit: int | None = 500
     """maximum number of validation images"""
@@ -170,7 +174,7 @@ class TrainOptions:
     """processes that read images"""
     checkpoint_minutes: float = 5.0
     """minutes between checkpoints"""
-    tracker: str | None = None
+    tracker: Maybe[str] = None
     """tensorboard, wandb or another tracker of accelerate"""
 
     def __post_init__(self) -> None:

@@ -74,7 +74,7 @@ def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/retrofit
         retrofit(start, where, runs / f"{name}-again", "distil-again", AGAIN.get(name, ()))
         final = mean_of([mean, runs / f"{name}-again"], runs / f"{name}-final")
         delta = policy_of(final, name, base, where, teacher)
-        kept = ["--data", train, "--keep", SET_ASIDE, "--tokens", *EARLY, "--cost", COST, "--prior", "learned"]
+        kept = ["--data", train, "--only", SET_ASIDE, "--tokens", *EARLY, "--cost", COST, "--prior", "learned"]
         cascade = delta.with_suffix(CASCADE)
         call("calibrate", delta, "--weights", base, *kept, "--out", cascade)
         for file in (delta, cascade):

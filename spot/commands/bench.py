@@ -9,45 +9,44 @@ from spot import options
 def bench(
     models: options.ModelArguments,
     /,
-    tokens: tuple[int, ...] = (),
+    tokens: options.Several[int] = (),
     batch_size: tuple[int, ...] = (1, 32),
     runtime: tuple[Literal["eager", "compile", "onnx"], ...] = ("eager",),
     baseline: options.Baselines = ("merged",),
-    against: tuple[str, ...] = (),
-    early_exit: Path | None = None,
-    cascade: Path | None = None,
+    against: options.Several[str] = (),
+    early_exit: options.Maybe[Path] = None,
+    cascade: options.Maybe[Path] = None,
     weights: options.Weights = None,
     prior: options.Prior = None,
     scale: options.Scale = None,
     rounds: int = 31,
     threads: int = 1,
-    device: str | None = None,
+    device: options.Maybe[str] = None,
     json: options.Json = None,
-    plot: Path | None = None,
+    plot: options.Maybe[Path] = None,
 ) -> None:
     """Compare accuracy, multiply-adds, time and speed-up of models, budgets and runtimes, timed in turns.
 
     The first rows are the plain ViT's; every speed-up is relative to it in the same runtime. Times have
     quartiles: a wide spread means that the machine was busy. Ratios are then more reliable than milliseconds.
-
-    Args:
-        tokens: budgets; by default an eighth, a quarter, half and all of the patch grid.
-        batch_size: images per batch; each size is timed.
-        runtime: eager PyTorch, torch.compile, ONNX Runtime; onnx files are exported first.
-        baseline: merged places more windows and merges them at the budget's cost, patch-dropout keeps N random
-            patches, tome merges until N tokens are left, tome-cost until its blocks cost as much as N tokens.
-        against: other timm models to compare with, NAME or NAME=TOP1 in percent.
-        early_exit: also time the model's cascade on the photographs in this folder. Each round takes different
-            ones, because easy photographs take less time than hard ones. Only budgets in --tokens are then timed.
-        cascade: a file that spot calibrate wrote, for --early-exit; by default the shipped one.
-        weights: a file with the timm model's weights. Without it weights are random, which takes the same time.
-        rounds: number of times that each model is timed.
-        threads: CPU threads. With one, processor time is measured, which other programs affect least.
-        device: cpu, cuda, cuda:1, mps; by default the GPU if there is one and only eager is timed.
-        plot: draw accuracy against time, or without known accuracies the speed-up against the ratio of multiply-adds.
+    Without --weights a timm model's weights are random, which takes the same time.
 
     example: spot bench scenes-a --tokens 9 16 --batch-size 1 --runtime eager onnx
+
+    Args:
+        tokens: budgets; by default an eighth, a quarter, half and all of the patch grid
+        batch_size: images per batch; each size is timed
+        runtime: eager PyTorch, torch.compile, ONNX Runtime; onnx files are exported first
+        against: other timm models to compare with, NAME or NAME=TOP1 in percent
+        early_exit: also time the model's cascade on the photographs in this folder. Each round takes different
+            ones, because easy photographs take less time than hard ones. Only budgets in --tokens are then timed
+        cascade: a file that spot calibrate wrote, for --early-exit; by default the shipped one
+        rounds: number of times that each model is timed
+        threads: CPU threads. With one, processor time is measured, which other programs affect least
+        device: cpu, cuda, cuda:1, mps; by default the GPU if there is one and only eager is timed
+        plot: draw accuracy against time, or without known accuracies the speed-up against the ratio of multiply-adds
     """
+    options.check_prior(prior)
     import torch
 
     from spot import report

@@ -3,12 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import arg
-
 from spot import options
-from spot.options import LoadingOptions
-
-DEFAULT = LoadingOptions(split="train")
 
 
 def calibrate(
@@ -16,37 +11,38 @@ def calibrate(
     /,
     data: options.Data,
     out: Path,
-    loading: Annotated[LoadingOptions, arg(name="")] = DEFAULT,
+    loading: Annotated[options.LoadingOptions, options.Flat] = options.LoadingOptions(split="train"),
     weights: options.Weights = None,
     prior: options.Prior = None,
     scale: options.Scale = None,
-    tokens: tuple[int, ...] = (),
+    tokens: options.Several[int] = (),
     lose: float = 0.01,
-    agree: float | None = None,
-    cost: float | None = None,
-    time: float | None = None,
+    agree: options.Maybe[float] = None,
+    cost: options.Maybe[float] = None,
+    time: options.Maybe[float] = None,
     runtime: Literal["eager", "onnx"] = "eager",
-    merge: bool = True,
-    keep: Path | None = None,
+    no_merge: bool = False,
+    only: options.Maybe[Path] = None,
 ) -> None:
     """Calibrate early exit: choose stages and their confidence thresholds on unlabelled images.
 
     Use the file with predict --cascade FILE, evaluate --cascade FILE, or spot.Cascade.load(FILE, model).
 
-    Args:
-        out: the .json file.
-        tokens: budgets of the early stages to choose from. Default: an eighth, a quarter and a half of the grid.
-        lose: the largest expected loss of accuracy; 0.01 is one point.
-        agree: instead of --lose: the required agreement with the dense ViT, a share of images.
-        cost: instead of --lose: the largest share of the dense ViT's multiply-adds. The cascade then loses as little
-            as possible.
-        time: the same with latency instead of multiply-adds, measured on this machine for one image.
-        runtime: the runtime for --time: eager PyTorch, or the files that spot export --cascade would write.
-        merge: allow stages to merge similar tokens (ToMe).
-        keep: a file with the images to calibrate on, one path per line. Default: all.
-
     example: spot calibrate vit-ti --data images --lose 0.01 --out vit-ti.cascade.json
+
+    Args:
+        out: the .json file
+        tokens: budgets of the early stages to choose from. Default: an eighth, a quarter and a half of the grid
+        lose: the largest expected loss of accuracy; 0.01 is one point
+        agree: instead of --lose: the required agreement with the dense ViT, a share of images
+        cost: instead of --lose: the largest share of the dense ViT's multiply-adds. The cascade then loses as little
+            as possible
+        time: the same with latency instead of multiply-adds, measured on this machine for one image
+        runtime: the runtime for --time: eager PyTorch, or the files that spot export --cascade would write
+        no_merge: leave out stages that merge similar tokens (ToMe)
+        only: a file with the images to calibrate on, one path per line. Default: all
     """
+    options.check_prior(prior)
     from spot import report
     from spot.data.images import Images, data_for, listed, open_data
     from spot.data.loader import loader
@@ -73,14 +69,14 @@ def calibrate(
         images = data_for(loaded, data, **loading.opening())
     else:
         images = open_data(data, transform=evaluation_transform(loaded.data_config), **loading.opening())
-    if keep is not None:
-        names = listed(keep)
+    if only is not None:
+        names = listed(only)
         if not isinstance(images, Images):
-            raise InputError(f"{data} is not a folder, so {keep} cannot name its images")
+            raise InputError(f"{data} is not a folder, so {only} cannot name its images")
         images.only(names)
     batches = loader(images, **loading.readers())
     asked = {"budgets": tokens, "lose": lose, "agree": agree, "cost": cost, "time": time}
-    cascade = calibrate(source, batches, **asked, merge=merge, prior=prior, timer=timer)  # type: ignore[arg-type]
+    cascade = calibrate(source, batches, **asked, merge=not no_merge, prior=prior, timer=timer)  # type: ignore[arg-type]
     cascade.save(out)
     rows = [
         {"tokens": stage.tokens, "left in the end": stage.left(), "stops at": stage.threshold,

@@ -18,14 +18,14 @@ def demo(
 
     It uses built-in data and a built-in model, and downloads nothing.
 
-    Args:
-        model: a model of the built-in scenes.
-        tokens: budgets.
-        scenes: number of scenes to classify.
-        gallery: number of searched placements to draw.
-        out: folder for the pictures.
-
     example: spot demo
+
+    Args:
+        model: a model of the built-in scenes
+        tokens: budgets
+        scenes: number of scenes to classify
+        gallery: number of searched placements to draw
+        out: folder for the pictures
     """
     import spot
     from spot import report

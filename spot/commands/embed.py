@@ -3,35 +3,35 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from spot import options
-from spot.options import LoadingOptions
 
 
 def embed(
-    data: options.DataArgument,
+    data: Annotated[Positional[str], arg(metavar="DATA", help="images, with or without classes: " + options.DATA)],
     /,
     out: Path,
     model: options.Model = options.MODEL,
     weights: options.Weights = None,
-    tokens: int | None = None,
+    tokens: options.Maybe[int] = None,
     prior: options.Prior = None,
     scale: options.Scale = None,
     seed: options.Seed = 0,
-    loading: Annotated[LoadingOptions, arg(name="")] = LoadingOptions(),  # noqa: B008 (frozen)
+    loading: Annotated[options.LoadingOptions, options.Flat] = options.LoadingOptions(),
 ) -> None:
     """Write the pooled features, names and labels of images to one safetensors file.
 
     An interrupted run resumes. `accelerate launch` or torchrun distributes the images.
     spot.Placements.load reads the file: its values are "features" and "labels".
 
-    Args:
-        out: the .safetensors file.
-        tokens: number of tokens. Default: the model's own.
-
     example: spot embed photos/ --model vit-ti --tokens 49 --out features.safetensors
+
+    Args:
+        out: the .safetensors file
+        tokens: number of tokens. Default: the model's own
     """
+    options.check_prior(prior)
     import spot
     from spot import report
     from spot.errors import InputError

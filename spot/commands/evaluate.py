@@ -4,38 +4,36 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import FlagCreatePairsOff, arg
-
 from spot import options
-from spot.options import EvaluateOptions
 
 
 def evaluate(
     model: options.ModelArgument,
     /,
     data: options.Data,
-    asked: Annotated[EvaluateOptions, arg(name="")],
+    settings: Annotated[options.EvaluateOptions, options.Flat],
     weights: options.Weights = None,
     scale: options.Scale = None,
-    early_exit: Annotated[bool, FlagCreatePairsOff] = False,
-    cascade: Path | None = None,
+    early_exit: bool = False,
+    cascade: options.Maybe[Path] = None,
     json: options.Json = None,
-    predictions: Path | None = None,
-    plot: Path | None = None,
+    predictions: options.Maybe[Path] = None,
+    plot: options.Maybe[Path] = None,
 ) -> None:
     """Measure accuracy for every prior and budget in one pass over the images.
 
-    Percentages have 95 % intervals. Several seeds are averaged, with their standard deviation.
-    `accelerate launch` or torchrun distributes the images; the numbers stay the same.
-
-    Args:
-        early_exit: also measure the model's cascade: few tokens first, more if the confidence is low.
-        cascade: use this file of spot calibrate instead of the shipped cascade.
-        predictions: write the label and the predicted class of every image to this CSV file; - is standard output.
-        plot: file for a plot of accuracy against tokens and cost.
+    Percentages have 95 % intervals. Several seeds are averaged, with their standard deviation. Start it
+    with `accelerate launch` or torchrun to distribute the images; the numbers stay the same.
 
     example: spot evaluate vit-ti --data imagenet --prior isotropic center --tokens 25 49 100 196
+
+    Args:
+        early_exit: also measure the model's cascade: few tokens first, more if the confidence is low
+        cascade: use this file of spot calibrate instead of the shipped cascade
+        predictions: write the label and the predicted class of every image to this CSV file; - is standard output
+        plot: file for a plot of accuracy against tokens and cost
     """
+    options.check_prior(*settings.prior)
     from spot import report
     from spot.evaluation.compare import compare
     from spot.models.cascade import Cascade
@@ -50,13 +48,13 @@ def evaluate(
     state = this_process()
     source = load_source(model, weights=weights, scale=scale)
     early = Cascade.load(cascade or model, source) if early_exit or cascade is not None else None
-    compared = compare(source, data, early, **vars(asked))
+    compared = compare(source, data, early, **vars(settings))
     if not state.is_main_process:
         return
     report.show(compared.table(), f"{model} on {data}", caption=compared.summary())
     if json is not None:
         made = compared.evaluation
-        arguments = {"model": model, "data": data, "weights": weights, "scale": scale, **asdict(asked)}
+        arguments = {"model": model, "data": data, "weights": weights, "scale": scale, **asdict(settings)}
         about: dict[str, Any] = {"arguments": arguments, "model": source.name, "weights": hash_weights(source)}
         about |= {"seconds": made.seconds, "waited": made.waited, "skipped": made.skipped}
         report.save_json(json, compared.rows, about)

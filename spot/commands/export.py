@@ -1,9 +1,7 @@
 """spot export: a model as one file that runs without SPoT."""
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-from tyro.conf import FlagCreatePairsOff
+from typing import Literal
 
 from spot import options
 
@@ -15,38 +13,40 @@ def export(
     to: Literal["onnx", "torch"] = "onnx",
     weights: options.Weights = None,
     image: Literal["uint8", "float"] = "uint8",
-    prior: str | None = None,
-    tokens: int | None = None,
+    prior: options.Maybe[str] = None,
+    tokens: options.Maybe[int] = None,
     scale: options.Scale = None,
     sizes: bool = False,
     regions: bool = False,
-    features: tuple[Literal["pooled", "tokens"], ...] = (),
+    features: options.Several[Literal["pooled", "tokens"]] = (),
     opset: int = 23,
-    merge: Annotated[bool, FlagCreatePairsOff] = False,
-    cascade: Annotated[bool, FlagCreatePairsOff] = False,
-    images: Path | None = None,
+    merge: bool = False,
+    cascade: bool = False,
+    images: options.Maybe[Path] = None,
 ) -> None:
     """Write a model as one ONNX file (or torch.export program), and verify it against the model.
 
-    The file contains normalisation, class names and preprocessing. Its inputs are images of any size and positions
-    (B, N, 2), with --sizes (B, N, 3), with --regions (B, N, 7). With --prior or --tokens it takes only images.
-
-    Args:
-        out: the file to write: .onnx, or .pt2 for torch.
-        to: onnx, or torch for torch.export.
-        image: uint8 for RGB pixels (B, H, W, 3), float for the model's normalised input (B, C, H, W).
-        prior: build this placement in, so that the file takes only images.
-        tokens: number of tokens to build in; by default the model's own.
-        sizes: take a scale for each window, as the third number of its position.
-        regions: take a scale and a region for each window.
-        features: also output pooled features (B, D), or features of all tokens (B, P + N, D).
-        opset: of the ONNX file; below 23 attention is decomposed, for older runtimes.
-        merge: place more windows than --tokens and merge similar ones, at the cost of --tokens.
-        cascade: write the model's early-exit cascade to the folder --out instead: a file per stage.
-        images: a folder of pictures for verification; by default built-in scenes. Noise is always used too.
+    The file contains normalisation, class names and preprocessing. Its inputs are images of any size and
+    positions (B, N, 2), with --sizes (B, N, 3), with --regions (B, N, 7). With --prior or --tokens it takes only
+    images.
 
     example: spot export scenes-a --prior isotropic --tokens 16 --merge --out scenes.onnx
+
+    Args:
+        out: the file to write: .onnx, or .pt2 for torch
+        to: onnx, or torch for torch.export
+        image: uint8 for RGB pixels (B, H, W, 3), float for the model's normalised input (B, C, H, W)
+        prior: build this placement in, so that the file takes only images
+        tokens: number of tokens to build in; by default the model's own
+        sizes: take a scale for each window, as the third number of its position
+        regions: take a scale and a region for each window
+        features: also output pooled features (B, D), or features of all tokens (B, P + N, D)
+        opset: of the ONNX file; below 23 attention is decomposed, for older runtimes
+        merge: place more windows than --tokens and merge similar ones, at the cost of --tokens
+        cascade: write the model's early-exit cascade to the folder --out instead: a file per stage
+        images: a folder of pictures for verification; by default built-in scenes. Noise is always used too
     """
+    options.check_prior(prior)
     from spot import report
     from spot.errors import InputError
     from spot.export.files import export as write

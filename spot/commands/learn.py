@@ -3,12 +3,8 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import arg
-
 from spot import options
-from spot.options import GlimpseOptions, LearnOptions
 
-DEFAULT, GLIMPSES = LearnOptions(), GlimpseOptions()
 TOKENS = 25  # number of tokens for the reported cost
 
 
@@ -17,16 +13,16 @@ def learn(
     /,
     data: options.Data,
     out: Path,
-    how: Annotated[LearnOptions, arg(name="")] = DEFAULT,
+    settings: Annotated[options.LearnOptions, options.Flat] = options.LearnOptions(),
     weights: options.Weights = None,
-    teacher: str | None = None,
+    teacher: options.Maybe[str] = None,
     teacher_weights: options.Weights = None,
-    split: str = "train",
-    limit: int | None = None,
-    leave_out: Path | None = None,
+    split: options.Split = "train",
+    limit: options.Limit = None,
+    leave_out: options.LeaveOut = None,
     look: Literal["map", "glimpses"] = "map",
-    boxes: Path | None = None,
-    glimpses: GlimpseOptions = GLIMPSES,
+    boxes: options.Maybe[Path] = None,
+    glimpses: options.GlimpseOptions = options.GlimpseOptions(),
 ) -> None:
     """Train a policy, the learned prior of a model, without labels, in minutes.
 
@@ -36,17 +32,14 @@ def learn(
     With --look glimpses it is for large pictures with small objects. A small network detects places, and the model is
     fine-tuned to classify glimpses of them. The pictures need labels; boxes are optional.
 
-    Args:
-        out: the .safetensors file; with --look glimpses a folder, whose model/ contains the policy.
-        teacher: the dense ViT. Default: the model itself on its own grid.
-        teacher_weights: a local file with the teacher's weights, instead of a download.
-        split: val, train or test, if the data has several splits.
-        limit: maximum number of images, evenly spread over the classes.
-        leave_out: a file with images to exclude: one path per line, relative to the data's root.
-        look: map (an importance map of the image) or glimpses (a few places in a large picture).
-        boxes: for glimpses: a CSV file with the columns file, left, top, right, bottom. Default: learn from labels.
-
     example: spot learn vit-ti --data images --out vit-ti.policy.safetensors
+
+    Args:
+        out: the .safetensors file; with --look glimpses a folder, whose model/ contains the policy
+        teacher: the dense ViT. Default: the model itself on its own grid
+        teacher_weights: a local file with the teacher's weights, instead of a download
+        look: map (an importance map of the image) or glimpses (a few places in a large picture)
+        boxes: for glimpses: a CSV file with the columns file, left, top, right, bottom. Default: learn from labels
     """
     from spot import report
     from spot.evaluation.cost import macs
@@ -62,7 +55,7 @@ def learn(
         report.say(f"The model and its finder are in {out / 'model'}; try spot predict --model {out / 'model'}.")
         return
     dense = None if teacher is None else dense_model(load_source(teacher, weights=teacher_weights))
-    policy = learn(source, data, out, how, teacher=dense, split=split, limit=limit, leave_out=leave_out)
+    policy = learn(source, data, out, settings, teacher=dense, split=split, limit=limit, leave_out=leave_out)
     alone, placed = (macs(at_budget(source, TOKENS, prior=prior)) for prior in ("isotropic", policy))
     cost = placed / alone - 1
     report.say(f"The policy is in {out}. It costs {cost:.1%} of a forward pass with {TOKENS} tokens.")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import arg
 
 from spot import options
 
@@ -12,13 +12,13 @@ def play(
     images: options.Photos = (),
     /,
     *,
-    model: Annotated[tuple[str, ...], arg(help=f"models to choose from: {options.NAME}")] = (),
-    weights: tuple[Path, ...] = (),
-    data: options.Data | None = None,
+    model: Annotated[options.Several[str], arg(help=f"models to choose from: {options.NAME}")] = (),
+    weights: options.Several[Path] = (),
+    data: options.DataInstead = None,
     split: options.Split = "val",
     saliency: options.Saliency = None,
     port: int = 7768,
-    no_browser: Annotated[bool, FlagCreatePairsOff] = False,
+    no_browser: bool = False,
 ) -> None:
     """Place tokens on a picture by hand and see the prediction at once.
 
@@ -26,13 +26,12 @@ def play(
     them by a prior, run a search, and see where a token would help most. Without arguments it uses the built-in
     model on scenes. With images or data it uses a retrofitted ViT-Ti/16.
 
-    Args:
-        data: sample images from a folder with one sub-folder per class, a timm data set, or "scenes".
-        weights: local files with the timm models' weights, one for all or one for each, instead of downloads.
-        port: port of the server; 0 takes any free port.
-        no_browser: only print the address.
-
     example: spot play photo.jpg --model vit-ti scenes-a
+
+    Args:
+        weights: local files with the timm models' weights, one for all or one for each, instead of downloads
+        port: port of the server; 0 takes any free port
+        no_browser: only print the address
     """
     from spot import report
     from spot.errors import InputError

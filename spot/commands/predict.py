@@ -1,9 +1,7 @@
 """spot predict: classify images, and draw the windows the model used."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from tyro.conf import FlagCreatePairsOff
+from typing import Any, Literal
 
 from spot import options
 from spot.errors import InputError
@@ -16,47 +14,49 @@ def predict(
     weights: options.Weights = None,
     prior: options.Prior = None,
     scale: options.Scale = None,
-    tokens: int | None = None,
-    cascade: Path | None = None,
-    until: float | None = None,
-    merge: Annotated[bool, FlagCreatePairsOff] = False,
+    tokens: options.Maybe[int] = None,
+    cascade: options.Maybe[Path] = None,
+    until: options.Maybe[float] = None,
+    merge: bool = False,
     saliency: options.Saliency = None,
-    glimpses: int | None = None,
-    fit: options.FitOrDefault = None,
+    glimpses: options.Maybe[int] = None,
+    fit: options.Fit = None,
     seed: options.Seed = 0,
     top: int = 5,
     skip_unreadable: options.SkipUnreadable = False,
-    out: Path | None = None,
-    csv: Path | None = None,
+    out: options.Maybe[Path] = None,
+    csv: options.Maybe[Path] = None,
     json: options.Json = None,
     runtime: Literal["torch", "onnx"] = "torch",
 ) -> None:
     """Classify images, and draw the windows the model used.
 
-    Args:
-        tokens: number of tokens. Default: the model's own, 49 for a shipped retrofit.
-        cascade: early exit with this file of spot calibrate. Default with --until: the shipped cascade.
-        until: early exit: few tokens first, and more until the confidence reaches this value, such as 0.8.
-        merge: place more windows and merge similar ones in later blocks, at the cost of --tokens.
-        glimpses: number of places to classify, for a model of spot learn --look glimpses. Default: its own.
-        top: number of classes to print.
-        out: folder for the pictures. Default: predictions, or none with --csv or --json.
-        csv: write one line per image and class to this file; - is standard output.
-        runtime: onnx runs a file of spot export without torch. Give the file as --model, or before the images.
-
     example: spot predict cat.jpg holiday/ --prior focus --tokens 49 --fit whole --csv classes.csv
+
+    Args:
+        tokens: number of tokens. Default: the model's own, 49 for a shipped retrofit
+        cascade: early exit with this file of spot calibrate. Default with --until: the shipped cascade
+        until: early exit: few tokens first, and more until the confidence reaches this value, such as 0.8
+        merge: place more windows and merge similar ones in later blocks, at the cost of --tokens
+        glimpses: number of places to classify, for a model of spot learn --look glimpses. Default: its own
+        top: number of classes to print
+        out: folder for the pictures. Default: predictions, or none with --csv or --json
+        csv: write one line per image and class to this file; - is standard output
+        runtime: onnx runs a file of spot export without torch. Give the file as --model, or before the images
     """
+    placement: dict[str, Any] = {
+        "prior": prior, "tokens": tokens, "scale": scale, "saliency": saliency, "until": until, "merge": merge,
+        "glimpses": glimpses, "fit": fit,
+    }  # fmt: skip
     if runtime == "onnx":
-        given = {
-            "weights": weights, "prior": prior, "scale": scale, "tokens": tokens, "cascade": cascade, "until": until,
-            "merge": merge or None, "saliency": saliency, "glimpses": glimpses, "out": out,
-            "fit": None if fit == "crop" else fit,
-        }  # fmt: skip
-        for name, value in given.items():
-            if value is not None:
+        for name, value in {"weights": weights, "cascade": cascade, "out": out, **placement, "fit": None}.items():
+            if value not in (None, False):
                 raise InputError(f"--{name} goes with --runtime torch; a file has what it was exported with")
+        if fit not in (None, "crop"):
+            raise InputError(f"--fit {fit} goes with --runtime torch; a file has what it was exported with")
         predict_exported(images, model, top, skip_unreadable, csv, json)
         return
+    options.check_prior(prior)
     from spot import report
     from spot.data.files import photo_files
     from spot.evaluation.photos import picture_files, predict, prediction_figure
@@ -68,16 +68,12 @@ def predict(
     out = Path("predictions") if out is None and csv is None and json is None else out
     report.check_outputs(csv, json)
     source = load_source(model, weights=weights)
-    early = Cascade.load(cascade or model, source) if until is not None or cascade is not None else None
+    early_exit = Cascade.load(cascade or model, source) if until is not None or cascade is not None else None
     files = dict(zip(paths, picture_files(paths, out), strict=True)) if out else {}
-    placed: dict[str, Any] = {"tokens": tokens, "scale": scale, "saliency": saliency, "fit": fit, "seed": seed}
-    placed |= {} if until is None else {"until": until}
-    placed |= {"merge": True} if merge else {}
-    placed |= {} if glimpses is None else {"glimpses": glimpses}
     table = []
-    how: Any = {**placed, "prior": read_prior(prior, source), "cascade": early}
-    for made in predict(source, paths, top=top, skip=skip_unreadable, **how):
-        caption = "" if early is None else f"with {len(made.positions)} windows in the last stage"
+    chosen: Any = {**placement, "prior": read_prior(prior, source), "cascade": early_exit}
+    for made in predict(source, paths, seed=seed, top=top, skip=skip_unreadable, **chosen):
+        caption = "" if early_exit is None else f"with {len(made.positions)} windows in the last stage"
         shown = [{**row, "probability": f"{row['probability']:.1f} %"} for row in made.rows]
         report.show(shown, str(made.path), caption=caption)
         table += [{"image": str(made.path), **row} for row in made.rows]
@@ -85,7 +81,7 @@ def predict(
             save(prediction_figure(made, source.patch_size), files[made.path])
             report.say(f"The windows are in {files[made.path]}.")
     report.save_csv(csv, table)
-    report.save_json(json, table, {"model": source.name, "prior": prior, **placed})
+    report.save_json(json, table, {"model": source.name, **placement, "seed": seed})
 
 
 def predict_exported(

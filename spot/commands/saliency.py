@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import arg
-
 from spot import options
-from spot.options import ImageOptions
 
 
 def saliency(
@@ -16,8 +13,8 @@ def saliency(
     data: options.DataInstead = None,
     out: Path = Path("saliency"),
     method: str = "spectral",
-    prompt: str | None = None,
-    choice: Annotated[ImageOptions, arg(name="")] = ImageOptions(),  # noqa: B008 (frozen)
+    prompt: options.Maybe[str] = None,
+    choice: Annotated[options.ImageOptions, options.Flat] = options.ImageOptions(),
     json: options.Json = None,
 ) -> None:
     """Write saliency maps: one grey PNG per image, of the image's size.
@@ -25,13 +22,12 @@ def saliency(
     Maps of a data set keep its folders and names. Existing maps are not computed again.
     Use them with spot search or spot evaluate: --prior salient --saliency FOLDER.
 
-    Args:
-        data: instead of images: a folder with one sub-folder per class, a timm data set, or scenes.
-        out: folder for the maps.
-        method: spectral (needs no weights), clipseg, or an .onnx file of a salient-object network.
-        prompt: text prompt for clipseg; "class" uses the name of each image's class folder.
-
     example: spot saliency --data imagenet --method u2netp.onnx --out maps
+
+    Args:
+        out: folder for the maps
+        method: spectral (needs no weights), clipseg, or an .onnx file of a salient-object network
+        prompt: text prompt for clipseg; "class" uses the name of each image's class folder
     """
     from torchvision.transforms import ToTensor
 

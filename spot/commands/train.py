@@ -1,29 +1,27 @@
 """spot retrofit, spot pretrain and spot finetune: training runs with different kinds of recipes."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
-from spot.options import ModelArgument, TrainOptions
+from spot.options import Flat, Maybe, ModelArgument, Several, TrainOptions, Weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(TrainOptions):
     """The options of a training run, and those that only the verbs have: how the model and the recipe are made."""
 
-    set: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE")] = ()
+    set: Annotated[Several[str], arg(metavar="FIELD=VALUE")] = ()
     """recipe fields to change, for example lr=1e-4 epochs=5"""
-    fresh: Annotated[tuple[str, ...] | None, arg(metavar="[OPTION=VALUE ...]")] = None
+    fresh: Annotated[Maybe[tuple[str, ...]], arg(metavar="[OPTION=VALUE ...]")] = None
     """start from random weights, with timm's options for the model, for example img_size=64 depth=6"""
-    weights: Path | None = None
-    """a local file with the timm model's weights, instead of a download; pretrain also reads an MAE decoder from it"""
+    weights: Weights = None
     dry_run: bool = False
     """print the recipe, parameter groups, steps, time and memory, without training"""
 
 
-Train = Annotated[Options, arg(name="")]
+Train = Annotated[Options, Flat]
 
 
 def retrofit(model: ModelArgument, options: Train, recipe: str = "distil") -> None:
@@ -32,10 +30,10 @@ def retrofit(model: ModelArgument, options: Train, recipe: str = "distil") -> No
     The recipe distil needs no labels. cls-in1k and cls-in21k are the paper's and need labels.
     After an interruption the same command resumes.
 
-    Args:
-        recipe: distil, distil-sizes, cls-in1k or cls-in21k.
-
     example: spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --data images --out runs/tiny
+
+    Args:
+        recipe: distil, distil-sizes, cls-in1k or cls-in21k
     """
     train(model, recipe, ("distil", "supervised"), options)
 
@@ -44,29 +42,29 @@ def pretrain(model: ModelArgument, options: Train, recipe: str = "mae-in1k") -> 
     """Train a masked autoencoder (MAE) on off-grid windows, without labels. Only the encoder is kept.
 
     The paper retrofits MAE models in this way. With --fresh, training starts from random weights, and the recipe can
-    also be a supervised one. After an interruption the same command resumes.
-
-    Args:
-        recipe: mae-in1k, scenes-mae, or a supervised one.
+    also be a supervised one. A decoder in the file of --weights is trained further, as in the paper.
+    After an interruption the same command resumes.
 
     example: spot pretrain vit_base_patch16_224.mae --data imagenet --out runs/mae --accumulate 64
+
+    Args:
+        recipe: mae-in1k, scenes-mae, or a supervised one
     """
     train(model, recipe, ("mae", "supervised"), options)
 
 
-def finetune(model: ModelArgument, options: Train, recipe: str = "finetune-small", classes: int | None = None) -> None:
+def finetune(model: ModelArgument, options: Train, recipe: str = "finetune-small") -> None:
     """Fine-tune a model on labelled images, with a new head for new classes.
 
     The names of the class folders are saved with the model. The guide is docs/training.md.
 
+    example: spot finetune vit-ti --data photos --out runs/mine
+
     Args:
         recipe: finetune-small (for a few hundred images or more), mae-finetune (after spot pretrain), or another
-            supervised recipe.
-        classes: number of classes. Default: the number of class folders.
-
-    example: spot finetune vit-ti --data photos --out runs/mine
+            supervised recipe
     """
-    train(model, recipe, ("supervised",), options, new_head=True, classes=classes)
+    train(model, recipe, ("supervised",), options, new_head=True)
 
 
 def train(
@@ -76,12 +74,11 @@ def train(
     options: Options,
     *,
     new_head: bool = False,
-    classes: int | None = None,
 ) -> None:
     """Load a model by name and train it, or with --dry-run only print the plan.
 
     objectives: the objectives of recipes that the verb accepts.
-    new_head: replace the head with one for the data's classes, or for `classes` classes.
+    new_head: replace the head with one for the data's classes.
     """
     from spot import report
     from spot.errors import unknown
@@ -119,7 +116,7 @@ def train(
                 "both: for that give the full checkpoint, such as mae_pretrain_vit_base_full.pth, as --weights."
             )
     if new_head:
-        model = for_data(model, recipe, options, classes)
+        model = for_data(model, recipe, options)
     if options.dry_run:
         dry_run(model, recipe, options, decoder=decoder)
         return

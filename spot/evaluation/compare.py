@@ -110,11 +110,11 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
         banks = banks_of(model, images, classified, settings, asked, bank_maps)
         weights, classes = hash_model(settings[0].bound.spot_vit), list(images.classes)
         banks[0].refuse_other(str(asked.knn), model.embed_dim, weights=weights, classes=classes)
-        banks[0].refuse_vote(asked.k, asked.temperature)
+        banks[0].refuse_vote(asked.k)
     made = evaluate(
         model, batches, settings, saliency=maps, features=bool(banks), accuracy=classified, shown=state.is_main_process
     )
-    vote: dict[str, Any] = {"k": asked.k, "temperature": asked.temperature, "device": state.device}
+    vote: dict[str, Any] = {"k": asked.k, "device": state.device}
     votes = knn_rows(made, banks, **vote) if banks else repeat({})
     rows = []
     for members, row, voted in zip(made.groups(), made.rows(), votes, strict=False):

@@ -55,7 +55,7 @@ class Bank:
         there = {name: self.about[name] for name in about if name in self.about}
         refuse_difference(what, there, {name: about[name] for name in there}, "build it again with this model")
 
-    def refuse_vote(self, k: int, temperature: float) -> None:
+    def refuse_vote(self, k: int, temperature: float = TEMPERATURE) -> None:
         """Raise InputError for an invalid k or temperature."""
         count = len(self.features)
         if not 1 <= k <= count:

@@ -99,7 +99,7 @@ def on_data(
     data: str,
     out: Path,
     json: Path | None = None,
-    loading: LoadingOptions = LoadingOptions(batch_size=32),  # noqa: B008 (frozen)
+    loading: LoadingOptions = LoadingOptions(batch_size=32),
     *,
     prior: str | None = None,
     saliency: str | None = None,

@@ -52,7 +52,7 @@ def test_predict_exits_early(folder, tmp_path):
             ["calibrate", "scenes-a", "--data", "scenes", "--out", "a.json", "--prior", "p.safetensors"],
             "cannot be a file here",
         ),
-        (["calibrate", "scenes-a", "--data", "scenes", "--out", "a.json", "--keep", "none.txt"], "no file none.txt"),
+        (["calibrate", "scenes-a", "--data", "scenes", "--out", "a.json", "--only", "none.txt"], "no file none.txt"),
         (["calibrate", "scenes-a", "--data", "scenes", "--out", "a.json", "--runtime", "onnx"], "goes with --time"),
         (["evaluate", "scenes-a", "--data", "scenes", "--limit", "8", "--prior", "learned"], "has no learned prior"),
     ],

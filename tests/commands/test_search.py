@@ -40,7 +40,7 @@ def test_every_objective_runs(model, folder, tmp_path, objective):
     label = ["--label", "3"] if objective in ("ascent", "obfuscate") else []
     out, table = tmp_path / "one.png", tmp_path / "table.json"
     main(["search", str(folder / "class0" / "0.png"), "--model", model, "--objective", objective, *label,
-          "--tokens", "4", "--grid", "--snap", "every-step", "--preset", "paper-long", "--prior", "uniform",
+          "--tokens", "4", "--grid", "--preset", "paper-long", "--prior", "uniform",
           "--out", str(out), "--json", str(table)])  # fmt: skip
     assert out.exists()
     settings = json.loads(table.read_text())["settings"]
