@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 from spot.errors import InputError
@@ -116,28 +117,13 @@ def mean(values: Tensor) -> dict[str, float | int]:
 
 def mcnemar(gained: int, lost: int) -> float:
     """Exact two-sided p under the hypothesis that changed pairs were as likely to be gained as lost."""
-    changed, fewer = gained + lost, min(gained, lost)
-    if gained == lost:
-        return 1.0
-    # In logarithms, because the sum of coefficients overflows beyond a thousand pairs.
-    whole = math.lgamma(changed + 1) - changed * math.log(2)
-    terms = [whole - math.lgamma(k + 1) - math.lgamma(changed - k + 1) for k in range(fewer + 1)]
-    return min(1.0, 2 * sum(math.exp(term) for term in terms))
+    return stats.binomtest(gained, gained + lost).pvalue if gained != lost else 1.0
 
 
 def wilcoxon(values: Tensor) -> float:
     """Two-sided p of the signed-rank test that values (M,) lie symmetrically around 0 (normal approximation)."""
-    values = values[values != 0].double()
-    count = len(values)
-    if count == 0:
-        return 1.0
-    _, inverse, ties = values.abs().unique(return_inverse=True, return_counts=True)
-    ends = ties.cumsum(0).double()
-    ranks = (ends - (ties - 1) / 2)[inverse]  # tied values share the mean of their ranks
-    above = ranks[values > 0].sum().item()
-    middle = count * (count + 1) / 4
-    variance = count * (count + 1) * (2 * count + 1) / 24 - ((ties.double() ** 3 - ties).sum() / 48).item()
-    return math.erfc(abs(above - middle) / math.sqrt(2 * variance)) if variance > 0 else 1.0
+    numbers = values.double().numpy()
+    return float(stats.wilcoxon(numbers, method="asymptotic").pvalue) if numbers.any() else 1.0
 
 
 def refuse_few(count: int) -> None:

@@ -5,7 +5,6 @@ from matplotlib.patches import Rectangle
 
 from paper.plots import grouped_bars
 from spot.errors import InputError
-from spot.plots.layout import distinct
 
 ROWS = [
     {"backbone": "a", "prior": "uniform", "top1": 40.0, "low": 35.0, "high": 46.0},
@@ -42,11 +41,6 @@ def test_panels_have_their_own_rows_only():
     assert [height for _, height in bars(second)] == [-10.0]
 
 
-def test_the_legend_names_the_bars():
-    (legend,) = grouped_bars(ROWS, **COLUMNS).legends
-    assert [text.get_text() for text in legend.get_texts()] == ["uniform", "center"]
-
-
 def test_no_word_of_a_name_is_broken():
     long = [{**row, "backbone": "vit_tiny_patch16_224+spot " + row["backbone"]} for row in ROWS]
     (axes,) = grouped_bars(long, **COLUMNS).axes
@@ -58,7 +52,3 @@ def test_no_word_of_a_name_is_broken():
 def test_no_values_are_refused(rows):
     with pytest.raises(InputError, match="at least one row"):
         grouped_bars(rows, **COLUMNS)
-
-
-def test_names_keep_their_order():
-    assert distinct(ROWS, "prior") == ["uniform", "center"]

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from paper import classification, off_grid, robustness, saliency_gain, transfer
-from paper.findings import ALPHA, CLAIMS, NO, OPEN, YES, Check, combined, findings, holm, markdown, more, read, slight
+from paper.findings import ALPHA, CLAIMS, NO, OPEN, YES, Check, findings, holm, markdown, more, read, slight
 from paper.study import Result
 from spot.errors import InputError
 
@@ -78,23 +78,6 @@ def test_the_opposite_outcome_is_a_no(study, name, refuted):
     assert {claim for claim, result in said.items() if result == YES} == set(CLAIMS) - refuted
 
 
-def test_a_search_that_runs_to_the_object_refutes_finding_3():
-    results = as_measured()
-    results["saliency-gain"].rows[0] |= around("excess", 15.0, 6.0)
-    assert holds(results)["finding 3"] == NO
-
-
-def test_one_backbone_that_does_not_transfer_is_enough_for_a_no():
-    results = as_measured()
-    results["transfer"].rows[2] |= around("excess", -3.0, 1.0)
-    made = findings(results)
-    row = next(row for row in made.rows if row["claim"] == "finding 4")
-    assert (row["holds"], row[YES], row[NO]) == (NO, 5, 1)
-    assert "CLS-IN21k → paper: CLS-IN1k" in next(
-        check["what"] for check in made.data["checks"] if check["result"] == NO
-    )
-
-
 def test_what_the_papers_design_shows_is_told_and_decides_nothing():
     """As on photographs: a great fall on the grid, and the same fall after any other move of that length."""
     results = as_measured()
@@ -129,13 +112,6 @@ def test_a_missing_study_leaves_its_finding_open_but_can_still_refute():
     assert said["robustness"] == YES
     assert holds(turn(results, "off-grid", "delta"))["finding 1"] == NO
     assert "classification (missing)" in findings(results).rows[0]["rests on"]
-
-
-def test_the_command_that_is_missing_is_named():
-    results = as_measured()
-    del results["transfer"]
-    assert "measured by python -m paper transfer, " in findings(results).notes[-1]
-    assert not any("python -m paper" in note for note in findings(as_measured()).notes)
 
 
 @pytest.mark.parametrize(
@@ -185,14 +161,6 @@ def test_chance_alone_refutes_a_true_claim_no_more_often_than_one_check_would():
         refuted += any(each.result == NO for each in holm(checks))
     assert before / 2000 == pytest.approx(1 - 0.975**15, abs=0.03)  # a third of all true claims
     assert refuted / 2000 < 0.035
-
-
-def test_no_outweighs_everything_and_nothing_is_not_yes():
-    assert combined([YES, NO, OPEN]) == NO
-    assert combined([YES, OPEN]) == OPEN
-    assert combined([YES, YES]) == YES
-    assert combined([YES], complete=False) == OPEN
-    assert combined([]) == OPEN
 
 
 def test_findings_are_read_from_a_folder_of_results(tmp_path):

@@ -8,7 +8,6 @@ from paper.backbone import backbones
 from paper.canvas import box_of
 from paper.lab import Lab
 from paper.sources import StudySettings
-from paper.study import Result
 from spot.data.difficulty import needle
 from spot.data.scenes import Scenes
 from spot.evaluation.cost import macs
@@ -67,17 +66,3 @@ def test_told_the_box_most_tokens_stand_in_it(rotary):
     inside = ((positions >= box[0, :2]) & (positions < box[0, 2:])).all(1)
     # Three quarters of the rows, and almost all of each: 0.9 of the importance, less what goes to the dense grid.
     assert positions.shape == (16, 2) and 8 <= inside.sum() <= 12
-
-
-def test_several_models_have_a_panel_each():
-    alike = {"tokens": 4, "top1": 50.0, "low": 40.0, "high": 60.0, "pixels": 64}
-    rows = [
-        {**alike, "backbone": name, "placement": placement, "gmacs": cost}
-        for name in ("one", "two")
-        for placement, cost in (("dense grid", 2.0), ("learned", 0.5))
-    ]
-    panels = study.draw(Result(rows)).axes
-    assert [axes.get_title() for axes in panels if axes.get_title()] == ["one", "two"]
-    assert all(axes.get_xlabel() == "multiply-adds per image, in billions" for axes in panels if axes.get_title())
-    alone = study.draw(Result(rows[:2])).axes  # against the image's size, and against cost
-    assert len([axes for axes in alone if axes.get_xlabel()]) == 2

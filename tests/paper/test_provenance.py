@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper.provenance import comment, sentence, stored
+from paper.provenance import comment, stored
 from spot.models.deltas import is_delta, read_about
 from spot.models.shipped import ALIASES, built_in, find
 from spot.store import read_tensors, write_tensors
@@ -128,13 +128,6 @@ def test_a_hash_is_of_weights_and_changes_with_one_number_and_with_nothing_else(
     assert stored("vit_tiny_patch16_224") == {}
 
 
-@pytest.mark.parametrize("name", ALIASES)
-def test_an_alias_is_the_file_it_stands_for(name):
-    about = stored(name)
-    assert about == stored(ALIASES[name]) == stored(built_in()[ALIASES[name]])
-    assert len(about["file"]) == len(about["policy"]) == 16
-
-
 def test_a_result_of_other_weights_or_of_another_policy_is_stale():
     about = {"source": "vit-ti", **stored("vit-ti")}
     rows = [{"placement": "isotropic"}]
@@ -144,9 +137,3 @@ def test_a_result_of_other_weights_or_of_another_policy_is_stale():
     assert not list(stale(other, rows))  # which no row here has used
     assert "policy" in next(stale(other, [{"placement": "learned"}]))
     assert not list(stale({"models": {"m": {"source": "runs/mine/model"}}}, rows))  # not ours to judge
-
-
-def test_the_sentence_names_file_policy_and_command():
-    settings = {"models": {"m": {"file": "ab", "policy": "cd"}, "n": {"file": "ef"}}, "command": "python -m paper x"}
-    assert sentence(settings) == "Of `m` (file ab, policy cd), `n` (file ef), by `python -m paper x`."
-    assert sentence({}) == ""

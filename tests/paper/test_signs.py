@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paper.signs import SEEN, Shrunk, Street, cut, features, normal
+from paper.signs import INPUTS, Shrunk, Street, cut, normal
 from spot.data.pictures import Pictures
 from spot.placement.glimpses import glimpse_positions
 from spot.tokens.windows import windows
@@ -19,14 +19,13 @@ def street(tmp_path):
     sign[:, 280:320, 480:520] = 255
     read = {"sign": sign, "empty": empty}
     pictures = Pictures(Path(), ["sign", "empty"], [1, 0], ["none", "stop"], read)
-    return Street(
-        pictures, pictures, {"sign": torch.tensor([[300.0, 500, 40, 1]]), "empty": torch.zeros(0, 4)}, tmp_path
-    )
+    places = {"sign": torch.tensor([[300.0, 500, 40, 1]]), "empty": torch.zeros(0, 4)}
+    return Street(pictures, pictures, places, tmp_path, lambda images: images.mean(1))
 
 
-@pytest.mark.parametrize("name", [name for name in SEEN if "U²" not in name])
+@pytest.mark.parametrize("name", INPUTS)
 def test_every_row_has_the_tokens_that_its_table_says(street, name):
-    tokens, see = SEEN[name]
+    tokens, see = INPUTS[name]
     images, positions = see(street, "sign", street.val.pixels(0))
     rows, columns = (length // 16 for length in images.shape[-2:])
     assert (rows * columns if positions is None else positions.shape[1]) == tokens
@@ -34,9 +33,9 @@ def test_every_row_has_the_tokens_that_its_table_says(street, name):
 
 def test_a_told_glimpse_is_on_the_sign_and_elsewhere_where_another_picture_has_one(street):
     expected = torch.tensor([[[300 / 800, 500 / 1360, 50.0]]])  # with a margin of a quarter
-    torch.testing.assert_close(street.told("sign", street.val.pixels(0)), expected)
-    torch.testing.assert_close(street.told("empty", street.val.pixels(1)), expected)  # there is one sign in all
-    torch.testing.assert_close(street.chance("empty", street.val.pixels(1)), expected)
+    torch.testing.assert_close(street.on_sign("sign", street.val.pixels(0)), expected)
+    torch.testing.assert_close(street.on_sign("empty", street.val.pixels(1)), expected)  # there is one sign in all
+    torch.testing.assert_close(street.at_random("empty", street.val.pixels(1)), expected)
 
 
 def test_a_told_region_and_its_crop_show_the_same_pixels(street):
@@ -45,7 +44,7 @@ def test_a_told_region_and_its_crop_show_the_same_pixels(street):
     pixels = torch.randint(256, (3, 800, 1360), dtype=torch.uint8, generator=draw)
     for place in ([300.4, 500.7, 41.3, 1], [9.0, 1352.0, 33.0, 1], [640.2, 77.7, 88.8, 1]):
         street.places["sign"] = torch.tensor([place])
-        glimpse = street.told("sign", pixels)
+        glimpse = street.on_sign("sign", pixels)
         assert (glimpse[0, 0, :2] * torch.tensor([800, 1360])).frac().abs().max() < 1e-3  # between whole pixels
         images = normal(pixels)
         read = windows(images, glimpse_positions(images, glimpse, 49, 16), 16)[0]
@@ -53,34 +52,6 @@ def test_a_told_region_and_its_crop_show_the_same_pixels(street):
         edge = 4
         inner = (slice(None), slice(edge, -edge), slice(edge, -edge))
         torch.testing.assert_close(read[inner], cut(pixels, glimpse, 112)[0][inner], atol=1e-3, rtol=0)
-
-
-def test_features_go_on_where_they_stopped(street, monkeypatch):
-    seen = []
-
-    def see(street, key, pixels):
-        seen.append(key)
-        return torch.full((1, 3, 32, 32), float(len(key))), None
-
-    class Pooling:
-        embed_dim = 3
-        grid = staticmethod(lambda images: None)
-        forward_features = staticmethod(lambda images, positions: images)
-        forward_head = staticmethod(lambda images, pre_logits: images.mean((2, 3)))
-
-    monkeypatch.setitem(SEEN, "made up", (4, see))
-    first = features(street, "made up", Pooling(), street.val.part(["sign"]), "val")
-    both = features(street, "made up", Pooling(), street.val, "val")
-    assert seen == ["sign", "empty"]  # neither is read twice
-    torch.testing.assert_close(both, torch.tensor([[4.0] * 3, [5.0] * 3]))
-    torch.testing.assert_close(both[:1], first)
-
-
-def test_a_crop_has_the_sign_in_its_middle(street):
-    part = cut(street.val.pixels(0), torch.tensor([[[300 / 800, 500 / 1360, 50.0]]]), 100)
-    assert part.shape == (1, 3, 100, 100)
-    assert float(part[0, 0, 50, 50]) == pytest.approx(1.0)  # white
-    assert float(part[0, 0, 3, 3]) == pytest.approx(60 / 127.5 - 1, abs=1e-6)
 
 
 def test_views_of_shrunk_pictures_fill_whole_patches(street):

@@ -34,11 +34,6 @@ def lab(make_lab, shared_cache, monkeypatch):
     return make_lab(["one"], cache=shared_cache)
 
 
-def test_the_speed_up_of_the_table_of_tome_is_that_of_the_table_of_throughput():
-    speeds = speed.SPEED
-    assert round(speeds[100][1] / speeds[196][1], 2) == 3.31
-
-
 def test_budgets_are_the_papers_on_its_grid_and_tenths_of_any_other():
     assert elastic.budgets(196) == [39, 59, 78, 98, 118, 137, 157, 176, 196]
     assert elastic.budgets(64) == [13, 19, 26, 32, 38, 45, 51, 58, 64]
@@ -145,12 +140,6 @@ def test_retrofit_reads_the_logs_of_runs(make_lab, tmp_path):
     assert "10.0 % at epoch 1, 30.0 at 2, 32.5 at 3; the last 1 epochs change it by +2.5" in result.notes[-1]
     (axes,) = retrofit.draw(result).axes
     assert [line.get_label() for line in axes.lines] == ["train", "val, 25 tokens"]
-
-
-def test_runs_of_one_name_are_told_apart(make_lab, tmp_path):
-    runs = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
-    names = {row["run"] for row in retrofit.run(make_lab(["one"], runs=runs)).rows}
-    assert names == {f"{run}, distil" for run in runs}
 
 
 def test_without_a_run_photographs_have_no_log_and_an_empty_folder_is_refused(lab, make_lab, tmp_path):

@@ -1,13 +1,9 @@
 """Intervals and tests against hand-worked cases, exact arithmetic and scipy."""
 
-from fractions import Fraction
-from math import comb
-
 import pytest
 import torch
-from scipy import stats
 
-from paper.statistics import difference, mcnemar, mean, share, wilcoxon
+from paper.statistics import difference, mean, share
 from spot.errors import InputError
 
 
@@ -23,13 +19,6 @@ def test_seeds_give_a_standard_deviation_but_no_more_images():
     assert found["top1"] == pytest.approx(50)
     assert found["std"] == pytest.approx(25)  # of 50, 25 and 75
     assert found["images"] == 4
-
-
-@pytest.mark.parametrize("gained, lost", [(0, 0), (5, 0), (1, 8), (12, 7), (40, 55), (700, 610)])
-def test_mcnemar_is_the_exact_binomial_tail(gained, lost):
-    changed = gained + lost
-    tail = sum(Fraction(comb(changed, k), 2**changed) for k in range(min(gained, lost) + 1))
-    assert mcnemar(gained, lost) == pytest.approx(float(min(Fraction(1), 2 * tail)), rel=1e-9)
 
 
 def test_a_paired_difference_counts_only_images_that_changed():
@@ -68,13 +57,6 @@ def test_seeds_are_averaged_before_images_are_compared():
     one = torch.zeros(40, dtype=torch.bool)
     seeds = torch.stack([torch.arange(40) < 20, torch.arange(40) < 10])
     assert difference(one, seeds)["delta"] == pytest.approx(37.5)
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.3])
-def test_wilcoxon_is_scipys(shift):
-    values = (torch.randn(200, generator=torch.Generator().manual_seed(1)) * 4 + shift * 4).round() / 4  # with ties
-    expected = stats.wilcoxon(values.numpy(), zero_method="wilcox", correction=False, method="approx").pvalue
-    assert wilcoxon(values) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_mean_leaves_out_what_is_not_a_number_and_says_so():

@@ -9,10 +9,9 @@ import torch
 from paper import classification, off_grid, priors, robustness, saliency_gain, timing, transfer
 from paper.saliency_gain import score
 from paper.statistics import predicted
-from paper.study import STUDIES, Result, cell, find_study, pivot, signed, with_counts
+from paper.study import STUDIES, Result, cell, find_study, signed, with_counts
 from spot.errors import InputError
 from spot.evaluation.cost import macs
-from spot.plots.layout import COLOURS
 from tests.conftest import random_policy
 
 ELSEWHERE = ("needle", "anytime", "retrofit")  # studies with a test file of their own, and the logs of training
@@ -167,21 +166,6 @@ def test_a_models_own_policy_has_a_row_with_the_cost_of_looking(module, column, 
     assert learned[0]["GMACs"] - even["GMACs"] == pytest.approx(look / 1e9) and look > 0
 
 
-def test_too_few_images_are_one_sentence_and_what_was_measured_stays(make_lab):
-    few = make_lab(oracle_limit=10)
-    with pytest.raises(InputError, match="at least 20 images, got 10"):
-        off_grid.run(few)
-    assert list((few.cache.folder / "oracle").glob("*.safetensors"))
-
-
-def test_the_figure_of_classification_has_no_more_lines_than_can_be_told_apart(lab):
-    result = classification.run(lab)
-    result.rows.append({**result.rows[0], "placement": "learned"})
-    drawn = {row["placement"] for row in classification.drawn(result)}
-    assert len(drawn) <= len(COLOURS)
-    assert drawn.isdisjoint(classification.UNDRAWN) and {"isotropic", "center", "learned"} <= drawn
-
-
 def test_a_result_with_other_fields_or_a_damaged_one_is_refused(tmp_path):
     path = tmp_path / "priors.json"
     Result([{"a": 1}]).save(path)
@@ -198,19 +182,6 @@ def test_cells_show_numbers_with_their_intervals():
     assert cell({"top1": 44.05, "low": 41.0, "high": 47.25}) == "44.0 (41.0–47.2)"
     assert cell({"top1": None}) == "–" and cell({"top1": 3.0}) == "3.0"
     assert signed({"delta": -3.21, "delta_low": -4.0, "delta_high": 1.0}) == "-3.2 (-4.0 to +1.0)"
-
-
-def test_a_pivot_has_a_line_per_index_and_a_column_per_value():
-    rows = [{"x": "a", "n": 9, "v": 1}, {"x": "a", "n": 16, "v": 2}, {"x": "b", "n": 16, "v": 3}]
-    assert pivot(rows, ["x"], "n", lambda row: row["v"]) == [
-        {"x": "a", "9": 1, "16": 2},
-        {"x": "b", "9": None, "16": 3},
-    ]
-
-
-def test_an_unknown_study_is_answered_with_the_nearest():
-    with pytest.raises(InputError, match="did you mean 'robustness'"):
-        find_study("robustnes")
 
 
 def test_a_line_on_fewer_images_says_on_how_many_it_is():

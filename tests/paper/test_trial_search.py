@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from paper.trial_search import trial_search
-from spot.errors import InputError
 from spot.placement.oracle import snapped
 
 GRID = (8, 8)
@@ -44,11 +43,3 @@ def test_an_images_moves_depend_on_its_key_and_not_on_its_batch():
     together = trial_search(wants_the_corner, IMAGES, LABELS, START, GRID, keys=list("abcdef"), **how)
     alone = trial_search(wants_the_corner, IMAGES[2:3], LABELS[2:3], START[2:3], GRID, keys=["c"], **how)
     torch.testing.assert_close(together.positions[2:3], alone.positions)
-
-
-def test_a_windows_scale_stays_and_no_pass_is_refused():
-    start = torch.cat([START, torch.full((6, 4, 1), 1.5)], -1)
-    made = trial_search(wants_the_corner, IMAGES, LABELS, start, GRID, passes=9, on_grid=True).positions
-    assert made.shape == (6, 4, 3) and (made[..., 2] == 1.5).all()
-    with pytest.raises(InputError, match="at least 1 forward pass"):
-        trial_search(wants_the_corner, IMAGES, LABELS, START, GRID, passes=0, on_grid=True)

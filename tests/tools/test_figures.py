@@ -17,15 +17,6 @@ def model():
     return make_nano(num_classes=1000)
 
 
-def test_the_photographs_are_small_and_their_licences_are_told():
-    told = (figures.IMAGES / "photos" / "README.md").read_text()
-    files = sorted((figures.IMAGES / "photos").glob("*.jpg"))
-    assert len(files) == 3
-    for file in files:
-        assert file.stat().st_size < 150_000
-        assert f"`{file.name}`" in told
-
-
 def test_a_photograph_has_the_grid_the_windows_what_they_cover_and_three_answers(model):
     figure = figures.photograph(model, model, figures.IMAGES / "photos" / "coffee.jpg")
     dense, free, visible, answers = figure.axes

@@ -12,7 +12,7 @@ PROGRAMS = {
     "paper.policies": "MODEL WEIGHTS DATA",
     "paper.needle_control": "MIX DENSE",
     "paper.scale_up": "--rehearse",
-    "paper.signs": "DATA WEIGHTS",
+    "paper.signs": "DATA WEIGHTS U2NETP",
     "tools.make_assets": "--runs",
 }
 
