@@ -31,7 +31,7 @@ from paper.provenance import stored
 from paper.statistics import difference, share
 from paper.study import Row
 from spot import report
-from spot.data.pictures import Pictures, boxes_to_places, read_boxes
+from spot.data.large_pictures import LargePictures, boxes_to_places, read_boxes
 from spot.errors import InputError
 from spot.evaluation.throughput import interleaved
 from spot.hashes import hash_model
@@ -57,8 +57,8 @@ MAP_SIDE = 64.0  # pixels: the side of a glimpse on the peak of a saliency map, 
 class Street:
     """Pictures, the locations of their signs, and the cache folder."""
 
-    train: Pictures
-    val: Pictures
+    train: LargePictures
+    val: LargePictures
     places: dict[str, Tensor]  # by key: (n, 4), y, x and size in pixels, weight
     cache: Path
     saliency: OnnxSaliency
@@ -191,14 +191,14 @@ def cached(file: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Te
     return dict(read_tensors(file, KIND)[0])
 
 
-def feature(street: Street, name: str, model: SpotViT, pictures: Pictures, row: int) -> Tensor:
+def feature(street: Street, name: str, model: SpotViT, pictures: LargePictures, row: int) -> Tensor:
     """Features (1, D) of a picture with this input."""
     images, positions = INPUTS[name][1](street, pictures.keys[row], pictures.pixels(row))
     tokens = model.forward_features(images, model.grid(images) if positions is None else positions)
     return model.forward_head(tokens, pre_logits=True)
 
 
-def features(street: Street, name: str, model: SpotViT, pictures: Pictures, split: str) -> Tensor:
+def features(street: Street, name: str, model: SpotViT, pictures: LargePictures, split: str) -> Tensor:
     """Features (M, D) of all pictures with this input."""
 
     @torch.no_grad()
@@ -236,7 +236,7 @@ def with_head(street: Street, name: str, model: SpotViT) -> Tensor:
 class Shrunk(Glimpses):
     """Random shrunk views of whole pictures for `train_classifier`, in place of glimpses."""
 
-    def __init__(self, pictures: Pictures, width: int, seed: int = 0) -> None:
+    def __init__(self, pictures: LargePictures, width: int, seed: int = 0) -> None:
         self.pictures, self.width, self.seed = pictures, width, seed
         self.small: dict[int, Tensor] = {}
 
@@ -340,7 +340,7 @@ def main(
     if not all(path for _, _, path in named):
         raise InputError(f"models are given as NAME=FOLDER, got {', '.join(models)}")
     torch.set_num_threads(1)
-    train, val = Pictures.open(data, "train"), Pictures.open(data, "val")
+    train, val = LargePictures.open(data, "train"), LargePictures.open(data, "val")
     places: dict[str, Tensor] = {}
     for part in (train, val):
         places |= boxes_to_places(read_boxes(data / "boxes.csv", part))

@@ -10,7 +10,8 @@ from torch import Tensor
 from paper.settings import SCENES, StudySettings
 from spot.data.classes import class_folders
 from spot.data.difficulty import Difficulty, difficulty_of
-from spot.data.images import Data, Images, data_for, listed
+from spot.data.folders import read_keys
+from spot.data.images import Data, Images, data_for
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Maps
@@ -49,9 +50,9 @@ class Sources:
         data = self._open(model, bank, "train", limit if difficulty_of(bank) else None, None)
         if isinstance(data, Images):
             if self.settings.bank_keep is not None:
-                data.only(listed(self.settings.bank_keep))
+                data.select(read_keys(self.settings.bank_keep))
             if limit is not None:
-                data.balance(limit)
+                balance(data, limit)
         return data
 
     def _open(self, model: SpotViT, name: str, split: str, limit: int | None, root: str | Path | None) -> Data:
@@ -99,6 +100,17 @@ class Sources:
         if "maps" not in self._hashes:
             self._hashes["maps"] = hash_maps(self.settings.saliency)
         return self._hashes["maps"]
+
+
+def balance(data: Images, limit: int) -> None:
+    """Keep an equal number of images per class, at most `limit` in total, evenly spread over each class."""
+    classes: dict[Any, list[int]] = {}
+    for index, number in enumerate(data.order):
+        classes.setdefault(data.source[number][1], []).append(index)
+    count = min(limit // len(classes), min(map(len, classes.values())))
+    if count < 1:
+        raise InputError(f"{limit} images are too few for {len(classes)} classes; give a larger limit")
+    data.keep([members[place * len(members) // count] for members in classes.values() for place in range(count)])
 
 
 def scene_masks(keys: Sequence[str], data: str = SCENES) -> Tensor:

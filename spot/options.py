@@ -106,8 +106,7 @@ class ImageOptions:
 
     def opening(self) -> dict[str, Any]:
         """The options as arguments of `spot.data.images.open_data`."""
-        unreadable = "skip" if self.skip_unreadable else "stop"
-        return {"split": self.split, "root": self.data_root, "limit": self.limit, "unreadable": unreadable}
+        return {"split": self.split, "root": self.data_root, "limit": self.limit, "skip": self.skip_unreadable}
 
 
 @dataclass(frozen=True, kw_only=True)

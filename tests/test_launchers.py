@@ -21,7 +21,7 @@ from spot.cli import main
 from spot.data.images import open_data
 from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
-from spot.data.scenes import draw
+from spot.data.scenes import draw_scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_folder
@@ -70,13 +70,13 @@ def measure(images: str, out: str) -> None:
     options = {"transform": evaluation_transform(model.data_config), "classes": 10}
     settings = [Setting("uniform", 4, seed) for seed in (0, 1)]
 
-    def batches(unreadable):
-        data = open_data(images, unreadable=unreadable, **options)
+    def batches(skip):
+        data = open_data(images, skip=skip, **options)
         return loader(data, 4, process=state.process_index, processes=state.num_processes)
 
-    found = evaluate(model, batches("skip"), settings, features=True)
+    found = evaluate(model, batches(True), settings, features=True)
     with pytest.raises(InputError) as problem:
-        evaluate(model, batches("stop"), settings, features=True)
+        evaluate(model, batches(False), settings, features=True)
     about = {"rows": found.rows(), "keys": found.keys, "predictions": found.predictions.tolist()}
     about |= {"skipped": found.skipped, "features": [len(each) for each in found.features]}
     about |= {"processes": state.num_processes, "problem": str(problem.value)}
@@ -102,7 +102,7 @@ def ran(tmp_path_factory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("launchers")
     for seed, name in enumerate(("nano", "other")):
         save_folder(make_nano(seed, img_size=64, num_classes=32), folder / name)
-    made = draw(range(11))
+    made = draw_scenes(range(11))
     pixels = made.images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
     (folder / "shards").mkdir()
     for number in range(3):

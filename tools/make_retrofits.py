@@ -20,7 +20,8 @@ import torch
 import spot
 from paper.provenance import comment
 from spot import report
-from spot.data.images import Images, data_for, listed
+from spot.data.folders import read_keys
+from spot.data.images import Images, data_for
 from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_folder
@@ -145,7 +146,7 @@ def images_set_aside(model: spot.SpotViT, train: Path) -> Images:
     """The photographs of the folder that are set aside from training, for choices."""
     data = data_for(model, str(train))
     assert isinstance(data, Images)
-    data.only(listed(SET_ASIDE))
+    data.select(read_keys(SET_ASIDE))
     return data
 
 

@@ -44,7 +44,8 @@ def calibrate(
     """
     options.check_prior(prior)
     from spot import report
-    from spot.data.images import Images, data_for, listed, open_data
+    from spot.data.folders import read_keys
+    from spot.data.images import Images, data_for, open_data
     from spot.data.loader import loader
     from spot.data.picture import evaluation_transform
     from spot.errors import InputError
@@ -70,10 +71,10 @@ def calibrate(
     else:
         images = open_data(data, transform=evaluation_transform(loaded.data_config), **loading.opening())
     if only is not None:
-        names = listed(only)
+        names = read_keys(only)
         if not isinstance(images, Images):
             raise InputError(f"{data} is not a folder, so {only} cannot name its images")
-        images.only(names)
+        images.select(names)
     batches = loader(images, **loading.readers())
     asked = {"budgets": tokens, "lose": lose, "agree": agree, "cost": cost, "time": time}
     cascade = calibrate(source, batches, **asked, merge=not no_merge, prior=prior, timer=timer)  # type: ignore[arg-type]

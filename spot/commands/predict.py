@@ -58,7 +58,7 @@ def predict(
         return
     options.check_prior(prior)
     from spot import report
-    from spot.data.files import photo_files
+    from spot.data.folders import photo_files
     from spot.evaluation.photos import picture_files, predict, prediction_figure
     from spot.models.cascade import Cascade
     from spot.models.loading import load_source, read_prior
@@ -89,7 +89,7 @@ def predict_exported(
 ) -> None:
     """Predict with a file of spot export; imports no torch."""
     from spot import report
-    from spot.data.files import photo_files
+    from spot.data.folders import photo_files
     from spot.export.runtime import STAGES, Exported, ExportedCascade, predict_photos
 
     report.check_outputs(csv, json)

@@ -32,7 +32,7 @@ def saliency(
     from torchvision.transforms import ToTensor
 
     from spot import report
-    from spot.data.files import photo_files
+    from spot.data.folders import photo_files
     from spot.data.images import Images, open_data
     from spot.errors import InputError
     from spot.placement.saliency import write_maps
@@ -45,7 +45,7 @@ def saliency(
     if data is None:
         paths = photo_files(images)
         files, names = [(str(path), -1) for path in paths], [path.name for path in paths]
-        opened = Images(files, names, [], transform=ToTensor(), unreadable=opening["unreadable"])
+        opened = Images(files, names, [], transform=ToTensor(), skip=opening["skip"])
     else:
         opened = open_data(data, transform=ToTensor(), **opening)
     rows = table = write_maps(opened, out, method, prompt)

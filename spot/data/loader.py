@@ -47,7 +47,7 @@ class Loader:
         for batch, unread in self.batches:
             self.waited += time.perf_counter() - asked
             for image in unread:
-                self.whole.leave_out(image)  # only Images yield an Unread
+                self.whole.note_unread(image)  # only Images yield an Unread
             if batch is not None:
                 yield batch
             asked = time.perf_counter()

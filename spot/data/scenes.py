@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from spot.data.counter_random import Words, bells, keys, uniforms
+from spot.data.counter_random import Words, keys, normals, uniforms
 from spot.data.difficulty import Difficulty
 from spot.data.shapes import OUTLINES, REACH, TEXTURES, Array, sharp
 from spot.errors import InputError, unknown
@@ -59,19 +59,19 @@ class SceneBatch(NamedTuple):
 CHUNK = 32  # number of scenes per step, which fit into the processor's cache
 
 
-def draw(indices: Sequence[int], seed: int = 0, difficulty: Difficulty = DEFAULT) -> SceneBatch:
+def draw_scenes(indices: Sequence[int], seed: int = 0, difficulty: Difficulty = DEFAULT) -> SceneBatch:
     """The scenes with these indices (B,). A scene does not depend on the others in the batch."""
     numbers = np.asarray(indices, np.int64)
-    parts = [pictures(numbers[at : at + CHUNK], seed, difficulty) for at in range(0, max(1, len(numbers)), CHUNK)]
+    parts = [draw_chunk(numbers[at : at + CHUNK], seed, difficulty) for at in range(0, max(1, len(numbers)), CHUNK)]
     images, masks, centers = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
     labels = torch.from_numpy(numbers % len(CLASSES))
     return SceneBatch(images.float().div_(255), labels, [f"{n:08d}" for n in numbers], masks, centers)
 
 
-def pictures(indices: NDArray[np.int64], seed: int, difficulty: Difficulty) -> tuple[NDArray[np.uint8], Array, Array]:
+def draw_chunk(indices: NDArray[np.int64], seed: int, difficulty: Difficulty) -> tuple[NDArray[np.uint8], Array, Array]:
     """Images (B, 3, H, W) as bytes, masks (B, H, W) and centers (B, 2)."""
     key, size = keys(seed, indices), difficulty.image_size
-    canvas = background(key, difficulty)
+    canvas = draw_background(key, difficulty)
 
     low, high = difficulty.distractors
     number = low + np.floor(uniforms(key, Stream.NUMBER, 1)[:, 0] * (high + 1 - low))
@@ -82,7 +82,7 @@ def pictures(indices: NDArray[np.int64], seed: int, difficulty: Difficulty) -> t
     thing = main_object(indices % len(CLASSES), key, difficulty)
     mask = paint(canvas, np.arange(len(key)), thing, difficulty)
 
-    noise = bells(key, Stream.NOISE, 3 * size * size).reshape(len(key), 3, size, size)
+    noise = normals(key, Stream.NOISE, 3 * size * size).reshape(len(key), 3, size, size)
     light = canvas + np.float32(difficulty.noise) * noise
     image = np.floor(np.clip(light, 0, 1) * 255 + np.float32(0.5)).astype(np.uint8)
     return image, mask, (thing.center / size).astype(np.float32)
@@ -121,7 +121,7 @@ def main_object(labels: NDArray[np.int64], key: Words, difficulty: Difficulty) -
         center=center,
         radius=size * radius,
         largest=size * difficulty.radius[1],
-        **look(draws[:, 7:], difficulty),
+        **appearance(draws[:, 7:], difficulty),
     )
 
 
@@ -133,26 +133,26 @@ def distractor(key: Words, place: int, difficulty: Difficulty) -> Things:
         center=size * draws[:, 2:4],
         radius=size * between(*difficulty.distractor_radius, draws[:, 4]),
         largest=size * difficulty.distractor_radius[1],
-        **look(draws[:, 5:], difficulty),
+        **appearance(draws[:, 5:], difficulty),
     )
 
 
 BRIGHTNESS = 0.68  # mean brightness of an object's strongest channel
 
 
-def look(draws: Draws, difficulty: Difficulty) -> dict[str, Draws]:
+def appearance(draws: Draws, difficulty: Difficulty) -> dict[str, Draws]:
     """Turn, phase and colour of M things, from draws (M, 5)."""
     color = BRIGHTNESS * tint(draws[:, 3]) * between(0.9, 1.1, draws[:, 4, None])
     return {"turn": (2 * draws[:, 0] - 1) * difficulty.rotation, "phase": draws[:, 1:3], "color": color}
 
 
-def background(key: Words, difficulty: Difficulty) -> Array:
+def draw_background(key: Words, difficulty: Difficulty) -> Array:
     """Dark 1/f clouds in two hues, (B, 3, H, W)."""
     size = difficulty.image_size
     hues = uniforms(key, Stream.HUES, 2)
     first, second = (tint(hues[:, i]).astype(np.float32)[:, :, None, None] for i in (0, 1))
     sides = [4 << octave for octave in range(max(1, (size - 1).bit_length() - 2))]  # 4, 8, 16, ... below size
-    noise = bells(key, Stream.CLOUDS, 8 * 8 + sum(side * side for side in sides))
+    noise = normals(key, Stream.CLOUDS, 8 * 8 + sum(side * side for side in sides))
     blend = np.clip(0.5 + 0.5 * clouds(noise[:, :64], [8], size), 0, 1)[:, None]
     level = np.clip(1 + 0.3 * clouds(noise[:, 64:], sides, size), 0, 2)[:, None]
     return np.float32(BRIGHTNESS * (1 - difficulty.contrast)) * level * (first + blend * (second - first))
@@ -296,7 +296,7 @@ class Scenes(Dataset[tuple[Tensor, int, str]]):
         outside = [index for index in indices if not 0 <= index < self.length]
         if outside:
             raise IndexError(f"the {self.split} scenes are 0 to {self.length - 1}, got {outside[0]}")
-        batch = draw(indices, self.seed, self.difficulty)
+        batch = draw_scenes(indices, self.seed, self.difficulty)
         images = batch.images if self.transform is None else self.transform(batch.images)
         return batch._replace(images=images, keys=[f"{self.split}/{key}" for key in batch.keys])
 

@@ -82,7 +82,7 @@ def sharp(distance: Array) -> Array:
     return np.clip(distance + 0.5, 0, 1)
 
 
-def plain(y: Array, x: Array, period: float) -> Array:
+def no_texture(y: Array, x: Array, period: float) -> Array:
     return np.zeros_like(y)
 
 
@@ -102,5 +102,5 @@ def checks(y: Array, x: Array, period: float) -> Array:
 
 DOT = 0.33  # radius of a dot, in periods
 TEXTURES: dict[str, Callable[[Array, Array, float], Array]] = {
-    texture.__name__: texture for texture in (plain, stripes, dots, checks)
-}
+    "plain": no_texture, "stripes": stripes, "dots": dots, "checks": checks,
+}  # fmt: skip

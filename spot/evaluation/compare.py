@@ -176,7 +176,7 @@ def banks_of(
     source = Path(str(asked.knn))
     if source.suffix == ".safetensors":
         return [Bank.load(source)] * len(settings)
-    opening: dict[str, Any] = {"split": "train", "unreadable": asked.opening()["unreadable"]}
+    opening: dict[str, Any] = {"split": "train", "skip": asked.opening()["skip"]}
     if classified:
         labelled = data_for(model, source, limit=BANK_IMAGES if difficulty_of(source) else None, **opening)
     else:

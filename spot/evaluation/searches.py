@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spot import report
 from spot.data.classes import class_folders, class_names
-from spot.data.files import photo_files
+from spot.data.folders import photo_files
 from spot.data.images import data_for
 from spot.data.picture import Fit, open_photos, photo_transform
 from spot.errors import InputError, unknown

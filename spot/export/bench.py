@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spot import report
-from spot.data.files import image_files
+from spot.data.folders import image_files
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import image_shape, macs

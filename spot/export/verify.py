@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from spot.data.files import image_files
+from spot.data.folders import image_files
 from spot.data.picture import open_image
-from spot.data.scenes import draw
+from spot.data.scenes import draw_scenes
 from spot.errors import InputError
 from spot.export.runtime import Exported, fit_picture
 from spot.models.spot_vit import SpotViT
@@ -91,7 +91,7 @@ def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) 
     if model.data_config["input_size"][0] != 3:
         return []
     if folder is None:
-        scenes = draw(range(count)).images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
+        scenes = draw_scenes(range(count)).images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
         images = [Image.fromarray(scene) for scene in scenes]
     else:
         files = image_files(folder)

@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from spot.data.files import photo_files
+from spot.data.folders import photo_files
 from spot.draws import generator_for
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import macs

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spot import report
-from spot.data.pictures import Pictures
+from spot.data.large_pictures import LargePictures
 from spot.errors import InputError
 from spot.models.family import Source, dense_model
 from spot.models.spot_vit import SpotViT
@@ -37,7 +37,7 @@ DECAY = (0.03, 0.1)  # L2 penalty of the head, for the same two cases
 
 
 @torch.no_grad()
-def tile_features(dense: SpotViT, pictures: Pictures, folder: Path) -> list[Tensor]:
+def tile_features(dense: SpotViT, pictures: LargePictures, folder: Path) -> list[Tensor]:
     """Tokens (R, C, D), float16, of each picture, computed in tiles of the model's size and cached in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -133,7 +133,7 @@ def peaks(scores: Tensor, count: int, window: int) -> Tensor:
 
 
 def choose_places(
-    model: SpotViT, pictures: Pictures, candidates: Places, how: GlimpseOptions, none: int, *, later: bool
+    model: SpotViT, pictures: LargePictures, candidates: Places, how: GlimpseOptions, none: int, *, later: bool
 ) -> dict[str, Tensor]:
     """Select the most likely of each picture's candidates (n, 3): (1, 4), y, x, size and weight, if likely enough.
 
@@ -169,7 +169,7 @@ def choose_places(
     }
 
 
-def tile_candidates(scores: list[Tensor], pictures: Pictures, none: int, window: int) -> dict[str, Tensor]:
+def tile_candidates(scores: list[Tensor], pictures: LargePictures, none: int, window: int) -> dict[str, Tensor]:
     """Candidates (n, 3) by key: three peaks of the picture's class, or for pictures of `none` one peak per class."""
     candidates = {}
     for key, label, score in zip(pictures.keys, pictures.labels, scores, strict=True):
@@ -182,7 +182,7 @@ def tile_candidates(scores: list[Tensor], pictures: Pictures, none: int, window:
 
 
 def discover(
-    model: SpotViT, source: Source, pictures: Pictures, folder: Path, how: GlimpseOptions, none: int
+    model: SpotViT, source: Source, pictures: LargePictures, folder: Path, how: GlimpseOptions, none: int
 ) -> dict[str, Tensor]:
     """Places (n, 4) by key, learned from picture labels alone; see the module docstring.
 

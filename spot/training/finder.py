@@ -21,7 +21,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 
 from spot import report
-from spot.data.pictures import Pictures
+from spot.data.large_pictures import LargePictures
 from spot.placement.finder import AROUND, CELL, USUAL, VIEW, Finder
 from spot.placement.glimpses import SMALLEST, cut_out
 from spot.placement.policy import build_policy
@@ -38,7 +38,7 @@ def shrunk(finder: Finder, picture: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def detect(finder: Finder, pictures: Pictures, count: int) -> dict[str, Tensor]:
+def detect(finder: Finder, pictures: LargePictures, count: int) -> dict[str, Tensor]:
     """The `count` best places of each picture by key, (count, 4): y, x and size in pixels, and the score."""
     places, look = {}, finder.look.eval()
     for index in report.track(range(len(pictures)), "detecting", len(pictures)):
@@ -69,7 +69,7 @@ def view(picture: Tensor, y: float, x: float, side: float, samples: int) -> Tens
 
 
 def make_crops(
-    pictures: Pictures, small: list[Tensor], around: Places, places: Places, each: int, draw: np.random.Generator
+    pictures: LargePictures, small: list[Tensor], around: Places, places: Places, each: int, draw: np.random.Generator
 ) -> list[Tensor]:
     """Cut `each` randomly zoomed crops per picture, three quarters of them around one of its places in `around`.
 
@@ -138,7 +138,7 @@ def loss_of(maps: Tensor, heatmaps: Tensor, values: Tensor, weights: Tensor) -> 
 
 def train_finder(
     finder: Finder,
-    pictures: Pictures,
+    pictures: LargePictures,
     places: Places,
     *,
     steps: int = 2400,
@@ -192,7 +192,7 @@ def tinted(pixels: Tensor, draw: np.random.Generator) -> Tensor:
 
 def train_second_stage(
     first: Finder,
-    pictures: Pictures,
+    pictures: LargePictures,
     places: Places,
     *,
     candidates: int = 40,
@@ -222,7 +222,7 @@ def train_second_stage(
 
 
 def second_stage_views(
-    first: Finder, pictures: Pictures, places: Places, draw: np.random.Generator
+    first: Finder, pictures: LargePictures, places: Places, draw: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Training views for the second stage: of 40 detections per picture, and of 12 random squares around every place.
 

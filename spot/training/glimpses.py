@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spot import report
-from spot.data.images import listed
-from spot.data.pictures import Pictures, boxes_to_places, read_boxes
+from spot.data.folders import read_keys
+from spot.data.large_pictures import LargePictures, boxes_to_places, read_boxes
 from spot.draws import Draw, seeded
 from spot.errors import InputError
 from spot.models.family import Source, at_budget
@@ -59,7 +59,7 @@ class Glimpses:
 
     def __init__(
         self,
-        pictures: Pictures,
+        pictures: LargePictures,
         places: Places,
         *,
         none: int | None,
@@ -174,9 +174,9 @@ def learn_to_find(
         leave_out: a file that names pictures to exclude, one per line.
     """
     out, how = Path(out), how or GlimpseOptions()
-    pictures = Pictures.open(data, split)
+    pictures = LargePictures.open(data, split)
     if leave_out is not None:
-        pictures = pictures.part(set(pictures.keys) - set(listed(leave_out)))
+        pictures = pictures.part(set(pictures.keys) - set(read_keys(leave_out)))
     none = pictures.classes.index(how.none) if how.none in pictures.classes else None
     settings = {**asdict(how), "pictures": len(pictures), "boxes": boxes is not None, "classes": pictures.classes}
     if boxes is None and none is None:

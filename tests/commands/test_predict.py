@@ -11,7 +11,7 @@ from PIL import Image
 
 import spot
 from spot.cli import main
-from spot.data.files import photo_files
+from spot.data.folders import photo_files
 from spot.data.picture import photo_transform
 from spot.errors import InputError
 from spot.evaluation.photos import predict

@@ -1,6 +1,6 @@
 import numpy as np
 
-from spot.data.counter_random import bells, keys, uniforms, words
+from spot.data.counter_random import keys, normals, uniforms, words
 
 
 def test_words_are_the_published_splitmix64_sequence():
@@ -21,7 +21,7 @@ def test_streams_of_a_key_differ():
 
 def test_the_first_numbers_do_not_depend_on_how_many_are_drawn_nor_for_whom():
     np.testing.assert_array_equal(uniforms(keys(3, [5, 9, 11]), 2, 40)[1, :7], uniforms(keys(3, [9]), 2, 7)[0])
-    np.testing.assert_array_equal(bells(keys(3, [5, 9, 11]), 2, 41)[1, :7], bells(keys(3, [9]), 2, 7)[0])
+    np.testing.assert_array_equal(normals(keys(3, [5, 9, 11]), 2, 41)[1, :7], normals(keys(3, [9]), 2, 7)[0])
 
 
 def test_uniforms_are_uniform_within_and_between_keys():
@@ -35,7 +35,7 @@ def test_uniforms_are_uniform_within_and_between_keys():
 
 
 def test_bells_have_mean_0_variance_1_and_light_tails():
-    draws = bells(keys(0, range(100)), 0, 1000).astype(np.float64)
+    draws = normals(keys(0, range(100)), 0, 1000).astype(np.float64)
     assert abs(draws.mean()) < 0.02
     assert abs(draws.var() - 1) < 0.03
     assert abs((draws**3).mean()) < 0.05

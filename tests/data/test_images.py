@@ -14,7 +14,7 @@ from timm.data import ImageNetInfo
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from spot.data.classes import class_folders, class_indices, class_names
-from spot.data.files import EXTENSIONS, image_files
+from spot.data.folders import EXTENSIONS, image_files
 from spot.data.images import open_data
 from spot.data.loader import loader
 from spot.errors import InputError
@@ -150,7 +150,7 @@ def test_an_unreadable_image_stops_the_run_with_one_sentence(damaged, workers):
 
 @pytest.mark.parametrize("batch_size, workers", [(1, 0), (2, 1), (8, 0)])
 def test_or_is_left_out_and_counted(damaged, workers, batch_size):
-    data = open_data(damaged, transform=plain, unreadable="skip")
+    data = open_data(damaged, transform=plain, skip=True)
     batches = list(loader(data, batch_size, workers))
     assert [key for batch in batches for key in batch.keys] == ["a/0.png", "c/0.png", "c/1.png"]
     assert torch.cat([batch.labels for batch in batches]).tolist() == [0, 2, 2]
@@ -159,14 +159,9 @@ def test_or_is_left_out_and_counted(damaged, workers, batch_size):
 
 
 def test_reading_without_a_loader_keeps_the_same_list(damaged):
-    data = open_data(damaged, transform=plain, unreadable="skip")
+    data = open_data(damaged, transform=plain, skip=True)
     assert [sample is None for sample in data] == [False, True, True, False, False]
     assert data.skipped == ["a/1.jpg", "b/0.png"]
-
-
-def test_there_is_no_third_way(tmp_path):
-    with pytest.raises(InputError, match="'stop'"):
-        open_data(folders(tmp_path, "a"), transform=plain, unreadable="stopp")
 
 
 def test_a_loader_knows_how_many_batches_there_are_so_that_progress_has_an_end(tmp_path):
@@ -271,16 +266,3 @@ def test_a_class_folder_that_links_to_itself_is_read_once(tmp_path):
     assert [str(tmp_path / "a" / "one-more" / "y.png"), str(tmp_path / "a" / "x.png")] == sorted(
         image_files(folder), key=len, reverse=True
     )
-
-
-def test_a_balanced_set_has_as_many_of_every_class_spread_over_its_images(tmp_path):
-    for name, count in (("a", 9), ("b", 3), ("c", 4)):
-        (tmp_path / name).mkdir()
-        for number in range(count):
-            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
-    data = open_data(tmp_path, transform=lambda image: torch.zeros(3, 8, 8))
-    data.balance(7)
-    assert data.keys == ["a/0.png", "a/4.png", "b/0.png", "b/1.png", "c/0.png", "c/2.png"]
-    assert [data[index][1] for index in range(6)] == [0, 0, 1, 1, 2, 2]
-    with pytest.raises(InputError, match="2 images are too few for 3 classes"):
-        data.balance(2)

@@ -13,7 +13,7 @@ from torchvision.transforms import Normalize
 
 from spot.data.counter_random import keys
 from spot.data.difficulty import Difficulty, difficulty_of, needle
-from spot.data.scenes import CLASSES, SPLITS, Scenes, background, cosine, draw, sine
+from spot.data.scenes import CLASSES, SPLITS, Scenes, cosine, draw_background, draw_scenes, sine
 from spot.errors import InputError
 
 CLEAN = Difficulty(noise=0, distractors=(0, 0))
@@ -29,7 +29,7 @@ def same(first, second) -> bool:
 
 def test_the_scenes_of_this_release_are_these_bytes():
     # Whoever changes this line changes the data set: shipped weights and results no longer belong to it.
-    images = draw(range(64), seed=2).images.mul(255).round().byte().numpy()
+    images = draw_scenes(range(64), seed=2).images.mul(255).round().byte().numpy()
     assert (
         hashlib.sha256(images.tobytes()).hexdigest()
         == "b8b5272d02d4ff37f15955149514075e264a9191171a644bbe347ddae037c2a4"
@@ -39,9 +39,9 @@ def test_the_scenes_of_this_release_are_these_bytes():
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=40), st.integers(0, 2**31), st.data())
 def test_a_scene_does_not_depend_on_what_is_drawn_with_it(indices, seed, data):
-    together = draw(indices, seed)
+    together = draw_scenes(indices, seed)
     place = data.draw(st.integers(0, len(indices) - 1))
-    alone = draw([indices[place]], seed)
+    alone = draw_scenes([indices[place]], seed)
     assert torch.equal(together.images[place], alone.images[0])
     assert torch.equal(together.masks[place], alone.masks[0])
     assert torch.equal(together.centers[place], alone.centers[0])
@@ -49,8 +49,8 @@ def test_a_scene_does_not_depend_on_what_is_drawn_with_it(indices, seed, data):
 
 def test_other_threads_draw_the_same_scenes():
     with ThreadPoolExecutor(4) as pool:
-        drawn = list(pool.map(lambda i: draw([i]).images, range(100, 140)))
-    assert torch.equal(torch.cat(drawn), draw(range(100, 140)).images)
+        drawn = list(pool.map(lambda i: draw_scenes([i]).images, range(100, 140)))
+    assert torch.equal(torch.cat(drawn), draw_scenes(range(100, 140)).images)
 
 
 def test_seeds_and_splits_share_no_scene():
@@ -73,7 +73,7 @@ def test_our_own_sine_and_cosine_are_sine_and_cosine(degrees):
 
 
 def test_a_batch_is_what_it_says():
-    batch = draw(range(40))
+    batch = draw_scenes(range(40))
     assert batch.images.shape == (40, 3, 64, 64)
     assert batch.masks.shape == (40, 64, 64)
     assert batch.centers.shape == (40, 2)
@@ -82,7 +82,7 @@ def test_a_batch_is_what_it_says():
         assert values.min() >= 0
         assert values.max() <= 1
     assert batch.labels.tolist() == [*range(32), *range(8)]
-    assert draw([]).images.shape == (0, 3, 64, 64)
+    assert draw_scenes([]).images.shape == (0, 3, 64, 64)
 
 
 def test_class_names_are_texture_and_outline():
@@ -93,7 +93,7 @@ def test_class_names_are_texture_and_outline():
 
 def test_the_mask_has_the_objects_area_and_its_centroid_is_the_center():
     # Fully inside the frame: radius 0.15 and bell-shaped around the middle.
-    batch = draw(range(256), difficulty=replace(CLEAN, radius=(0.15, 0.15), center_bias=1.0))
+    batch = draw_scenes(range(256), difficulty=replace(CLEAN, radius=(0.15, 0.15), center_bias=1.0))
     whole = batch.masks[:, [0, -1]].sum((1, 2)) + batch.masks[:, :, [0, -1]].sum((1, 2)) == 0
     assert whole.float().mean() > 0.9
     masks, centers = batch.masks[whole], batch.centers[whole]
@@ -106,8 +106,8 @@ def test_the_mask_has_the_objects_area_and_its_centroid_is_the_center():
 
 
 def test_outside_the_mask_nothing_depends_on_the_object():
-    one = draw(range(64), difficulty=replace(CLEAN, texture_contrast=0.3))
-    other = draw(range(64), difficulty=replace(CLEAN, texture_contrast=0.9))
+    one = draw_scenes(range(64), difficulty=replace(CLEAN, texture_contrast=0.3))
+    other = draw_scenes(range(64), difficulty=replace(CLEAN, texture_contrast=0.9))
     changed = (one.images != other.images).any(1)
     assert not changed[one.masks == 0].any()
     textured = one.labels % 4 != 0
@@ -119,33 +119,35 @@ def test_outside_the_mask_nothing_depends_on_the_object():
 @given(st.integers(0, 10**6), st.integers(0, 9), st.floats(0, 1))
 def test_inside_the_mask_nothing_depends_on_the_background(index, distractors, contrast):
     other = replace(CLEAN, distractors=(distractors, distractors), contrast=contrast)
-    one, two = draw([index], difficulty=CLEAN), draw([index], difficulty=other)
+    one, two = draw_scenes([index], difficulty=CLEAN), draw_scenes([index], difficulty=other)
     assert torch.equal(one.masks, two.masks)
     covered = (one.masks == 1).expand(3, -1, -1)[None]
     assert torch.equal(one.images[covered], two.images[covered])
 
 
 def test_an_opaque_object_on_black_is_seen_exactly_where_the_mask_is():
-    batch = draw(range(32), difficulty=replace(CLEAN, contrast=1.0, texture_contrast=0.0))
+    batch = draw_scenes(range(32), difficulty=replace(CLEAN, contrast=1.0, texture_contrast=0.0))
     light = batch.images.amax(1) / batch.images.amax((1, 2, 3))[:, None, None]  # the strongest channel
     torch.testing.assert_close(light, batch.masks, atol=1.5 / 255 / 0.6, rtol=0)
 
 
 def test_distractors_come_in_the_number_asked_for():
-    bare = draw(range(64), difficulty=replace(CLEAN, contrast=1.0))
+    bare = draw_scenes(range(64), difficulty=replace(CLEAN, contrast=1.0))
     counts = []
-    for scene in draw(range(64), difficulty=replace(CLEAN, contrast=1.0, distractors=(1, 1))).images - bare.images:
+    for scene in (
+        draw_scenes(range(64), difficulty=replace(CLEAN, contrast=1.0, distractors=(1, 1))).images - bare.images
+    ):
         counts.append(int((scene.abs().amax(0) > 0.1).sum()))
     areas = torch.tensor(counts, dtype=torch.float32)
     assert (areas > 0).float().mean() > 0.7  # some are hidden behind the object or cut by the frame
     assert areas.max() < torch.pi * (0.06 * 64) ** 2 * 2
-    assert same(draw([3], difficulty=replace(CLEAN, distractors=(0, 0))), draw([3], difficulty=CLEAN))
+    assert same(draw_scenes([3], difficulty=replace(CLEAN, distractors=(0, 0))), draw_scenes([3], difficulty=CLEAN))
 
 
 def test_noise_has_the_standard_deviation_asked_for():
     plain = Difficulty(distractors=(0, 0), noise=0.0, contrast=0.5)
-    noisy = draw(range(64), difficulty=replace(plain, noise=0.05))
-    clean = draw(range(64), difficulty=plain)
+    noisy = draw_scenes(range(64), difficulty=replace(plain, noise=0.05))
+    clean = draw_scenes(range(64), difficulty=plain)
     middle = (clean.images > 0.25) & (clean.images < 0.75)  # where nothing is clipped
     difference = (noisy.images - clean.images)[middle]
     assert difference.std().item() == pytest.approx(0.05, rel=0.02)
@@ -154,7 +156,7 @@ def test_noise_has_the_standard_deviation_asked_for():
 
 
 def test_the_background_is_darker_than_the_object():
-    batch = draw(range(256))
+    batch = draw_scenes(range(256))
     brightness = batch.images.amax(1)
     objects = (brightness * batch.masks).sum((1, 2)) / batch.masks.sum((1, 2))
     behind = (brightness * (1 - batch.masks)).sum((1, 2)) / (1 - batch.masks).sum((1, 2))
@@ -162,7 +164,7 @@ def test_the_background_is_darker_than_the_object():
 
 
 def test_the_background_has_a_spectrum_of_one_over_frequency():
-    field = background(keys(0, range(400)), replace(CLEAN, contrast=0.5)).max(1)
+    field = draw_background(keys(0, range(400)), replace(CLEAN, contrast=0.5)).max(1)
     window = np.hanning(64)[:, None] * np.hanning(64)  # the frame's edges are not part of the scene
     amplitude = np.sqrt((abs(np.fft.fft2((field - field.mean((1, 2), keepdims=True)) * window)) ** 2).mean(0))
     frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.fftfreq(64)) * 64
@@ -185,7 +187,7 @@ def probe(features: torch.Tensor, labels: torch.Tensor) -> float:
 
 @pytest.fixture(scope="module")
 def many():
-    return draw(range(32 * 128))
+    return draw_scenes(range(32 * 128))
 
 
 def test_color_place_and_amount_of_light_do_not_give_the_class_away(many):
@@ -206,7 +208,7 @@ def test_the_probe_would_notice_a_hue_that_tells(many):
 
 
 def test_without_center_bias_the_object_is_equally_likely_anywhere():
-    centers = draw(range(4000), difficulty=replace(SMALL, radius=(0.2, 0.2), center_bias=0.0)).centers.double()
+    centers = draw_scenes(range(4000), difficulty=replace(SMALL, radius=(0.2, 0.2), center_bias=0.0)).centers.double()
     ranks = ((centers - 0.2) / 0.6).sort(0).values  # uniform on [0, 1] if the claim holds
     steps = torch.linspace(0, 1, 4000, dtype=torch.float64)[:, None]
     assert (ranks - steps).abs().max() < 1.95 / 4000**0.5  # Kolmogorov and Smirnov, 0.1 %
@@ -214,7 +216,7 @@ def test_without_center_bias_the_object_is_equally_likely_anywhere():
 
 def test_center_bias_draws_the_object_to_the_middle():
     spreads = [
-        draw(range(2000), difficulty=replace(SMALL, radius=(0.2, 0.2), center_bias=bias)).centers.std().item()
+        draw_scenes(range(2000), difficulty=replace(SMALL, radius=(0.2, 0.2), center_bias=bias)).centers.std().item()
         for bias in (0.0, 0.5, 1.0)
     ]
     # One uniform number on ±0.3 at first; at last the mean of three, so sqrt(3) times less.
@@ -224,7 +226,7 @@ def test_center_bias_draws_the_object_to_the_middle():
 
 
 def test_objects_are_not_aligned_with_the_patch_grid():
-    cells = draw(range(4096), difficulty=SMALL).centers.double() * 8
+    cells = draw_scenes(range(4096), difficulty=SMALL).centers.double() * 8
     ranks = (cells - cells.floor()).sort(0).values
     assert (ranks - torch.linspace(0, 1, 4096, dtype=torch.float64)[:, None]).abs().max() < 1.95 / 4096**0.5
 
@@ -232,14 +234,14 @@ def test_objects_are_not_aligned_with_the_patch_grid():
 @settings(max_examples=10, deadline=None)
 @given(st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)), st.sampled_from([4, 8, 16]))
 def test_grid_offset_puts_every_center_at_that_place_in_its_patch(offset, grid):
-    centers = draw(range(32), difficulty=replace(CLEAN, grid_offset=offset, grid=grid)).centers.double()
+    centers = draw_scenes(range(32), difficulty=replace(CLEAN, grid_offset=offset, grid=grid)).centers.double()
     cells = centers * 64 / grid - torch.tensor(offset, dtype=torch.float64)
     torch.testing.assert_close(cells, cells.round(), atol=1e-5, rtol=0)
 
 
 def test_grid_offset_moves_an_object_by_less_than_a_patch():
-    free = draw(range(64), difficulty=CLEAN).centers
-    held = draw(range(64), difficulty=replace(CLEAN, grid_offset=(0.5, 0.5))).centers
+    free = draw_scenes(range(64), difficulty=CLEAN).centers
+    held = draw_scenes(range(64), difficulty=replace(CLEAN, grid_offset=(0.5, 0.5))).centers
     assert (free - held).abs().max() <= 4 / 64 + 1e-6
 
 
@@ -274,7 +276,7 @@ def test_a_transform_normalizes_whole_batches():
 
 @pytest.mark.parametrize("size", [8, 33, 64, 100])
 def test_any_image_size_can_be_drawn(size):
-    batch = draw(range(33), difficulty=Difficulty(image_size=size))
+    batch = draw_scenes(range(33), difficulty=Difficulty(image_size=size))
     assert batch.images.shape == (33, 3, size, size)
     assert batch.masks.mean().item() == pytest.approx(np.pi * 0.24**2, rel=0.15)
 
@@ -329,7 +331,7 @@ def test_wrong_splits_lengths_and_batch_sizes_are_refused():
 
 
 def test_the_needle_scenes_of_this_release_are_these_bytes():
-    images = draw(range(8), seed=2, difficulty=needle()).images.mul(255).round().byte().numpy()
+    images = draw_scenes(range(8), seed=2, difficulty=needle()).images.mul(255).round().byte().numpy()
     assert images.shape == (8, 3, 192, 192)
     assert (
         hashlib.sha256(images.tobytes()).hexdigest()
@@ -339,7 +341,7 @@ def test_the_needle_scenes_of_this_release_are_these_bytes():
 
 @pytest.mark.parametrize("size", [128, 256])
 def test_a_needle_is_24_to_40_pixels_across_whatever_the_pictures_size(size):
-    batch = draw(range(64), difficulty=needle(size))
+    batch = draw_scenes(range(64), difficulty=needle(size))
     assert batch.images.shape[-1] == size
     across = 2 * (batch.masks.sum((1, 2)) / torch.pi).sqrt()  # of the disc with the object's area
     inside = batch.masks[:, [0, -1]].sum((1, 2)) + batch.masks[:, :, [0, -1]].sum((1, 2)) == 0  # all of it is seen

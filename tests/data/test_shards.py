@@ -12,7 +12,7 @@ from PIL import Image
 from spot.cli import main
 from spot.data.images import Images, open_data
 from spot.data.loader import loader as batches_of
-from spot.data.scenes import draw
+from spot.data.scenes import draw_scenes
 from spot.errors import InputError
 from spot.evaluation.cache import hash_images
 
@@ -24,7 +24,7 @@ def plain(image):
 @pytest.fixture(scope="module")
 def scenes():
     """Eleven scenes as bytes (H, W, 3), and their labels."""
-    made = draw(range(11))
+    made = draw_scenes(range(11))
     pixels = made.images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
     return list(pixels), [int(label) for label in made.labels]
 
@@ -127,7 +127,7 @@ def test_an_unreadable_image_stops_or_is_left_out_by_name(tmp_path, scenes):
     write_shard(tmp_path / "a.tar", {"x": {"png": png(scenes[0][0])}, "y": {"png": b"no picture"}})
     with pytest.raises(InputError, match=r"a/y"):
         list(batches_of(open_data(f"wds/{tmp_path}", transform=plain)))
-    opened = open_data(f"wds/{tmp_path}", transform=plain, unreadable="skip")
+    opened = open_data(f"wds/{tmp_path}", transform=plain, skip=True)
     assert [key for batch in batches_of(opened) for key in batch.keys] == ["a/x"] and opened.skipped == ["a/y"]
 
 

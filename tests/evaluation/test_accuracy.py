@@ -265,7 +265,7 @@ def test_a_model_in_training_is_left_in_training(nano, data):
 def test_nothing_readable_is_nothing_to_measure(nano, tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "a.png").write_text("not an image")
-    data = open_data(tmp_path, transform=evaluation_transform(nano.data_config), unreadable="skip")
+    data = open_data(tmp_path, transform=evaluation_transform(nano.data_config), skip=True)
     with pytest.raises(InputError, match="no image could be read"):
         evaluate(nano, loader(data), [Setting("isotropic", 4)])
 

@@ -59,5 +59,5 @@ def test_results_on_canvases_are_not_taken_for_those_on_the_images(photos):
 def test_a_damaged_image_in_the_texture_is_named_like_any_other(tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
     cut_short(tmp_path / "b.jpg")
-    data = Canvas(data_for(make_nano(), tmp_path, unreadable="skip"))
+    data = Canvas(data_for(make_nano(), tmp_path, skip=True))
     assert [sample for sample in data if sample is not None] == []

@@ -11,9 +11,9 @@ from paper import lab as module
 from paper.backbone import Backbone, backbones, budgets
 from paper.lab import Lab
 from paper.settings import StudySettings
-from paper.sources import Sources
+from paper.sources import Sources, balance
 from paper.statistics import Predictions, predicted
-from spot.data.images import data_for
+from spot.data.images import data_for, open_data
 from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
@@ -312,6 +312,17 @@ def test_a_bank_may_be_of_some_images_that_a_file_names(make_lab, tmp_path):
         make_lab(bank_keep=listed).sources.bank(lab.backbones[0].model)
     with pytest.raises(InputError, match="there is no file"):
         make_lab(bank_keep=tmp_path / "none").sources.bank(lab.backbones[0].model)
+
+
+def test_a_balanced_set_has_as_many_of_every_class_spread_over_its_images(tmp_path):
+    for name, count in (("a", 9), ("b", 3), ("c", 4)):
+        folders(tmp_path, name, images=count)
+    data = open_data(tmp_path, transform=lambda image: torch.zeros(3, 8, 8))
+    balance(data, 7)
+    assert data.keys == ["a/0.png", "a/4.png", "b/0.png", "b/1.png", "c/0.png", "c/2.png"]
+    assert [data[index][1] for index in range(6)] == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(InputError, match="2 images are too few for 3 classes"):
+        balance(data, 2)
 
 
 def test_the_bank_of_needles_is_of_needles_and_so_are_its_masks():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paper.signs import INPUTS, Shrunk, Street, cut, normal
-from spot.data.pictures import Pictures
+from spot.data.large_pictures import LargePictures
 from spot.placement.glimpses import glimpse_positions
 from spot.tokens.windows import windows
 
@@ -18,7 +18,7 @@ def street(tmp_path):
     empty, sign = torch.full((3, 800, 1360), 60, dtype=torch.uint8), torch.full((3, 800, 1360), 60, dtype=torch.uint8)
     sign[:, 280:320, 480:520] = 255
     read = {"sign": sign, "empty": empty}
-    pictures = Pictures(Path(), ["sign", "empty"], [1, 0], ["none", "stop"], read)
+    pictures = LargePictures(Path(), ["sign", "empty"], [1, 0], ["none", "stop"], read)
     places = {"sign": torch.tensor([[300.0, 500, 40, 1]]), "empty": torch.zeros(0, 4)}
     return Street(pictures, pictures, places, tmp_path, lambda images: images.mean(1))
 

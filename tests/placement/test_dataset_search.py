@@ -176,19 +176,19 @@ def test_a_file_that_is_no_image_stops_in_one_sentence_or_is_skipped(tmp_path, w
     (tmp_path / "data" / "1.png").write_text("not an image")
     options = {"steps": 1, "objective": "agree", "workers": workers}
 
-    def folder(unreadable):
-        return open_data(tmp_path / "data", transform=nano().transform(), unreadable=unreadable)
+    def folder(skip):
+        return open_data(tmp_path / "data", transform=nano().transform(), skip=skip)
 
     with pytest.raises(
         InputError,
-        match=r"1\.png is not an image \(1\.png\); unreadable='skip' \(--skip-unreadable\) goes on without it$",
+        match=r"1\.png is not an image \(1\.png\); skip=True \(--skip-unreadable\) goes on without it$",
     ):
-        search_dataset(nano(), folder("stop"), tmp_path / "a.safetensors", **options)
-    data = folder("skip")
+        search_dataset(nano(), folder(False), tmp_path / "a.safetensors", **options)
+    data = folder(True)
     done = search_dataset(nano(), data, tmp_path / "b.safetensors", **options)
     assert list(done.placements.keys) == ["0.png", "2.png"]
     assert data.skipped == ["1.png"]
-    data.only(["1.png"])
+    data.select(["1.png"])
     with pytest.raises(InputError, match="no image could be read"):
         search_dataset(nano(), data, tmp_path / "none.safetensors", **options)
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import spot
-from spot.data.pictures import Pictures, boxes_to_places, read_boxes
+from spot.data.large_pictures import LargePictures, boxes_to_places, read_boxes
 from spot.errors import InputError
 from spot.options import GlimpseOptions
 from spot.placement.finder import Finder
@@ -54,7 +54,7 @@ def test_a_cut_out_is_what_tokens_read_of_the_whole_picture():
 
 
 def test_boxes_are_places_in_pixels(street):
-    pictures = Pictures.open(street)
+    pictures = LargePictures.open(street)
     boxes = read_boxes(street / "boxes.csv", pictures)
     places = boxes_to_places(boxes)
     left, top, right, bottom = boxes["train/red/3.png"][0].tolist()
@@ -74,7 +74,7 @@ def test_boxes_are_places_in_pixels(street):
 def test_bad_boxes_get_a_sentence(street, tmp_path, line, sentence):
     (tmp_path / "boxes.csv").write_text(f"file,left,top,right,bottom\n{line}\n")
     with pytest.raises(InputError, match=sentence):
-        read_boxes(tmp_path / "boxes.csv", Pictures.open(street))
+        read_boxes(tmp_path / "boxes.csv", LargePictures.open(street))
 
 
 def test_a_picture_in_which_nothing_can_be_found_is_named(street, tmp_path):
@@ -85,7 +85,7 @@ def test_a_picture_in_which_nothing_can_be_found_is_named(street, tmp_path):
     with pytest.raises(InputError, match=r"sign/1\.png: a picture of 4 × 90 pixels is smaller than one token"):
         learn_to_find(source, tmp_path, tmp_path / "run")
     with pytest.raises(InputError, match=r"no\.csv is missing"):
-        read_boxes(tmp_path / "no.csv", Pictures.open(street))
+        read_boxes(tmp_path / "no.csv", LargePictures.open(street))
 
 
 def test_a_class_folder_without_images_gets_a_sentence(street, tmp_path):
@@ -93,7 +93,7 @@ def test_a_class_folder_without_images_gets_a_sentence(street, tmp_path):
     (tmp_path / "train" / "full").mkdir()
     Image.new("RGB", (90, 90)).save(tmp_path / "train" / "full" / "1.png")
     with pytest.raises(InputError, match="empty has no image"):
-        Pictures.open(tmp_path)
+        LargePictures.open(tmp_path)
 
 
 def test_what_the_network_is_to_say_is_1_at_the_middle_of_a_place():
@@ -110,7 +110,7 @@ def test_what_the_network_is_to_say_is_1_at_the_middle_of_a_place():
 
 def test_a_finder_learns_where_discs_are(street):
     torch.manual_seed(0)
-    pictures = Pictures.open(street)
+    pictures = LargePictures.open(street)
     places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
     finder = train_finder(Finder(8, longest=160, width=8, body=16), pictures, places, steps=60, batch=8, each=4)
     hits = []
@@ -124,7 +124,7 @@ def test_a_finder_learns_where_discs_are(street):
 def test_the_second_stage_tells_discs_from_what_else_was_found(street):
     """The first stage is untrained, so that its places are anywhere."""
     torch.manual_seed(0)
-    pictures = Pictures.open(street)
+    pictures = LargePictures.open(street)
     places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
     first = Finder(8, longest=160, width=4, body=8).eval()
     finder = train_second_stage(first, pictures, places, candidates=30, steps=60, batch=32)
@@ -142,7 +142,7 @@ def test_the_second_stage_tells_discs_from_what_else_was_found(street):
 
 
 def test_glimpses_of_a_picture_with_nothing_are_of_its_class(street):
-    pictures = Pictures.open(street)
+    pictures = LargePictures.open(street)
     places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
     none = pictures.classes.index("none")
     views, labels = Glimpses(pictures, places, none=none, samples=24).batch(range(18), np.random.default_rng(0))

@@ -1,6 +1,6 @@
 """Large pictures with one label each and optional boxes, for training a finder.
 
-    pictures = Pictures.open("signs", split="train")        # signs/train/<class>/*
+    pictures = LargePictures.open("signs", split="train")        # signs/train/<class>/*
     boxes = read_boxes("signs/boxes.csv", pictures)         # by key: (n, 4), left, top, right, bottom in pixels
 
 A key is a path relative to the data's root, including the split: train/danger/00493.webp.
@@ -24,7 +24,7 @@ COLUMNS = ("file", "left", "top", "right", "bottom")
 
 
 @dataclass(frozen=True)
-class Pictures:
+class LargePictures:
     """Pictures, kept in memory as bytes after the first read: 3 MB per megapixel."""
 
     root: Path
@@ -34,7 +34,7 @@ class Pictures:
     read: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, root: str | Path, split: str = "train") -> "Pictures":
+    def open(cls, root: str | Path, split: str = "train") -> "LargePictures":
         """Open a folder with one sub-folder per class, or with train and val folders of this layout."""
         data = open_data(root, split=split, transform=to_tensor)
         labels = [label for _, label in data.source]
@@ -55,20 +55,20 @@ class Pictures:
             self.read[key] = torch.from_numpy(image).permute(2, 0, 1).contiguous()
         return self.read[key]
 
-    def part(self, keys: Iterable[str]) -> "Pictures":
+    def part(self, keys: Iterable[str]) -> "LargePictures":
         """The pictures with these keys. They share the pixels in memory."""
         wanted = set(keys)
         kept = [index for index, key in enumerate(self.keys) if key in wanted]
         chosen = [self.keys[index] for index in kept], [self.labels[index] for index in kept]
-        return Pictures(self.root, *chosen, self.classes, self.read)
+        return LargePictures(self.root, *chosen, self.classes, self.read)
 
-    def with_places(self, places: Mapping[str, Tensor], none: int | None) -> "Pictures":
+    def with_places(self, places: Mapping[str, Tensor], none: int | None) -> "LargePictures":
         """The pictures with places, and those of the class `none`, which contain no object."""
         labelled = zip(self.keys, self.labels, strict=True)
         return self.part([key for key, label in labelled if label == none or len(places.get(key, ()))])
 
 
-def read_boxes(path: str | Path, pictures: Pictures) -> dict[str, Tensor]:
+def read_boxes(path: str | Path, pictures: LargePictures) -> dict[str, Tensor]:
     """Read the boxes (n, 4) of each picture, (left, top, right, bottom) in pixels, from a CSV file."""
     boxes: dict[str, list[list[float]]] = {key: [] for key in pictures.keys}
     if not Path(path).is_file():
