@@ -134,9 +134,8 @@ def test_an_opaque_object_on_black_is_seen_exactly_where_the_mask_is():
 def test_distractors_come_in_the_number_asked_for():
     bare = draw_scenes(range(64), difficulty=replace(CLEAN, contrast=1.0))
     counts = []
-    for scene in (
-        draw_scenes(range(64), difficulty=replace(CLEAN, contrast=1.0, distractors=(1, 1))).images - bare.images
-    ):
+    one = draw_scenes(range(64), difficulty=replace(CLEAN, contrast=1.0, distractors=(1, 1)))
+    for scene in one.images - bare.images:
         counts.append(int((scene.abs().amax(0) > 0.1).sum()))
     areas = torch.tensor(counts, dtype=torch.float32)
     assert (areas > 0).float().mean() > 0.7  # some are hidden behind the object or cut by the frame
