@@ -24,7 +24,7 @@ MODEL = "vit-ti"  # the default model of predict, search and embed: a retrofitte
 NAME = "a name that spot models lists, a folder or file that spot saved, a hub id, or a timm name"
 DATA = (
     "a folder with one sub-folder per class, ImageNet's root, a timm data set, or built-in images: scenes, "
-    "needle (large scenes with a small object), needle:256 (of 256 pixels) or needle:DIR (photographs in a canvas)"
+    "needle (large scenes with a small object) or needle:256 (of 256 pixels)"
 )
 PRIORS = (
     "uniform", "gaussian", "sobol", "isotropic", "center", "boundary", "center-authors", "boundary-authors",
