@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from spot.errors import InputError
-from spot.placement.oracle import Model, SearchResult, descent, frozen, inside, shifted, snapped
+from spot.placement.oracle import Model, SearchResult, descent, frozen, snapped
 from spot.placement.priors import drawn
 
 REACH = 1.5  # cells: on the grid a token stays or moves to one of its eight neighbours, all equally likely
@@ -53,13 +53,13 @@ def trial_search(
 
     numbers = drawn(draw, len(images), None, keys, 0).to(positions.device)
     moves = (2 * numbers[..., :2] - 1) * reach * (numbers[..., 2:] < SHARE)
-    here = snapped(positions, grid) if on_grid else inside(positions, size)
+    here = snapped(positions, grid) if on_grid else moved(positions, 0, size)
     with frozen(model):
         logits = model(images, here)
         loss = descent(logits, labels)
         kept = [(here, loss, logits)]
         for number in range(passes - 1):
-            there = inside(shifted(here, moves[:, number], size), size)
+            there = moved(here, moves[:, number], size)
             there = _apart(snapped(there, grid), here) if on_grid else there
             tried = model(images, there)
             new = descent(tried, labels)
@@ -81,13 +81,20 @@ def _apart(there: Tensor, here: Tensor) -> Tensor:
         there = torch.where((moved & shared)[..., None], here, there)
 
 
+def moved(positions: Tensor, pixels: Tensor | float, size: tuple[int, int]) -> Tensor:
+    """Positions (…, 2 or 3) moved by pixels (…, 2), but not beyond the centres of the outermost pixels."""
+    shape = positions.new_tensor(size)
+    edge = 0.5 / shape
+    return torch.cat([(positions[..., :2] + pixels / shape).clamp(edge, 1 - edge), positions[..., 2:]], -1)
+
+
 def jittered(positions: Tensor, pixels: float, size: tuple[int, int], generator: Generator | None = None) -> Tensor:
     """Each coordinate moved by a uniformly random amount between −pixels and +pixels."""
     noise = torch.rand(*positions.shape[:-1], 2, generator=generator).to(positions)
-    return inside(shifted(positions, (2 * noise - 1) * pixels, size), size)
+    return moved(positions, (2 * noise - 1) * pixels, size)
 
 
 def whole_pixels(positions: Tensor, size: tuple[int, int], window: int) -> Tensor:
     """Each position moved to the nearest one at which a window of this many pixels needs no interpolation."""
     corner = positions[..., :2] * positions.new_tensor(size) - window / 2
-    return inside(shifted(positions, corner.round() - corner, size), size)
+    return moved(positions, corner.round() - corner, size)

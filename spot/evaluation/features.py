@@ -18,7 +18,7 @@ from spot.data.images import Data
 from spot.evaluation.accuracy import head_of
 from spot.hashes import hash_model
 from spot.models.wrappers import TokenModel
-from spot.placement.dataset_search import made_by_image
+from spot.placement.dataset_search import fill_placements
 from spot.placement.files import Placements
 from spot.placement.oracle import frozen
 from spot.placement.priors import AnyPrior, resolve_prior
@@ -54,4 +54,4 @@ def embed(
         return Placements(keys, positions, about, {"features": pooled, "labels": labels})
 
     with frozen(model):
-        return made_by_image(make, model, data, path, about, title="embedding", **how).placements
+        return fill_placements(make, model, data, path, about, title="embedding", **how).placements

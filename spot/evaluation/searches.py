@@ -20,7 +20,7 @@ from spot.evaluation.accuracy import wilson
 from spot.evaluation.photos import names_of, picture_files, short
 from spot.models.spot_vit import SpotViT
 from spot.options import LoadingOptions
-from spot.placement.dataset_search import Searched, obfuscated, search_dataset
+from spot.placement.dataset_search import Searched, search_dataset
 from spot.placement.oracle import PRESETS, SearchSettings, search
 from spot.placement.priors import AnyPrior
 from spot.placement.saliency import maps_for, rgb
@@ -180,12 +180,9 @@ def search_photos(
         keys = [path.name for path, _ in some]
         images = torch.stack([image for _, image in some]).to(device)
         classes = torch.tensor([numbers[path] for path, _ in some], device=device) if numbers else None
-        if objective == "obfuscate" and classes is not None:
-            classes = obfuscated(classes, keys, model.num_classes, seed)
-        goal = "descent" if objective == "obfuscate" else objective
         known = None if maps is None else maps(images, keys)
         start = model.place(images, prior=prior, keys=keys, seed=seed, maps=known)
-        result = search(model, images, classes, start, settings.changed(objective=goal))
+        result = search(model, images, classes, start, settings, keys=keys, seed=seed)
         target = result.target if result.target is None or result.target.ndim == 1 else result.target.argmax(1)
         for index, (path, _) in enumerate(some):
             step = int(result.best_step[index]) if objective == "agree" else result.logits.shape[1] - 1

@@ -16,11 +16,10 @@ from torch import Tensor
 from spot import report
 from spot.data.images import Data
 from spot.data.loader import Loader
-from spot.draws import generator_for
 from spot.errors import InputError
 from spot.hashes import hash_model
 from spot.placement.files import Placements, PlacementWriter
-from spot.placement.oracle import SearchSettings, search, wrong_labels
+from spot.placement.oracle import SearchSettings, search
 from spot.placement.priors import AnyPrior, resolve_prior
 from spot.placement.saliency import resolve_saliency
 from spot.placement.sizes import Scale
@@ -73,7 +72,6 @@ def search_dataset(
         raise InputError(f"keep is 'trajectories' or 'positions', got {keep!r}")
     settings = (settings or SearchSettings()).changed(**changes)
     objective = settings.objective
-    goal = settings.changed(objective="descent") if objective == "obfuscate" else settings  # on wrong labels
     prior, tokens = model.prior if prior is None else prior, model.tokens if tokens is None else tokens
     chosen = resolve_prior(prior)
     if not chosen.needs_map:
@@ -101,9 +99,7 @@ def search_dataset(
             missing = keys[int((labels < 0).nonzero()[0])]
             raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")
         targets = labels if settings.labelled or callable(objective) else None
-        if objective == "obfuscate":
-            targets = obfuscated(labels, keys, model.num_classes, seed)
-        result = search(model, images, targets, start, goal)
+        result = search(model, images, targets, start, settings, keys=keys, seed=seed)
         chances = result.logits.softmax(-1).cpu()  # (B, steps + 1, classes)
         known = (labels >= 0) & (labels < chances.shape[2])
         probabilities = chances[torch.arange(len(labels)), :, labels.where(known, 0)]
@@ -113,16 +109,16 @@ def search_dataset(
             "predictions": result.logits.argmax(-1).cpu(),
             "probabilities": probabilities.where(known[:, None], torch.nan),  # of the label
         }
-        if objective == "obfuscate" and targets is not None:
-            values["targets"] = targets
+        if objective == "obfuscate" and result.target is not None:
+            values["targets"] = result.target.cpu()
         kept = result.trajectory if keep == "trajectories" else result.positions
         return Placements(keys, kept.cpu(), about, values)
 
-    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shown": shown}
-    return made_by_image(make, model, data, path, about, title="searching", remake=remake, **how)
+    options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shown": shown, "remake": remake}
+    return fill_placements(make, model, data, path, about, title="searching", **options)
 
 
-def made_by_image(
+def fill_placements(
     make: Callable[[Tensor, Tensor, list[str]], Placements],
     model: Any,
     data: Data,
@@ -160,12 +156,6 @@ def made_by_image(
         kept = Placements.load(path) if kept is None else kept
         placements = kept.select(key for key in keys if key in kept)
         return Searched(placements, sum(key not in before for key in placements.keys), seconds)
-
-
-def obfuscated(labels: Tensor, keys: Sequence[str], classes: int, seed: int) -> Tensor:
-    """A wrong label for each image (B,), from its key and the seed."""
-    each = zip(labels.split(1), keys, strict=True)
-    return torch.cat([wrong_labels(label, classes, generator_for(seed, f"label of {key}")) for label, key in each])
 
 
 def _name(thing: Any) -> str:

@@ -9,9 +9,10 @@ function of that signature, or list it in OBJECTIVES.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from spot.errors import InputError, check_kind, unknown
-from spot.placement.priors import check_images, omega
+from spot.placement.priors import check_images, drawn, omega
 from spot.placement.sizes import from_steps, step_limits, to_steps
 from spot.tokens.positions import COLUMNS, check_positions
 
@@ -171,6 +172,8 @@ def search(
     *,
     dense: Tensor | None = None,
     generator: Generator | None = None,
+    keys: Sequence[str] | None = None,
+    seed: int = 0,
     max_batch: int | None = None,
     **changes: Any,
 ) -> SearchResult:
@@ -192,6 +195,7 @@ def search(
         settings, changes: see SearchSettings; changes replace single settings.
         dense: target logits (B, classes) of "agree". Default: those of a SpotViT on its own grid.
         generator: draws the wrong labels of "obfuscate".
+        keys, seed: instead of a generator: names of the images; each wrong label then depends only on (seed, key).
         max_batch: maximum number of images to search at a time; memory grows with this instead of B.
     """
     check_kind("settings", settings, SearchSettings, type(None), advice="such as PRESETS['paper']")
@@ -202,34 +206,39 @@ def search(
     if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch must be at least 1 image, got {max_batch}")
     _check(model, images, labels, positions, dense, settings.objective)
-    size = max_batch or len(images)
+    if max_batch is not None and max_batch < len(images):
+        parts = []
+        for start in range(0, len(images), max_batch):
+            rows = slice(start, start + max_batch)
+            given: Any = (None if each is None else each[rows] for each in (images, labels, positions, dense, keys))
+            some, classes, places, goal, names = given
+            options: dict[str, Any] = {"dense": goal, "generator": generator, "keys": names, "seed": seed}
+            parts.append(search(model, some, classes, places, settings, **options))
+        joined: Any = (None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True))
+        return SearchResult(*joined)
 
-    def ready(column: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    def prepared(column: Tensor | None, dtype: torch.dtype = torch.float32) -> Any:
         if column is None:
             return None
         column = column.detach().to(images.device, dtype)
         return column.clone() if column.is_inference() else column  # autograd cannot save those
 
+    wrong = partial(wrong_labels, generator=generator, keys=keys, seed=seed)
     with frozen(model), torch.inference_mode(False), torch.enable_grad():
-        columns = [ready(images, images.dtype), ready(positions), ready(labels, torch.int64), ready(dense)]
-        parts = []
-        for start in range(0, len(images), size):
-            rows: Any = (None if column is None else column[start : start + size] for column in columns)
-            parts.append(_search_part(model, settings, generator, *rows))
-    joined: Any = (None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True))
-    return SearchResult(*joined)
+        columns = prepared(images, images.dtype), prepared(positions), prepared(labels, torch.int64), prepared(dense)
+        return _search(model, settings, wrong, *columns)
 
 
-def _search_part(
+def _search(
     model: Model,
     settings: SearchSettings,
-    generator: Generator | None,
+    wrong: Callable[[Tensor, int], Tensor],
     images: Tensor,
     positions: Tensor,
     labels: Tensor | None,
     dense: Tensor | None,
 ) -> SearchResult:
-    """Search one part of the images, with a frozen model and checked arguments."""
+    """Search with a frozen model and checked arguments. wrong: draws labels for "obfuscate"; see `wrong_labels`."""
     objective, steps, grid = settings.objective, settings.steps, settings.grid
 
     def predict(positions: Tensor) -> Tensor:
@@ -260,7 +269,7 @@ def _search_part(
             if step == 0 and labels is not None and settings.labelled:
                 check_labels(labels, logits.shape[1])
                 if objective == "obfuscate":
-                    target = wrong_labels(labels, logits.shape[1], generator)
+                    target = wrong(labels, logits.shape[1])
             loss = loss_of(logits, target)
         _check_loss(loss, len(images), step)
         trajectory.append(from_steps(here.detach()))
@@ -284,15 +293,25 @@ def snapped(positions: Tensor, grid: tuple[int, int]) -> Tensor:
     return torch.cat([(index + 0.5) / cells, positions[..., 2:].detach()], -1)
 
 
-def wrong_labels(labels: Tensor, classes: int, generator: Generator | None = None) -> Tensor:
-    """Draw, for each label (B,), one of the other classes uniformly."""
+def wrong_labels(
+    labels: Tensor,
+    classes: int,
+    generator: Generator | None = None,
+    keys: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Draw, for each label (B,), one of the other classes uniformly: from the generator, or from (seed, key)."""
     if classes < 2:
         raise InputError("wrong labels need a model with at least two classes, this one has one")
     check_labels(labels, classes)
-    # One random number per image, in order, so that max_batch does not change the labels.
-    drawn = (torch.rand(len(labels), generator=generator, dtype=torch.float64) * (classes - 1)).long()
-    drawn = drawn.to(labels.device)
-    return drawn + (drawn >= labels)
+
+    def draw(rows: slice, generator: Generator | None) -> Tensor:
+        # One random number per image, in order, so that max_batch does not change the labels.
+        return (torch.rand(len(labels[rows]), generator=generator, dtype=torch.float64) * (classes - 1)).long()
+
+    names = None if keys is None else [f"label of {key}" for key in keys]
+    wrong = drawn(draw, len(labels), generator, names, seed).to(labels.device)
+    return wrong + (wrong >= labels)
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
@@ -303,16 +322,16 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
 
 @dataclass
-class _Held:
+class _Before:
     """The state of a module before it was frozen, and the number of active `frozen` contexts."""
 
     training: bool
-    learning: list[nn.Parameter]
-    holders: int = 0
+    trained: list[nn.Parameter]  # its own parameters with gradients
+    contexts: int = 0
 
 
-_HELD: "WeakKeyDictionary[nn.Module, _Held]" = WeakKeyDictionary()
-_HOLDING = Lock()  # held only while modules are being frozen or restored
+_FROZEN: "WeakKeyDictionary[nn.Module, _Before]" = WeakKeyDictionary()
+_LOCK = Lock()  # held only while modules are being frozen or restored
 
 
 @contextmanager
@@ -322,28 +341,28 @@ def frozen(*models: Any) -> Iterator[None]:
     Several threads may freeze one module; the last one to exit restores it. Other callables are ignored.
     """
     modules = {part for model in models if isinstance(model, nn.Module) for part in model.modules()}
-    with _HOLDING:
+    with _LOCK:
         for module in modules:
-            if module not in _HELD:
-                learning = [each for each in module.parameters(recurse=False) if each.requires_grad]
-                _HELD[module] = _Held(module.training, learning)
+            if module not in _FROZEN:
+                trained = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
+                _FROZEN[module] = _Before(module.training, trained)
                 if module.training:
                     module.training = False
-                for parameter in learning:
+                for parameter in trained:
                     parameter.requires_grad_(False)
-            _HELD[module].holders += 1
+            _FROZEN[module].contexts += 1
     try:
         yield
     finally:
-        with _HOLDING:
+        with _LOCK:
             for module in modules:
-                held = _HELD[module]
-                held.holders -= 1
-                if not held.holders:
-                    del _HELD[module]
-                    if held.training:
+                before = _FROZEN[module]
+                before.contexts -= 1
+                if not before.contexts:
+                    del _FROZEN[module]
+                    if before.training:
                         module.training = True
-                    for parameter in held.learning:
+                    for parameter in before.trained:
                         parameter.requires_grad_(True)
 
 
@@ -392,7 +411,7 @@ def _check_loss(loss: Tensor, count: int, step: int) -> None:
         raise InputError(f"the objective of image {image} is not finite at step {step}; look at the image")
 
 
-# Controls: random moves instead of a search (not in the paper)
+# A control: random moves instead of a search (not in the paper)
 
 
 def moved_at_random(
@@ -402,22 +421,13 @@ def moved_at_random(
 
     For a token that would leave the image, other directions are tried; after the last try it is clamped.
     """
-    distance = ((end - start)[..., :2] * start.new_tensor(size)).norm(dim=-1, keepdim=True)
-    there, outside = start, torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
+    shape = start.new_tensor(size)
+    low, high = 0.5 / shape, 1 - 0.5 / shape
+    distance = ((end - start)[..., :2] * shape).norm(dim=-1, keepdim=True)
+    places, outside = start[..., :2], torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
     for _ in range(tries):
         angle = 2 * math.pi * torch.rand(start.shape[:-1], generator=generator).to(start.device)
-        way = distance * torch.stack([angle.sin(), angle.cos()], -1)
-        there = torch.where(outside[..., None], shifted(start, way, size), there)
-        outside &= (inside(there, size) != there).any(-1)
-    return inside(there, size)
-
-
-def shifted(positions: Tensor, pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Move positions (…, 2 or 3) by pixels (…, 2)."""
-    return torch.cat([positions[..., :2] + pixels / positions.new_tensor(size), positions[..., 2:]], -1)
-
-
-def inside(positions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Clamp positions (…, 2 or 3) to Ω."""
-    edge = 0.5 / positions.new_tensor(size)
-    return torch.cat([positions[..., :2].clamp(edge, 1 - edge), positions[..., 2:]], -1)
+        move = distance * torch.stack([angle.sin(), angle.cos()], -1)
+        places = torch.where(outside[..., None], start[..., :2] + move / shape, places)
+        outside = outside & (places.clamp(low, high) != places).any(-1)
+    return torch.cat([places.clamp(low, high), start[..., 2:]], -1)

@@ -31,9 +31,8 @@ from spot.models.family import Source, at_budget
 from spot.models.loading import load_source
 from spot.models.shipped import built_in
 from spot.models.spot_vit import SpotViT
-from spot.placement.dataset_search import obfuscated
 from spot.placement.files import Placements
-from spot.placement.oracle import LABELLED, PRESETS, moved_at_random, search
+from spot.placement.oracle import LABELLED, PRESETS, moved_at_random, search, wrong_labels
 from spot.placement.priors import LEARNED, PRIORS, omega
 from spot.placement.saliency import open_saliency, rgb
 from spot.play.pictures import Pictures, file_samples, folder_samples, scene_samples
@@ -270,7 +269,7 @@ def searched(session: Session, request: Request, job: Job) -> None:
             raise InputError(f"{objective} needs a label; pick one, or search without one by agree or entropy")
         labels = torch.tensor([view.label(request)])
         if objective == "obfuscate":
-            labels = obfuscated(labels, [view.key], view.model.num_classes, request.number("seed"))
+            labels = wrong_labels(labels, view.model.num_classes, keys=[view.key], seed=request.number("seed"))
             objective = "descent"
     model, names = view.weights_for(positions.shape[1]), session.names(view.name)
     shown = labels if labels is not None else view.dense.argmax()[None] if objective == "agree" else None

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paper.trial_search import jittered, whole_pixels
-from spot.placement.oracle import inside, moved_at_random, snapped
+from paper.trial_search import jittered, moved, whole_pixels
+from spot.placement.oracle import moved_at_random, snapped
 from spot.tokens.windows import windows
 
 SIZE = (224, 224)
@@ -16,7 +16,7 @@ def seeded(seed=0):
 
 
 def positions(count=40, columns=2):
-    return inside(torch.rand(3, count, columns, generator=seeded(1)), SIZE)
+    return moved(torch.rand(3, count, columns, generator=seeded(1)), 0, SIZE)
 
 
 def test_tokens_move_as_far_as_they_are_apart_in_directions_that_average_out():

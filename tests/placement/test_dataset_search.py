@@ -5,9 +5,9 @@ from PIL import Image
 from spot.data.images import open_data
 from spot.errors import InputError
 from spot.placement import dataset_search
-from spot.placement.dataset_search import obfuscated, search_dataset
+from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
-from spot.placement.oracle import entropy, search
+from spot.placement.oracle import entropy, search, wrong_labels
 from spot.placement.priors import uniform
 from tests.conftest import make_nano
 
@@ -113,7 +113,7 @@ def test_wrong_labels_belong_to_the_image(tmp_path):
     targets, labels = one.placements.values["targets"], one.placements.values["labels"]
     assert (targets != labels).all()
     assert torch.equal(targets, two.placements.values["targets"])
-    assert torch.equal(targets, obfuscated(labels, one.placements.keys, 10, 0))
+    assert torch.equal(targets, wrong_labels(labels, 10, keys=one.placements.keys, seed=0))
 
 
 def test_without_labels_there_is_agreement(tmp_path):
