@@ -18,7 +18,7 @@ from spot.evaluation.accuracy import Maps
 from spot.evaluation.cache import hash_images, hash_maps
 from spot.hashes import hash_json
 from spot.models.spot_vit import SpotViT
-from spot.placement.saliency import KeyedSaliency, map_macs, maps_about, resolve_saliency
+from spot.placement.saliency import SaliencyMaps, map_macs, maps_about, resolve_saliency
 
 
 class Sources:
@@ -72,8 +72,8 @@ class Sources:
         source = self.settings.saliency
         if source == "masks":
             known = data or self.settings.data
-            return KeyedSaliency(lambda images, keys: scene_masks(keys, known).to(images.device), "masks")
-        return resolve_saliency(source, model.data_config, model.transform(), data or self.settings.data)
+            return SaliencyMaps(lambda images, keys: scene_masks(keys, known).to(images.device), "masks")
+        return resolve_saliency(source, model, data or self.settings.data)
 
     def images_hash(self, model: SpotViT, *, oracle: bool = False, bank: bool = False) -> str:
         """A hash of the images' files and of the model's preprocessing."""

@@ -124,7 +124,7 @@ def gallery(vit: spot.SpotViT, model: spot.SpotViT, files: Sequence[Path]) -> Fi
     pictures, windows, answers = [], [], []
     moved, paths, masks, changes = [], [], [], []
     harmed, away, falls = [], [], []
-    spectral = resolve_saliency("spectral", model.data_config, model.transform())
+    spectral = resolve_saliency("spectral", model)
     for file in files:
         images, picture = opened(model, file)
         grid = model.grid(images)

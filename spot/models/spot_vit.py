@@ -275,7 +275,7 @@ class SpotViT(
         The source is "spectral", "clipseg", an .onnx file, a folder of maps by the images' keys, a
         function of RGB images (B, 3, H, W) in [0, 1], or a tensor of maps.
         """
-        return resolve_saliency(self.saliency, self.data_config, self.transform())(images, keys)
+        return resolve_saliency(self.saliency, self)(images, keys)
 
     # From images to predictions
 

@@ -77,7 +77,7 @@ def search_dataset(
     if not chosen.needs_map:
         saliency = None
     elif saliency is None:
-        saliency = resolve_saliency(model.saliency, model.data_config, model.transform())
+        saliency = resolve_saliency(model.saliency, model)
     about = {
         "spot": __version__,
         "model": _name(model),

@@ -6,10 +6,9 @@ are rescaled per image: the minimum becomes 0, the maximum 1. A constant map bec
     spectral_residual          needs no weights
     OnnxSaliency(file)         a salient-object network such as U²-Net         extra [onnx]
     ClipSeg(prompt)            the region that a text describes, as the paper  extra [clipseg]
-    MapFolder(folder)          maps on disk, PNG, by image name; written by `write_maps`
 
-`resolve_saliency` converts any source (a name, a file, a folder, a function, known masks) to a function of a model's
-normalised images.
+`open_saliency` gives the function for a name or file. `resolve_saliency` converts any source (also a folder of PNG maps
+written by `write_maps`, a function, or known masks) to a function of a model's normalised images.
 """
 
 import math
@@ -92,7 +91,7 @@ class OnnxSaliency:
             raise InputError(f"{path} is not an ONNX model that onnxruntime can run: {reason}") from None
         entry = self.session.get_inputs()[0]
         sides = [side if isinstance(side, int) else 320 for side in entry.shape[-2:]]
-        self.input, self.size, self.name = entry.name, (sides[0], sides[1]), Path(path).name
+        self.input, self.size = entry.name, (sides[0], sides[1])
 
     def __call__(self, images: Tensor) -> Tensor:
         """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1]."""
@@ -121,15 +120,13 @@ class ClipSeg:
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"CLIPSeg could not be loaded from {checkpoint}: {reason}") from None
-        self.prompt, self.side, self.name = prompt, side, f"clipseg:{prompt}"
+        self.prompt, self.side = prompt, side
 
     @torch.no_grad()
-    def __call__(self, images: Tensor, prompts: Sequence[str] | None = None) -> Tensor:
-        """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1], with one prompt per image or one for all."""
+    def __call__(self, images: Tensor, prompt: str | None = None) -> Tensor:
+        """Maps (B, H, W) of RGB images (B, 3, H, W) in [0, 1], with another prompt if one is given."""
         images = _checked_images(images)
-        prompts = [self.prompt] * len(images) if prompts is None else list(prompts)
-        if len(prompts) != len(images):
-            raise InputError(f"CLIPSeg needs one prompt per image, got {len(prompts)} for {len(images)} images")
+        prompts = [prompt or self.prompt] * len(images)
         self.model.to(images.device)
         words = self.tokenizer(prompts, padding=True, truncation=True, return_tensors="pt").to(images.device)
         pixels = normalize(_resized(images, (self.side, self.side)), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
@@ -137,47 +134,6 @@ class ClipSeg:
         logits = self.model(pixel_values=pixels, interpolate_pos_encoding=True, **words).logits
         maps = logits.reshape(len(images), 1, *logits.shape[-2:]).sigmoid()  # one image has no batch axis
         return stretched(_resized(maps, images.shape[-2:])[:, 0])
-
-
-class MapFolder:
-    """Maps on disk: the map of image `a/b.jpg` is the grey picture `a/b.png` in the folder, of the image's size.
-
-    A map gets the same transform as its image (from PIL to (3, H, W), normalised with data_config's "mean" and "std").
-    If the images' root is given, a map of another size is refused.
-    """
-
-    def __init__(
-        self,
-        folder: str | Path,
-        transform: Callable[[Image.Image], Tensor],
-        data_config: Mapping[str, Any],
-        root: str | Path | None = None,
-    ) -> None:
-        self.folder, self.transform, self.data_config, self.root = Path(folder), transform, data_config, root
-
-    def __call__(self, images: Tensor, keys: Sequence[str] | None) -> Tensor:
-        """Maps (B, H, W) for a model's images (B, C, H, W), by their keys."""
-        if keys is None:
-            raise InputError(f"the saliency maps in {self.folder} are found by the images' names; pass keys")
-        pictures = torch.stack([self.transform(self.open(key)) for key in keys])
-        return rgb(pictures, self.data_config).mean(1).to(images.device)
-
-    def open(self, key: str) -> Image.Image:
-        """The map of an image, as a picture."""
-        path = map_path(self.folder, key)
-        if not path.is_file():
-            raise InputError(f"there is no saliency map for image {key!r}: {path} is missing")
-        try:
-            picture = open_image(path)
-        except InputError as error:
-            raise InputError(f"the saliency map of image {key!r} cannot be read: {error}") from None
-        image = None if self.root is None else Path(self.root) / key
-        if image is not None and image.is_file() and picture.size != (size := _size(image)):
-            raise InputError(
-                f"the saliency map {path} is {picture.width} × {picture.height}, but its image is "
-                f"{size[0]} × {size[1]} (width × height); make maps of the image's size"
-            )
-        return picture
 
 
 @lru_cache(maxsize=4)
@@ -193,20 +149,20 @@ def open_saliency(source: str | Path) -> Saliency:
     raise unknown("saliency", str(source), SALIENCIES, hint="or give an .onnx file or a folder of PNG maps")
 
 
-class KeyedSaliency:
+class SaliencyMaps:
     """Maps (B, H, W) for a model's images (B, C, H, W) and, if the source needs them, their keys.
 
     Refuses maps that do not have the images' size, leave [0, 1], or are zero everywhere.
     """
 
-    def __init__(self, maps: Callable[[Tensor, Any], Tensor], name: str) -> None:
-        self.maps, self.name = maps, name
+    def __init__(self, compute: Callable[[Tensor, Any], Tensor], name: str) -> None:
+        self.compute, self.name = compute, name
 
     def __call__(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
-        maps = check_maps(self.maps(images, keys), images)
+        maps = check_maps(self.compute(images, keys), images)
         flat = maps.flatten(1)
-        inside = (flat >= 0).all(1) & (flat <= 1).all(1)  # false for NaN too
-        for good, trouble in ((inside, "leaves [0, 1]"), (flat.amax(1) > 0, "is zero everywhere")):
+        in_range = (flat >= 0).all(1) & (flat <= 1).all(1)  # false for NaN too
+        for good, trouble in ((in_range, "leaves [0, 1]"), (flat.amax(1) > 0, "is zero everywhere")):
             if not good.all():
                 row = int((~good).nonzero()[0])
                 which = f"image {keys[row]!r}" if keys is not None else f"image {row}"
@@ -214,33 +170,38 @@ class KeyedSaliency:
         return maps
 
 
-Source = str | Path | Saliency | Tensor | KeyedSaliency
+Source = str | Path | Saliency | Tensor
+Transform = Callable[[Image.Image], Tensor]
 
 
 def resolve_saliency(
-    source: Source,
-    data_config: Mapping[str, Any],
-    transform: Callable[[Image.Image], Tensor],
-    root: str | Path | None = None,
-) -> KeyedSaliency:
-    """Convert any source of maps to a function of a model's images.
+    source: Source, model: Any, root: str | Path | None = None, transform: Transform | None = None
+) -> SaliencyMaps:
+    """Convert any source of maps to a function of a model's images and their keys.
 
     Args:
         source: a name, an .onnx file or a folder of maps; a function of RGB images in [0, 1]; or known maps (B, H, W).
-        data_config: the model's, with "mean" and "std".
-        transform, root: for maps on disk; see MapFolder.
+        root: the images' folder, to refuse maps on disk that do not have their image's size.
+        transform: turns a map on disk into (3, H, W), normalised as the images are. Default: the model's own.
     """
-    if isinstance(source, KeyedSaliency):
-        return source
+    config = model.data_config
     if isinstance(source, Tensor):
-        return KeyedSaliency(lambda images, keys: source.to(images.device, torch.float32), "given")
-    if not isinstance(source, (str, Path)):
-        saliency, name = source, getattr(source, "__name__", "saliency")
-    elif Path(source).is_dir():
-        return KeyedSaliency(MapFolder(source, transform, data_config, root), Path(source).name)
-    else:
+        return SaliencyMaps(lambda images, keys: source.to(images.device, torch.float32), "given")
+    if isinstance(source, (str, Path)) and Path(source).is_dir():
+        folder, seen = Path(source), transform or model.transform()
+
+        def from_folder(images: Tensor, keys: Sequence[str] | None) -> Tensor:
+            if keys is None:
+                raise InputError(f"the saliency maps in {folder} are found by the images' names; pass keys")
+            pictures = torch.stack([seen(read_map(folder, key, root)) for key in keys])
+            return rgb(pictures, config).mean(1).to(images.device)
+
+        return SaliencyMaps(from_folder, folder.name)
+    if isinstance(source, (str, Path)):
         saliency, name = open_saliency(source), Path(source).name
-    return KeyedSaliency(lambda images, keys: saliency(rgb(images, data_config)), name)
+    else:
+        saliency, name = source, getattr(source, "__name__", "saliency")
+    return SaliencyMaps(lambda images, keys: saliency(rgb(images, config)), name)
 
 
 def maps_for(
@@ -248,14 +209,14 @@ def maps_for(
     priors: Sequence[AnyPrior],
     source: str | Path | None,
     root: str | Path | None = None,
-    transform: Callable[[Image.Image], Tensor] | None = None,
-) -> KeyedSaliency | None:
+    transform: Transform | None = None,
+) -> SaliencyMaps | None:
     """The maps that priors need, from `source` (default: spectral), or None if no prior needs maps.
 
-    root, transform: see MapFolder. Default: the model's own transform.
+    root, transform: see `resolve_saliency`.
     """
     if any(resolve_prior(prior).needs_map for prior in priors):
-        return resolve_saliency(source or "spectral", model.data_config, transform or model.transform(), root)
+        return resolve_saliency(source or "spectral", model, root, transform)
     if source is not None:
         needing = ", ".join(name for name, prior in PRIORS.items() if prior.needs_map)
         raise InputError(f"got saliency {str(source)!r}, but no prior that draws from maps: {needing}")
@@ -297,16 +258,6 @@ def _blurred(maps: Tensor, sigma: float) -> Tensor:
     return F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
 
 
-def _size(path: Path) -> tuple[int, int]:
-    """(width, height) of a picture after its EXIF rotation, without decoding it."""
-    try:
-        with Image.open(path) as picture:
-            sideways = picture.getexif().get(0x0112, 1) >= 5
-            return (picture.height, picture.width) if sideways else (picture.width, picture.height)
-    except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
-        raise InputError(f"{path} cannot be read: {error}") from None
-
-
 # Maps as files
 
 
@@ -334,18 +285,46 @@ def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) 
         if sample is None:
             continue
         image, _, key = sample
-        prompts = ([class_prompt(key)],) if prompt == "class" else ()
-        made, file = saliency(image[None], *prompts)[0], map_path(out, key)
+        options = {"prompt": class_prompt(key)} if prompt == "class" else {}
+        map_, file = saliency(image[None], **options)[0], map_path(out, key)
         with whole(file) as temporary:
-            Image.fromarray((made * 255).round().byte().cpu().numpy()).save(temporary)
-        share = (made > 0.5).float().mean().item()
-        rows.append({"image": key, "mean": made.mean().item(), "above half %": 100 * share, "map": str(file)})
+            Image.fromarray((map_ * 255).round().byte().cpu().numpy()).save(temporary)
+        share = (map_ > 0.5).float().mean().item()
+        rows.append({"image": key, "mean": map_.mean().item(), "above half %": 100 * share, "map": str(file)})
     return rows
 
 
 def map_path(folder: str | Path, key: str) -> Path:
-    """The file of an image's map."""
+    """The file of an image's map: `a/b.png` for the image `a/b.jpg`."""
     return (Path(folder) / key).with_suffix(".png")
+
+
+def read_map(folder: str | Path, key: str, root: str | Path | None = None) -> Image.Image:
+    """The map of an image, as a picture. With the images' root, a map of another size than its image is refused."""
+    path = map_path(folder, key)
+    if not path.is_file():
+        raise InputError(f"there is no saliency map for image {key!r}: {path} is missing")
+    try:
+        picture = open_image(path)
+    except InputError as error:
+        raise InputError(f"the saliency map of image {key!r} cannot be read: {error}") from None
+    image = None if root is None else Path(root) / key
+    if image is not None and image.is_file() and picture.size != (size := _size(image)):
+        raise InputError(
+            f"the saliency map {path} is {picture.width} × {picture.height}, but its image is "
+            f"{size[0]} × {size[1]} (width × height); make maps of the image's size"
+        )
+    return picture
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """(width, height) of a picture after its EXIF rotation, without decoding it."""
+    try:
+        with Image.open(path) as picture:
+            sideways = picture.getexif().get(0x0112, 1) >= 5
+            return (picture.height, picture.width) if sideways else (picture.width, picture.height)
+    except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
+        raise InputError(f"{path} cannot be read: {error}") from None
 
 
 def class_prompt(key: str) -> str:
@@ -362,11 +341,10 @@ def class_prompt(key: str) -> str:
 def check_method(out: Path, method: str, prompt: str | None) -> None:
     """Record the method and the cost of the maps in their folder. Refuses to mix two methods."""
     about = {"method": Path(method).name, "prompt": prompt}
-    there = maps_about(out)
-    if there:
-        made = {name: there.get(name) for name in about}
-        refuse_difference(str(out), made, about, "choose another folder")
-    if "macs" not in there:
+    recorded = maps_about(out)
+    if recorded:
+        refuse_difference(str(out), {name: recorded.get(name) for name in about}, about, "choose another folder")
+    if "macs" not in recorded:
         write_json(out / ABOUT, {**about, "macs": map_macs(method)})
 
 

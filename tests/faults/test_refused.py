@@ -18,7 +18,7 @@ from spot.models.checkpoints import model_config
 from spot.models.deltas import save_delta
 from spot.placement.oracle import frozen
 from spot.placement.priors import PRIORS
-from spot.placement.saliency import MapFolder
+from spot.placement.saliency import read_map
 from spot.store import disk, write_tensors
 from tests.conftest import make_nano
 
@@ -138,9 +138,8 @@ def test_a_map_of_a_damaged_image_is_one_sentence(tmp_path):
         (tmp_path / folder).mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "maps" / "a.png")
     (tmp_path / "images" / "a.jpg").write_bytes(b"no image")
-    folder = MapFolder(tmp_path / "maps", lambda picture: picture, {}, tmp_path / "images")
     with pytest.raises(InputError, match=r"a\.jpg cannot be read"):
-        folder.open("a.jpg")
+        read_map(tmp_path / "maps", "a.jpg", tmp_path / "images")
 
 
 # Types and values
