@@ -37,9 +37,9 @@ from spot.options import TrainOptions
 from spot.placement.sizes import Scale, sized, tiling_scale
 from spot.store import read_state, write_json, write_state, write_text
 from spot.tokens.position_embedding import grid_positions
-from spot.training.batches import Part
-from spot.training.objectives import Distil, Prediction
-from spot.training.recipes import find_recipe, override, pairs
+from spot.training.batches import MicroBatch
+from spot.training.objectives import Distil, DistilOutput
+from spot.training.recipes import find_recipe, override, parse_assignments
 from spot.training.run import run as start
 from tools.make_retrofits import NAMES, SET_ASIDE
 from tools.program import program
@@ -59,14 +59,14 @@ MOST = 0.9  # the largest share of a smaller image's patches to merge: not every
 class Resized(Distil):
     """The student's input is the grid of a smaller image; budgets are square numbers."""
 
-    def place(self, images: Tensor, number: int, part: Part) -> Tensor:
-        tokens = self.budget(number, part)
+    def place(self, images: Tensor, number: int, batch: MicroBatch) -> Tensor:
+        tokens, _ = self.budget(number, batch)
         if tokens >= self.model.grid(images).shape[1]:
             return self.model.grid(images)
         tiling = tiling_scale(tokens, images.shape[-2], images.shape[-1], self.model.patch_size)
         return sized(Resize(self.model, tokens).place(images), tiling)
 
-    def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> Prediction:
+    def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> DistilOutput:
         small = shrunk(images, positions.shape[1], self.model.patch_size)
         return super().student(small, positions[..., :2], share, tokens)
 
@@ -74,24 +74,24 @@ class Resized(Distil):
 class Dropped(Distil):
     """The student's input is a random subset of the grid's patches."""
 
-    def place(self, images: Tensor, number: int, part: Part) -> Tensor:
-        grid, tokens = self.model.grid(images), self.budget(number, part)
-        draw = generator(self.recipe.seed, Draw.PLACE, part.step, number)
-        order = part.select(torch.rand(part.batch_size, grid.shape[1], generator=draw)).argsort(1)
+    def place(self, images: Tensor, number: int, batch: MicroBatch) -> Tensor:
+        grid, (tokens, _) = self.model.grid(images), self.budget(number, batch)
+        draw = generator(self.recipe.seed, Draw.PLACE, batch.step, number)
+        order = batch.select(torch.rand(batch.batch_size, grid.shape[1], generator=draw)).argsort(1)
         return grid.gather(1, order[:, :tokens, None].expand(-1, -1, 2).to(grid.device))
 
 
 class Merged(Distil):
     """The student merges all patches with ToMe at the budget's cost. The feature-map loss skips merged tokens."""
 
-    def place(self, images: Tensor, number: int, part: Part) -> Tensor:
+    def place(self, images: Tensor, number: int, batch: MicroBatch) -> Tensor:
         return self.model.grid(images)
 
-    def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> Prediction:
+    def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> DistilOutput:
         tome = ToMe.matching(self.model, tokens)
         merged = tome.merge(images)
         logits, pooled = (tome.forward_head(merged.features, each, merged.sizes) for each in (False, True))
-        return Prediction(logits, pooled, [])
+        return DistilOutput(logits, pooled, [])
 
 
 class Way(NamedTuple):
@@ -181,7 +181,7 @@ def measured(way: str, base: Path, train: Path, val: Path, runs: Path, merged: b
     run = runs / way.replace(",", "").replace(" ", "-")
     if not (run / "model" / "model.safetensors").is_file():
         where = TrainOptions(data=str(train), out=run, leave_out=SET_ASIDE)
-        recipe = override(find_recipe("distil-sizes"), pairs([*STEPS, *changes], "FIELD=VALUE"))
+        recipe = override(find_recipe("distil-sizes"), parse_assignments([*STEPS, *changes], "FIELD=VALUE"))
         start(spot.load(base.stem, weights=base), recipe, where, objective=objective)
     model = spot.load(run / "model")
     settings = {}

@@ -6,8 +6,8 @@ Both start from the same weights, pretrained on crops, and have the same recipe,
         init_values=1.0 num_classes=32 --recipe scenes-needle-crops --set precision=no epochs=5 \\
         --data needle:64 --out crops
     spot retrofit crops/model --recipe scenes-needle --set precision=no epochs=0.78125 --data needle --out mix
-    spot retrofit crops/model --recipe scenes-needle --set precision=no epochs=0.78125 'budgets=(576,)' 'near=()' \\
-        'priors=("isotropic",)' --data needle --out dense
+    spot retrofit crops/model --recipe scenes-needle --set precision=no epochs=0.78125 'budgets=(576,)' \\
+        'object_shares=()' 'priors=("isotropic",)' --data needle --out dense
 
 `mix` has few tokens around the true object in most steps, like the shipped `scenes-needle`. `dense` has
 all patches in every step. The shipped policy, which was learned without labels, places the 64 tokens of `mix`. The

@@ -12,7 +12,7 @@ from spot.models.baselines import BASELINES
 from spot.models.tome import ToMe
 from spot.placement.oracle import OBJECTIVES, moved_at_random, search
 from spot.placement.priors import PRIORS
-from spot.training.batches import Part
+from spot.training.batches import MicroBatch
 from spot.training.objectives import OBJECTIVES as TRAINED
 from tests.conftest import make_nano
 from tests.fake_cuda import fake_cuda, moved
@@ -82,7 +82,7 @@ def test_objectives_have_their_loss_on_the_gpu(cuda, recipe):
     objective = moved(objective, images.fake_mode).train()  # a decoder is new: accelerate puts it there
     for teacher in getattr(objective, "_teacher", ()):
         teacher.to = lambda device, teacher=teacher: teacher  # it is there, and fake modules cannot be moved
-    outcome = objective(Part(step=1, first=0, batch_size=4, images=images, labels=labels))
+    outcome = objective(MicroBatch(step=1, first=0, batch_size=4, images=images, labels=labels))
     assert on_cuda(outcome.loss, outcome.correct)
 
 

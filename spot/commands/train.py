@@ -88,7 +88,7 @@ def train(
     from spot.models.mae import has_decoder
     from spot.processes import this_process
     from spot.training.fresh import for_data, fresh
-    from spot.training.recipes import RECIPES, find_recipe, literal, override, pairs
+    from spot.training.recipes import RECIPES, find_recipe, override, parse_assignments
     from spot.training.run import dry_run, run
 
     recipe = find_recipe(recipe_name)
@@ -96,7 +96,7 @@ def train(
         fitting = [other for other, each in RECIPES.items() if each.objective in objectives]
         hint = f"{recipe_name} is a {recipe.objective} recipe"
         raise unknown("recipe for this verb", recipe_name, fitting, hint=hint)
-    recipe = override(recipe, pairs(options.set, "a change of the recipe is FIELD=VALUE"))
+    recipe = override(recipe, parse_assignments(options.set, "a change of the recipe is FIELD=VALUE"))
     report.check_outputs(folder=options.out)
     teacher = decoder = None
     if options.fresh is None:
@@ -105,8 +105,8 @@ def train(
             teacher = source.model(source.cells)
         model = full_retrofit(source)
     else:
-        given = pairs(options.fresh, "--fresh takes timm's options as NAME=VALUE")
-        model = fresh(name, {option: literal(value) for option, value in given.items()}, recipe.seed)
+        given = parse_assignments(options.fresh, "--fresh takes timm's options as NAME=VALUE")
+        model = fresh(name, given, recipe.seed)
     if recipe.objective == "mae":
         state = {} if options.weights is None else read_state(options.weights)
         decoder = state if has_decoder(state) else None

@@ -26,7 +26,7 @@ from spot.training.recipes import Recipe
 SCENES_PER_EPOCH = 8192
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """The images of one process for one backward pass."""
 
     step: int
@@ -37,16 +37,17 @@ class Part(NamedTuple):
     centers: Tensor | None = None  # (b, 2), (y, x) fractions: the centre of each scene's object
 
     def select(self, drawn: Tensor) -> Tensor:
-        """Select this part's rows (b, …) from random numbers drawn for the step's whole batch."""
+        """Select this micro-batch's rows (b, …) from random numbers drawn for the step's whole batch."""
         return drawn[self.first : self.first + len(self.images)]
 
 
-class Plan(Dataset[tuple[Tensor, ...]]):
+class TrainingStream(Dataset[tuple[Tensor, ...]]):
     """The stream as a map-style data set: item p is image order(epoch)[p mod M], augmented for that epoch."""
 
-    def __init__(self, images: Images, recipe: Recipe, data_config: dict[str, Any], weights: Tensor | None = None):
-        """weights: sampling weights of the images. By default an epoch uses each image once."""
-        self.images, self.seed, self.weights = copy.copy(images), recipe.seed, weights
+    weights: Tensor | None = None  # sampling weights of the images. None: an epoch uses each image once
+
+    def __init__(self, images: Images, recipe: Recipe, data_config: dict[str, Any]) -> None:
+        self.images, self.seed = copy.copy(images), recipe.seed
         self.images.transform = training_transform(recipe, data_config)
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -64,17 +65,15 @@ class Plan(Dataset[tuple[Tensor, ...]]):
             self._order = (epoch, numbers.tolist())
         return self._order[1]
 
-    def __getitem__(self, place: int) -> Any:
-        epoch, index = divmod(place, len(self))
-        number = self.order(epoch)[index]
-        with seeded(self.seed, Draw.CROP, place):
-            sample = self.images[number]
-        if sample is None:
-            raise InputError(f"{self.images.keys[number]} cannot be read; take it out of the training images")
-        return sample[0], sample[1]
+    def __getitem__(self, index: int) -> Any:
+        epoch, place = divmod(index, len(self))
+        number = self.order(epoch)[place]
+        with seeded(self.seed, Draw.CROP, index):
+            sample: Any = self.images[number]  # never None: an unreadable image raises InputError
+        return sample[:2]
 
 
-class ScenePlan(Plan):
+class SceneStream(TrainingStream):
     """The built-in scenes as a stream: item p is scene p, so scenes never repeat."""
 
     def __init__(self, scenes: Scenes, data_config: dict[str, Any]) -> None:
@@ -86,9 +85,9 @@ class ScenePlan(Plan):
     def __len__(self) -> int:
         return self.epoch
 
-    def __getitems__(self, places: Sequence[int]) -> list[tuple[Tensor, int, Tensor]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int, Tensor]]:
         """Images, labels and centers. Drawing scenes in one batch is many times faster."""
-        batch = self.scenes.draw(places)
+        batch = self.scenes.draw(indices)
         return list(zip(batch.images, batch.labels.tolist(), batch.centers, strict=True))
 
 
@@ -99,7 +98,6 @@ def training_transform(recipe: Recipe, data_config: dict[str, Any]) -> Any:
         recipe.img_size,
         is_training=True,
         scale=recipe.crop_scale,
-        hflip=recipe.flip,
         color_jitter=None,
         auto_augment=augment,
         interpolation="random" if recipe.randaug is None else data_config["interpolation"],
@@ -119,7 +117,7 @@ def posterize_bits(level: float, _: Any) -> tuple[int]:
 
 
 @dataclass(frozen=True)
-class Share:
+class MicroBatchSampler:
     """A batch sampler: the stream indices of one process for each backward pass."""
 
     batch_size: int
@@ -146,15 +144,15 @@ class Share:
                 yield list(range(start, start + self.rows))
 
 
-def parts(plan: Plan, share: Share, workers: int = 0) -> Iterator[Part]:
-    """The parts of a process's share, in order: `accumulate` parts per step."""
-    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": leave_interrupts_to_the_run}
-    loader = DataLoader(plan, batch_sampler=share, pin_memory=torch.cuda.is_available(), **options)
-    for places, batch in zip(share, loader, strict=True):
-        step, first = divmod(places[0], share.batch_size)
-        yield Part(step, first, share.batch_size, *batch)
+def micro_batches(stream: TrainingStream, sampler: MicroBatchSampler, workers: int = 0) -> Iterator[MicroBatch]:
+    """The micro-batches of a process, in order: `accumulate` of them per step."""
+    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": ignore_interrupts}
+    loader = DataLoader(stream, batch_sampler=sampler, pin_memory=torch.cuda.is_available(), **options)
+    for indices, batch in zip(sampler, loader, strict=True):
+        step, first = divmod(indices[0], sampler.batch_size)
+        yield MicroBatch(step, first, sampler.batch_size, *batch)
 
 
-def leave_interrupts_to_the_run(_: int) -> None:
+def ignore_interrupts(_: int) -> None:
     """Ignore Ctrl-C in a data worker, because the run still needs images to finish its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,8 @@
 """The training loop for all objectives, from one CPU to many nodes (through accelerate).
 
     objective = OBJECTIVES[recipe.objective](model, recipe)
-    Trainer(objective, Plan(images, recipe, model.data_config), recipe, options, RunFolder(out, settings)).train()
+    stream = TrainingStream(images, recipe, model.data_config)
+    Trainer(objective, stream, recipe, options, RunFolder(out, settings)).train()
 
 A checkpoint contains the weights, the optimiser state, the averaged weights and the log. Random numbers depend only on
 the seed and the step (spot.draws), so a resumed run gives the weights of an uninterrupted one, bit for bit on a CPU.
@@ -29,7 +30,7 @@ from spot.options import TrainOptions
 from spot.plots import save as save_figure
 from spot.plots.training import training_logs
 from spot.processes import this_process
-from spot.training.batches import Part, Plan, Share, parts
+from spot.training.batches import MicroBatch, MicroBatchSampler, TrainingStream, micro_batches
 from spot.training.objectives import Objective
 from spot.training.optim import build_optimizer, learning_rate, rate_scale, set_rate
 from spot.training.recipes import Recipe
@@ -46,10 +47,8 @@ class Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)  # the log, one row per epoch
     loss: float = 0.0  # summed over the steps since the last row
     correct: float = 0.0
-    images: int = 0
     steps: int = 0
     seconds: float = 0.0
-    waited: float = 0.0
 
 
 def steps_in(recipe: Recipe, images: int) -> tuple[int, int]:
@@ -70,13 +69,13 @@ def steps_in(recipe: Recipe, images: int) -> tuple[int, int]:
 
 
 class Trainer:
-    """Trains an objective on a plan of images."""
+    """Trains an objective on a stream of images."""
 
     def __init__(
-        self, objective: Objective, plan: Plan, recipe: Recipe, options: TrainOptions, folder: RunFolder
+        self, objective: Objective, stream: TrainingStream, recipe: Recipe, options: TrainOptions, folder: RunFolder
     ) -> None:
-        self.objective, self.plan, self.recipe, self.options, self.folder = objective, plan, recipe, options, folder
-        self.total, self.warmup = steps_in(recipe, len(plan))
+        self.objective, self.stream, self.recipe, self.options, self.folder = objective, stream, recipe, options, folder
+        self.total, self.warmup = steps_in(recipe, len(stream))
         this_process()  # before accelerate detects devices: tells it if there is only a CPU
         try:
             self.accelerator = Accelerator(
@@ -91,7 +90,7 @@ class Trainer:
         self.model = objective.trained()
         self.progress = Progress()
         self.stopping = Stopping(shown=self.main)
-        self.share(range(0))  # refuses a batch that does not divide
+        self.sampler(range(0))  # refuses a batch that does not divide
         prepare(objective, recipe)
         optimizer = build_optimizer(objective, recipe)
         self.average = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
@@ -110,14 +109,14 @@ class Trainer:
             numbers = {name: value for name, value in vars(self.recipe).items() if isinstance(value, (int, float))}
             self.accelerator.init_trackers("spot", config=numbers)
         progress = self.progress
-        stream = parts(self.plan, self.share(range(progress.step, self.total)), self.options.workers)
+        batches = self.batches(range(progress.step, self.total))
         self.objective.train()
         began, first = time.monotonic(), progress.step
         saved = printed = began
         with report.progress(shown=self.main) as bar, self.stopping:
             task = bar.add_task("training", total=self.total, completed=first)
             while progress.step < self.total:
-                loss, rate = self.step(stream)
+                loss, rate = self.step(batches)
                 bar.update(task, completed=progress.step, description=f"training  loss {loss:.3f}")
                 now = time.monotonic()
                 if self.main and not report.errors.is_terminal and now - printed >= 60:  # no bar: one line per minute
@@ -148,17 +147,20 @@ class Trainer:
         """The model with averaged weights if the recipe has ema, else the trained model."""
         return self.model if self.average is None else self.average.module
 
-    def share(self, steps: range) -> Share:
-        """This process's share of some steps."""
+    def sampler(self, steps: range) -> MicroBatchSampler:
         process, processes = self.accelerator.process_index, self.accelerator.num_processes
-        return Share(self.recipe.batch_size, steps, self.options.accumulate, process, processes)
+        return MicroBatchSampler(self.recipe.batch_size, steps, self.options.accumulate, process, processes)
 
-    def step(self, stream: Iterator[Part]) -> tuple[float, float]:
+    def batches(self, steps: range) -> Iterator[MicroBatch]:
+        """This process's micro-batches in some steps."""
+        return micro_batches(self.stream, self.sampler(steps), self.options.workers)
+
+    def step(self, batches: Iterator[MicroBatch]) -> tuple[float, float]:
         """One optimiser step. Returns the mean loss over all processes, and the learning rate."""
         progress, recipe, began = self.progress, self.recipe, time.monotonic()
         rate = learning_rate(recipe, progress.step, self.total, self.warmup)
         set_rate(self.optimizer, rate)
-        passes = torch.stack([self.backward(stream) for _ in range(self.options.accumulate)])
+        passes = torch.stack([self.backward(batches) for _ in range(self.options.accumulate)])
         asked = passes.new_tensor(self.stopping.asked)
         sums: Tensor = self.accelerator.reduce(torch.stack([passes[:, 0].mean(), passes[:, 1].sum(), asked]), "sum")
         loss, correct, stop = sums.tolist()
@@ -175,21 +177,18 @@ class Trainer:
         progress.steps += 1
         progress.loss += loss
         progress.correct += correct
-        progress.images += recipe.batch_size
         if self.average is not None:
             self.average.update(self.model, step=progress.step)
         progress.seconds += time.monotonic() - began
         return loss, rate
 
-    def backward(self, stream: Iterator[Part]) -> Tensor:
+    def backward(self, batches: Iterator[MicroBatch]) -> Tensor:
         """One forward and backward pass. Returns the loss and the number of correct predictions, (2,)."""
-        accelerator, asked = self.accelerator, time.monotonic()
-        part = next(stream)
-        self.progress.waited += time.monotonic() - asked
-        images, labels = (each.to(accelerator.device, non_blocking=True) for each in (part.images, part.labels))
+        accelerator, batch = self.accelerator, next(batches)
+        images, labels = (each.to(accelerator.device, non_blocking=True) for each in (batch.images, batch.labels))
         with accelerator.accumulate(self.wrapped):
             with accelerator.autocast():
-                outcome = self.wrapped(part._replace(images=images, labels=labels))
+                outcome = self.wrapped(batch._replace(images=images, labels=labels))
             accelerator.backward(outcome.loss)
             if accelerator.sync_gradients and self.recipe.clip_grad is not None:
                 accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip_grad)
@@ -200,22 +199,22 @@ class Trainer:
     def ends_epoch(self) -> bool:
         """Whether the last step completed an epoch."""
         step, size = self.progress.step, self.recipe.batch_size
-        return step * size // len(self.plan) > (step - 1) * size // len(self.plan)
+        return step * size // len(self.stream) > (step - 1) * size // len(self.stream)
 
     def close_epoch(self, rate: float, validate: Validate | None) -> None:
         """Write and print the epoch's row of the log, and reset the sums."""
         progress = self.progress
+        seen = progress.steps * self.recipe.batch_size
         row = {
-            "epoch": round(progress.step * self.recipe.batch_size / len(self.plan), 4),
+            "epoch": round(progress.step * self.recipe.batch_size / len(self.stream), 4),
             "step": progress.step,
             "loss": progress.loss / progress.steps,
             "lr": rate,
-            "train_top1": None if math.isnan(progress.correct) else 100 * progress.correct / progress.images,
+            "train_top1": None if math.isnan(progress.correct) else 100 * progress.correct / seen,
             "seconds": round(progress.seconds, 1),
-            "waited_percent": round(100 * progress.waited / max(progress.seconds, 1e-9), 1),
         }
-        progress.loss = progress.correct = progress.seconds = progress.waited = 0.0
-        progress.images = progress.steps = 0
+        progress.loss = progress.correct = progress.seconds = 0.0
+        progress.steps = 0
         if validate is not None:
             row |= validate(self.best())
             self.objective.train()
@@ -250,19 +249,13 @@ class Trainer:
         state = self.folder.load()
         if state is None:
             return
-        try:
-            self.objective.load_state_dict(state["objective"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if self.average is not None:
-                self.average.module.load_state_dict(state["average"])
-            if self.accelerator.scaler is not None:
-                self.accelerator.scaler.load_state_dict(state["scaler"])
-            self.progress = Progress(**state["progress"])
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            trouble = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"the newest checkpoint in {self.folder.path} is not one of this run ({trouble}); delete it"
-            ) from error
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
 
 
 def prepare(objective: Objective, recipe: Recipe) -> None:

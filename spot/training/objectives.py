@@ -1,8 +1,8 @@
-"""Training objectives: the loss of a model on one part of a batch.
+"""Training objectives: the loss of a model on a micro-batch.
 
-An objective is a module, so that accelerate can distribute it. Its forward pass maps a part of a batch to the loss and
+An objective is a module, so that accelerate can distribute it. Its forward pass maps a micro-batch to the loss and
 the number of correct predictions (NaN without labels). Random numbers depend only on (seed, step, row), so splitting a
-batch into parts, or over processes, does not change it.
+batch into micro-batches, or over processes, does not change it.
 """
 
 import copy
@@ -25,7 +25,7 @@ from spot.models.mae import MaskedAutoencoder, fill_decoder
 from spot.models.spot_vit import Features, SpotViT
 from spot.placement.priors import isotropic, omega, resolve_prior
 from spot.placement.sizes import auto_scale, tiling_scale
-from spot.training.batches import Part
+from spot.training.batches import MicroBatch
 from spot.training.recipes import DistilRecipe, MaskedRecipe, Recipe, SupervisedRecipe
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Base class of all objectives. The forward pass maps a Part to an Outcome."""
+    """Base class of all objectives. The forward pass maps a MicroBatch to an Outcome."""
 
     model: SpotViT
 
@@ -63,19 +63,21 @@ class Supervised(Objective):
         check_priors(recipe, model)
         self.cross_entropy = SoftTargetCrossEntropy()
 
-    def forward(self, part: Part) -> Outcome:
-        if bool((part.labels < 0).any()):
+    def forward(self, batch: MicroBatch) -> Outcome:
+        if bool((batch.labels < 0).any()):
             raise InputError("supervised training needs labels: one folder per class; without, use --recipe distil")
-        images, targets = mix(self.recipe, part, classes=self.model.num_classes, smoothing=self.recipe.smoothing)
-        draw = generator(self.recipe.seed, Draw.BUDGET, part.step)
+        images, targets = apply_mixup(
+            self.recipe, batch, classes=self.model.num_classes, smoothing=self.recipe.smoothing
+        )
+        draw = generator(self.recipe.seed, Draw.BUDGET, batch.step)
         tokens, prior = one_of(self.budgets, draw), one_of(self.recipe.priors, draw)
-        positions = place(self.model, self.recipe, prior, images, tokens, part)
+        positions = draw_positions(self.model, self.recipe, prior, images, tokens, batch)
         if self.recipe.object_shares and tokens < self.model.grid(images).shape[1]:
             share = one_of(self.recipe.object_shares, draw)
-            positions = around_object(positions, images, part, share, self.recipe.seed)
-        with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
+            positions = around_object(positions, images, batch, share, self.recipe.seed)
+        with seeded(self.recipe.seed, Draw.DROP, batch.step, batch.first):
             logits = self.model(images, positions)
-        return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == part.labels).float().sum())
+        return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == batch.labels).float().sum())
 
 
 class Distil(Objective):
@@ -99,23 +101,25 @@ class Distil(Objective):
         depth = len(model.vit.blocks)
         self.depths = sorted({max(0, round(share * depth) - 1) for share in DEPTHS})
 
-    def forward(self, part: Part) -> Outcome:
-        recipe, images = self.recipe, mix(self.recipe, part, mode="elem")[0]
+    def forward(self, batch: MicroBatch) -> Outcome:
+        recipe, images = self.recipe, apply_mixup(self.recipe, batch, mode="elem")[0]
         with torch.no_grad():
             target = self.predict(self._teacher[0].to(images.device), images, self.model.grid(images))
         loss = images.new_zeros(())
         for number, (share, weight) in enumerate(zip(recipe.shares, recipe.weights, strict=True)):
-            rows = self.rows(share, number, part).to(images.device)
+            rows = self.rows(share, number, batch).to(images.device)
             if not len(rows):
                 continue
-            positions = self.place(images, number, part)[rows]
-            share_of_weights = self.share_of_change(positions.shape[1], images)
-            if not share_of_weights:
+            positions = self.place(images, number, batch)[rows]
+            change = 1.0
+            if recipe.min_tokens is not None:
+                change = share_of_change(positions.shape[1], self.model.grid(images).shape[1], recipe.min_tokens)
+            if not change:
                 continue
-            with seeded(recipe.seed, Draw.DROP, part.step, part.first, number):
-                predicted = self.student(images[rows], positions, share_of_weights, self.budget(number, part))
+            with seeded(recipe.seed, Draw.DROP, batch.step, batch.first, number):
+                predicted = self.student(images[rows], positions, change, self.budget(number, batch)[0])
             # The mean over this pass's images in the whole batch, independent of how the batch is split.
-            count = max(1, round(share * part.batch_size)) * len(images) / part.batch_size
+            count = max(1, round(share * batch.batch_size)) * len(images) / batch.batch_size
             mean = self.difference(predicted, target.rows(rows), positions).sum() / count
             loss = loss + weight / sum(recipe.weights) * mean
         return Outcome(loss, loss.new_full((), math.nan))
@@ -129,67 +133,63 @@ class Distil(Objective):
             ours.copy_(torch.lerp(theirs.to(ours), ours, self.recipe.blend))
         return model
 
-    def rows(self, share: float, number: int, part: Part) -> Tensor:
-        """Indices of the part's images in a forward pass, which uses a random share of the step's batch."""
+    def rows(self, share: float, number: int, batch: MicroBatch) -> Tensor:
+        """Indices of the images in a forward pass, which uses a random share of the step's batch."""
         if share >= 1:
-            return torch.arange(len(part.images))
-        draw = generator(self.recipe.seed, Draw.SHARE, part.step, number)
-        taken = torch.randperm(part.batch_size, generator=draw)[: max(1, round(share * part.batch_size))] - part.first
-        return taken[(taken >= 0) & (taken < len(part.images))].sort().values
+            return torch.arange(len(batch.images))
+        draw = generator(self.recipe.seed, Draw.SHARE, batch.step, number)
+        count = max(1, round(share * batch.batch_size))
+        rows = torch.randperm(batch.batch_size, generator=draw)[:count] - batch.first
+        return rows[(rows >= 0) & (rows < len(batch.images))].sort().values
 
-    def budget(self, number: int, part: Part) -> int:
-        """The number of tokens of one forward pass in a step."""
-        return one_of(self.recipe.budgets[number], generator(self.recipe.seed, Draw.BUDGET, part.step, number))
+    def budget(self, number: int, batch: MicroBatch) -> tuple[int, Generator]:
+        """The number of tokens of one forward pass in a step, and the generator of the draws that follow."""
+        draw = generator(self.recipe.seed, Draw.BUDGET, batch.step, number)
+        return one_of(self.recipe.budgets[number], draw), draw
 
-    def place(self, images: Tensor, number: int, part: Part) -> Tensor:
+    def place(self, images: Tensor, number: int, batch: MicroBatch) -> Tensor:
         """Positions of one forward pass for all images. Budget and prior are drawn per step, positions per image."""
-        recipe, draw = self.recipe, generator(self.recipe.seed, Draw.BUDGET, part.step, number)
-        tokens = one_of(recipe.budgets[number], draw)
+        recipe, (tokens, draw) = self.recipe, self.budget(number, batch)
         grid = self.model.grid(images)
         if tokens >= grid.shape[1]:
             return grid
         prior = one_of(recipe.priors, draw)
-        positions = place(self.model, recipe, prior, images, tokens, part, number)[..., :2]
-        if (prior in ("isotropic", "center") or resolve_prior(prior).learned) and recipe.jitter:
+        positions = draw_positions(self.model, recipe, prior, images, tokens, batch, number)[..., :2]
+        if prior in ("isotropic", "center") or resolve_prior(prior).learned:
             # Half of the steps use the prior's positions. In the others each token moves within its cell.
-            amount = recipe.jitter * max(0.0, float(2 * torch.rand((), generator=draw) - 1)) / math.sqrt(tokens)
-            moves = part.select(torch.rand(part.batch_size, tokens, 2, generator=draw)) - 0.5
+            amount = max(0.0, float(2 * torch.rand((), generator=draw) - 1)) / math.sqrt(tokens)
+            moves = batch.select(torch.rand(batch.batch_size, tokens, 2, generator=draw)) - 0.5
             positions = (positions + amount * moves.to(positions.device)).clamp(*omega(images))
-        return torch.cat([positions, self.scales(images, tokens, part, number).to(positions)], -1)
-
-    def scales(self, images: Tensor, tokens: int, part: Part, number: int) -> Tensor:
-        """Random window scales per image around "auto", at most tiling: (b, N, 1), or (b, N, 0) without scale_std."""
-        if self.recipe.scale_std is None:
-            return torch.empty(len(images), tokens, 0)
-        size, (height, width) = self.model.patch_size, images.shape[-2:]
-        auto, tiling = (rule(tokens, height, width, size) for rule in (auto_scale, tiling_scale))
-        draw = generator(self.recipe.seed, Draw.SCALE, part.step, number)
-        deviation = self.recipe.scale_std * part.select(torch.randn(part.batch_size, generator=draw))
+        if recipe.scale_std is None:
+            return positions
+        # Window scales per image are drawn around "auto", at most tiling.
+        size = (*images.shape[-2:], self.model.patch_size)
+        auto, tiling = auto_scale(tokens, *size), tiling_scale(tokens, *size)
+        draw = generator(recipe.seed, Draw.SCALE, batch.step, number)
+        deviation = recipe.scale_std * batch.select(torch.randn(batch.batch_size, generator=draw))
         scale = (auto * tiling**deviation).clamp(1, max(1.0, tiling))
-        return scale[:, None, None].expand(-1, tokens, 1)
+        return torch.cat([positions, scale[:, None, None].expand(-1, tokens, 1).to(positions)], -1)
 
-    def share_of_change(self, tokens: int, images: Tensor) -> float:
-        """The share of the weight change that is used with this number of tokens, from 0 to 1."""
-        least = self.recipe.min_tokens
-        return 1.0 if least is None else share_of_change(tokens, self.model.grid(images).shape[1], least)
-
-    def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> "Prediction":
+    def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> "DistilOutput":
         """The student's forward pass on some of the images (r, C, H, W), at positions (r, N, 2 or 3)."""
         return self.predict(self.model, images, positions, share)
 
-    def predict(self, model: SpotViT, images: Tensor, positions: Tensor, share: float = 1.0) -> "Prediction":
+    def predict(self, model: SpotViT, images: Tensor, positions: Tensor, share: float = 1.0) -> "DistilOutput":
         """A forward pass with weights interpolated from the teacher's (share = 0) to the model's (share = 1)."""
-        run = Pass(model, self.depths)
+        run = FeaturePass(model, self.depths)
         if share == 1:
             return run(images, positions)
         if model.vit.grad_checkpointing:
             raise InputError("a recipe with min_tokens interpolates weights, which excludes gradient checkpointing")
         base = dict(self._teacher[0].named_parameters())
-        each = [(name, ours) for name, ours in model.named_parameters() if name in base]  # not the policy's
-        weights = {f"model.{name}": torch.lerp(base[name].to(ours), ours, share) for name, ours in each}
+        weights = {
+            f"model.{name}": torch.lerp(base[name].to(ours), ours, share)
+            for name, ours in model.named_parameters()
+            if name in base  # not the policy's
+        }
         return functional_call(run, weights, (images, positions))
 
-    def difference(self, predicted: "Prediction", target: "Prediction", positions: Tensor) -> Tensor:
+    def difference(self, predicted: "DistilOutput", target: "DistilOutput", positions: Tensor) -> Tensor:
         """The distillation loss of each image: (b,)."""
         ours, theirs = (F.log_softmax(each.logits.float(), -1) for each in (predicted, target))
         loss = F.kl_div(ours, theirs, log_target=True, reduction="none").sum(1)
@@ -228,51 +228,51 @@ class Masked(Objective):
     def trained(self) -> SpotViT:
         return self.autoencoder.encoder
 
-    def forward(self, part: Part) -> Outcome:
-        images, _ = mix(self.recipe, part)
-        prior = one_of(self.recipe.priors, generator(self.recipe.seed, Draw.BUDGET, part.step))
-        positions = place(self.trained(), self.recipe, prior, images, self.tokens, part)
-        visible = self.choose(part).to(images.device)
-        with seeded(self.recipe.seed, Draw.DROP, part.step, part.first):
+    def forward(self, batch: MicroBatch) -> Outcome:
+        images, _ = apply_mixup(self.recipe, batch)
+        prior = one_of(self.recipe.priors, generator(self.recipe.seed, Draw.BUDGET, batch.step))
+        positions = draw_positions(self.trained(), self.recipe, prior, images, self.tokens, batch)
+        visible = self.choose(batch).to(images.device)
+        with seeded(self.recipe.seed, Draw.DROP, batch.step, batch.first):
             predicted, hidden = self.autoencoder(images, positions, visible)
         loss = (predicted - hidden).square().mean()
         return Outcome(loss, loss.new_full((), math.nan))
 
-    def choose(self, part: Part) -> Tensor:
+    def choose(self, batch: MicroBatch) -> Tensor:
         """Indices of the visible tokens of each image: (b, V)."""
-        draw = generator(self.recipe.seed, Draw.SHOW, part.step)
-        return part.select(torch.rand(part.batch_size, self.tokens, generator=draw)).argsort(1)[:, : self.visible]
+        draw = generator(self.recipe.seed, Draw.SHOW, batch.step)
+        return batch.select(torch.rand(batch.batch_size, self.tokens, generator=draw)).argsort(1)[:, : self.visible]
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"supervised": Supervised, "distil": Distil, "mae": Masked}
 
 
-class Pass(nn.Module):
+class FeaturePass(nn.Module):
     """A forward pass that also returns the tokens after some of the blocks."""
 
     def __init__(self, model: SpotViT, depths: Sequence[int]) -> None:
         super().__init__()
         self.model, self.depths = model, depths
 
-    def forward(self, images: Tensor, positions: Tensor) -> "Prediction":
+    def forward(self, images: Tensor, positions: Tensor) -> "DistilOutput":
         model = self.model
         features = model.token_features(images, positions, indices=[*self.depths, len(model.vit.blocks) - 1])
         last = features[-1]
         x = model.vit.norm(torch.cat([last.prefix, last.tokens], 1))
-        return Prediction(model.forward_head(x), model.forward_head(x, pre_logits=True), features[: len(self.depths)])
+        return DistilOutput(model.forward_head(x), model.forward_head(x, pre_logits=True), features[: len(self.depths)])
 
 
-class Prediction(NamedTuple):
+class DistilOutput(NamedTuple):
     """The result of a forward pass: logits (b, classes), pooled features (b, D), tokens after some blocks."""
 
     logits: Tensor
     pooled: Tensor
     features: list[Features]
 
-    def rows(self, rows: Tensor) -> "Prediction":
+    def rows(self, rows: Tensor) -> "DistilOutput":
         """The prediction for some of the images."""
-        taken = [Features(*(part[rows] for part in each)) for each in self.features]
-        return Prediction(self.logits[rows], self.pooled[rows], taken)
+        features = [Features(*(tensor[rows] for tensor in each)) for each in self.features]
+        return DistilOutput(self.logits[rows], self.pooled[rows], features)
 
 
 def sample_map(tokens: Tensor, grid_size: tuple[int, int], positions: Tensor) -> Tensor:
@@ -320,49 +320,52 @@ def check_priors(recipe: Recipe, model: SpotViT) -> None:
             raise InputError(f"the prior {name} needs maps, but training computes no saliency; use another prior")
 
 
-def place(model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: int, part: Part, *numbers: int) -> Tensor:
-    """Positions for a part's rows: drawn for the whole batch, or predicted by the model's policy from each image."""
+def draw_positions(
+    model: SpotViT, recipe: Recipe, prior: str, images: Tensor, tokens: int, batch: MicroBatch, *numbers: int
+) -> Tensor:
+    """Positions for a micro-batch: drawn for the step's whole batch, or predicted by the model's policy."""
     if resolve_prior(prior).learned:
         return model.resolved_prior(prior)(images, tokens).detach()
-    batch = images[:1].expand(part.batch_size, *images.shape[1:])
-    draw = generator(recipe.seed, Draw.PLACE, part.step, *numbers)
-    return part.select(model.place(batch, tokens=tokens, prior=prior, generator=draw))
+    whole = images[:1].expand(batch.batch_size, *images.shape[1:])
+    draw = generator(recipe.seed, Draw.PLACE, batch.step, *numbers)
+    return batch.select(model.place(whole, tokens=tokens, prior=prior, generator=draw))
 
 
-def around_object(positions: Tensor, images: Tensor, part: Part, share: float, seed: int) -> Tensor:
+def around_object(positions: Tensor, images: Tensor, batch: MicroBatch, share: float, seed: int) -> Tensor:
     """Move the first share of the positions (b, N, 2) into a square around each scene's object.
 
     The square's side is 32 to 96 pixels. Its centre is at most a sixth of the side from the object's centre, in y
     and in x. Its tokens are on an even grid, with random offsets of up to half a cell.
     """
-    if part.centers is None:
+    if batch.centers is None:
         raise InputError("object_shares needs the places of objects, which are known only for the built-in scenes")
     tokens, size = round(share * positions.shape[1]), torch.tensor(images.shape[-2:])
     if not tokens:
         return positions
-    draw, count = generator(seed, Draw.NEAR, part.step), part.batch_size
-    side = 32 * 3 ** part.select(torch.rand(count, 1, 1, generator=draw)) / size
-    shift = part.select(torch.rand(count, 1, 2, generator=draw)) - 0.5
-    moves = (part.select(torch.rand(count, tokens, 2, generator=draw)) - 0.5) / tokens**0.5
-    corner = (part.centers[:, None].cpu() + (shift / 3 - 0.5) * side).clamp(min=0).minimum(1 - side)
+    draw, count = generator(seed, Draw.NEAR, batch.step), batch.batch_size
+    side = 32 * 3 ** batch.select(torch.rand(count, 1, 1, generator=draw)) / size
+    shift = batch.select(torch.rand(count, 1, 2, generator=draw)) - 0.5
+    moves = (batch.select(torch.rand(count, tokens, 2, generator=draw)) - 0.5) / tokens**0.5
+    corner = (batch.centers[:, None].cpu() + (shift / 3 - 0.5) * side).clamp(min=0).minimum(1 - side)
     inside = (corner + side * (isotropic(images[:1, :, :8, :8].cpu(), tokens) + moves)).to(positions)
     return torch.cat([inside, positions[:, tokens:, :2]], 1).clamp(*omega(images))
 
 
-def mix(
-    recipe: Recipe, part: Part, *, classes: int = 1, smoothing: float = 0.0, mode: str = "batch"
+def apply_mixup(
+    recipe: Recipe, batch: MicroBatch, *, classes: int = 1, smoothing: float = 0.0, mode: str = "batch"
 ) -> tuple[Tensor, Tensor]:
-    """Apply timm's mixup and cutmix to pairs of a part's images. Returns the images and their soft targets.
+    """Apply timm's mixup and cutmix to pairs of images. Returns the images and their soft targets.
 
-    mode: "batch" mixes all images of the part or none, "elem" mixes some of them.
+    mode: "batch" mixes all images or none, "elem" mixes some of them.
     """
-    labels = part.labels.clamp(0, classes - 1)
+    labels = batch.labels.clamp(0, classes - 1)
     if not recipe.mix_share or not (recipe.mixup or recipe.cutmix):
-        return part.images, mixup_target(labels, classes, 1.0, smoothing)
-    if len(part.images) % 2:
-        count = len(part.images)
-        raise InputError(f"mixup pairs images, so {count} at a time is odd; use an even number or mix_share=0")
-    how = {"prob": recipe.mix_share, "mode": mode, "label_smoothing": smoothing, "num_classes": classes}
-    mixup = Mixup(recipe.mixup, recipe.cutmix, **how)
-    with seeded(recipe.seed, Draw.MIX, part.step, part.first):
-        return mixup(part.images.clone(), labels)
+        return batch.images, mixup_target(labels, classes, 1.0, smoothing)
+    if len(batch.images) % 2:
+        raise InputError(
+            f"mixup needs an even number of images per pass, got {len(batch.images)}; change it or use mix_share=0"
+        )
+    options = {"prob": recipe.mix_share, "mode": mode, "label_smoothing": smoothing, "num_classes": classes}
+    mixup = Mixup(recipe.mixup, recipe.cutmix, **options)
+    with seeded(recipe.seed, Draw.MIX, batch.step, batch.first):
+        return mixup(batch.images.clone(), labels)

@@ -24,6 +24,7 @@ from spot.store import read_state, write_state
 from spot.training.recipes import Recipe
 
 EMBEDDING = ("patch_embed", "pos_embed", "cls_token", "reg_token", "dist_token", "norm_pre", "rope")
+EPS = 1e-8  # of the optimisers, as in the paper
 IN_VIT = re.compile(r"(?:.*\.)?vit\.(blocks\.(\d+)\.)?(.*)")  # timm's parameter names, after any prefix
 
 
@@ -69,10 +70,10 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """AdamW or Muon over the parameter groups whose rate is not 0."""
     groups = [group for group in parameter_groups(model, recipe) if group["scale"] > 0]
     if recipe.optimizer == "adamw":
-        return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
+        return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=EPS, fused=True)
     for group in groups:
         group["nesterov"] = group["use_muon"]  # else timm uses NAdamW for the rest
-    return Muon(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, ns_coefficients="original")
+    return Muon(groups, lr=recipe.lr, betas=recipe.betas, eps=EPS, ns_coefficients="original")
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int, warmup: int) -> float:

@@ -1,6 +1,6 @@
 """Training recipes: the paper's protocols (tab:all_config) and ours, as typed dataclasses.
 
-A recipe is a frozen dataclass that validates its fields. Change a field with `override(recipe, {"lr": "1e-4"})`, or on
+A recipe is a frozen dataclass that validates its fields. Change a field with `override(recipe, {"lr": 1e-4})`, or on
 the command line with `--set lr=1e-4`. To add a recipe, list an instance in RECIPES. Comments give the origin of values
 that are not in the paper's table. Images use the checkpoint's normalisation, not the table's.
 """
@@ -9,9 +9,9 @@ import ast
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, fields, replace
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from spot.errors import InputError, unknown
 
@@ -28,14 +28,16 @@ AT_LEAST_0 = Range("at least 0 and finite", lambda number: 0 <= number < math.in
 Count = Annotated[int, ABOVE_0]
 Positive = Annotated[float, ABOVE_0]
 NotNegative = Annotated[float, AT_LEAST_0]
-Share = Annotated[float, Range("between 0 and 1", lambda number: 0 <= number <= 1)]
-PositiveShare = Annotated[float, Range("above 0 and at most 1", lambda number: 0 < number <= 1)]
-ShareBelow1 = Annotated[float, Range("at least 0 and below 1", lambda number: 0 <= number < 1)]
+Fraction = Annotated[float, Range("between 0 and 1", lambda number: 0 <= number <= 1)]
+PositiveFraction = Annotated[float, Range("above 0 and at most 1", lambda number: 0 < number <= 1)]
+FractionBelow1 = Annotated[float, Range("at least 0 and below 1", lambda number: 0 <= number < 1)]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The fields that all kinds of recipes share."""
+
+    objective: ClassVar[str]  # its loss, by name in OBJECTIVES of spot/training/objectives.py
 
     name: str
     origin: str  # where the values come from
@@ -52,38 +54,38 @@ class Recipe:
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for random weights (spot/training/optim.py)
     lr: Positive = 6e-5  # peak learning rate, not scaled by the batch size
-    betas: tuple[ShareBelow1, ShareBelow1] = (0.9, 0.99)
-    eps: Positive = 1e-8
+    betas: tuple[FractionBelow1, FractionBelow1] = (0.9, 0.99)
     weight_decay: NotNegative = 0.05  # not for vectors (biases, norms, class token); not in the paper's table
-    llrd: PositiveShare = 0.65  # layer-wise learning-rate decay: block i uses lr · llrd^i,
+    llrd: PositiveFraction = 0.65  # layer-wise learning-rate decay: block i uses lr · llrd^i,
     faster: Literal["early", "late"] = "early"  # counted from the embedding (early) or from the head (late)
     head_rate: NotNegative = 1.0  # learning rate of the final norm and the head, relative to lr; 0 freezes them
     warmup_epochs: NotNegative = 5  # then cosine decay to 0
     warmup_shape: Literal["linear", "cosine"] = "linear"
     warmup_lr: NotNegative = 0.0
     clip_grad: Positive | None = None  # maximum gradient norm
-    drop_path: ShareBelow1 = 0.1
-    ema: ShareBelow1 = 0.0  # decay of the averaged weights per step; 0: off
+    drop_path: FractionBelow1 = 0.1
+    ema: FractionBelow1 = 0.0  # decay of the averaged weights per step; 0: off
 
-    crop_scale: tuple[PositiveShare, PositiveShare] = (0.08, 1.0)  # random resized crop: share of the image's area
+    # Random resized crop: smallest and largest share of the image's area.
+    crop_scale: tuple[PositiveFraction, PositiveFraction] = (0.08, 1.0)
     # RandAugment's magnitude and its standard deviation.
     randaug: tuple[Annotated[int, AT_LEAST_0], NotNegative] | None = (15, 0.5)
-    flip: Share = 0.5
     mixup: NotNegative = 0.8  # α of the Beta distribution; 0: off
     cutmix: NotNegative = 1.0
-    mix_share: Share = 1.0  # share of the batches (for distillation, of the images) that are mixed
+    mix_share: Fraction = 1.0  # share of the batches (for distillation, of the images) that are mixed
 
     seed: int = 0
     precision: Literal["no", "bf16", "fp16"] = "no"
     compile: bool = False
 
-    @property
-    def objective(self) -> str:
-        return OBJECTIVES[type(self)]
-
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            checked(name, getattr(self, name), hint)
+        hints = get_type_hints(type(self), include_extras=True)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            try:
+                object.__setattr__(self, field.name, convert(value, hints[field.name]))
+            except ValueError as error:
+                raise InputError(f"recipe field {field.name} must be {error}, got {value!r}") from None
         if self.crop_scale[0] > self.crop_scale[1]:
             raise InputError(f"recipe field crop_scale must be (least, most), got {self.crop_scale}")
         if not self.priors:
@@ -94,26 +96,29 @@ class Recipe:
 class SupervisedRecipe(Recipe):
     """Cross-entropy with labels."""
 
-    smoothing: ShareBelow1 = 0.1
+    objective = "supervised"
+
+    smoothing: FractionBelow1 = 0.1
     global_pool: Literal["token", "avg"] | None = None  # None: the ViT's own pooling
     budgets: tuple[Count, ...] = ()  # numbers of tokens, one drawn per step; (): the number of cells of the ViT's grid
-    object_shares: tuple[Share, ...] = ()  # scenes only: shares of tokens around the object, one drawn per step
+    object_shares: tuple[Fraction, ...] = ()  # scenes only: shares of tokens around the object, one drawn per step
 
 
 @dataclass(frozen=True)
 class DistilRecipe(Recipe):
     """Distillation, without labels, from the frozen dense ViT on its grid to the same ViT with off-grid tokens."""
 
+    objective = "distil"
+
     # One forward pass per group; its number of tokens is drawn from the group for every step.
     budgets: tuple[tuple[Count, ...], ...] = ((25, 25, 36), (49, 49, 64), (81, 100, 100, 121), (196,))
-    shares: tuple[PositiveShare, ...] = (0.5, 1.0, 0.5, 0.25)  # share of the batch in each pass
+    shares: tuple[PositiveFraction, ...] = (0.5, 1.0, 0.5, 0.25)  # share of the batch in each pass
     weights: tuple[NotNegative, ...] = (0.5, 1.0, 1.0, 1.5)  # of each pass's mean loss, which is larger for few tokens
     priors: tuple[str, ...] = ("isotropic",) * 5 + ("center", "center", "sobol", "uniform")
     scale_std: NotNegative | None = None  # standard deviation of window scales around "auto", relative to log tiling
-    jitter: NotNegative = 1.0  # isotropic and center tokens move at random by up to half this share of their spacing
     features: NotNegative = 1.0  # weight of the squared error of the token features
     balance: NotNegative = 0.5  # images have sampling weight count^−balance, by the class that the teacher predicts
-    blend: Share = 1.0  # share of the weight change kept at the end; lower values restore some dense accuracy
+    blend: Fraction = 1.0  # share of the weight change kept at the end; lower values restore some dense accuracy
     min_tokens: Count | None = None  # train budget-dependent weights (spot.Family): each pass uses the share of the
     # weight change for its number of tokens; with this many, the whole change. None: always the whole change
 
@@ -130,54 +135,44 @@ class DistilRecipe(Recipe):
 class MaskedRecipe(Recipe):
     """Masked autoencoder: reconstruct hidden windows from the visible ones."""
 
-    visible: PositiveShare = 0.25
+    objective = "mae"
+
+    visible: PositiveFraction = 0.25
     decoder_width: Count = 512
     decoder_depth: Count = 8
     decoder_heads: Count = 16
 
 
-OBJECTIVES: dict[type[Recipe], str] = {SupervisedRecipe: "supervised", DistilRecipe: "distil", MaskedRecipe: "mae"}
-
-
-def checked(name: str, value: Any, hint: Any) -> Any:
-    """Convert the value of the field `name`, or refuse it in one sentence."""
-    try:
-        return convert(value, hint)
-    except ValueError as error:
-        raise InputError(f"recipe field {name} must be {error}, got {value!r}") from None
-
-
 def convert(value: Any, hint: Any) -> Any:
-    """Convert a value to a type: 4 to 4.0, a list to a tuple, one name to a tuple of names.
+    """Convert a value to a field's type: 4 to 4.0, a list to a tuple, one name to a tuple of names.
 
     Raises a ValueError that says what was needed.
     """
     kind, inner = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        made, limits = convert(value, inner[0]), inner[1]
-        if not limits.holds(made):
+        number, limits = convert(value, inner[0]), inner[1]
+        if not limits.holds(number):
             raise ValueError(limits.needed)
-        return made
-    if kind in (Union, UnionType):
-        needed = []
-        for each in inner:
-            try:
-                return convert(value, each)
-            except ValueError as error:
-                needed.append(str(error))
-        raise ValueError(" or ".join(needed))
+        return number
+    if NoneType in inner:  # an optional value
+        try:
+            return None if value is None else convert(value, inner[0])
+        except ValueError as error:
+            raise ValueError(f"{error} or none") from None
     if kind is tuple:
-        given = value if isinstance(value, (tuple, list)) else (value,)
-        wanted = [inner[0]] * len(given) if inner[-1] is Ellipsis else inner
-        if len(given) != len(wanted):
-            raise ValueError(f"{len(wanted)} values")
-        return tuple(convert(*pair) for pair in zip(given, wanted, strict=True))
-    if kind is Literal and value not in inner:
-        raise ValueError("one of " + ", ".join(inner))
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        types = [inner[0]] * len(values) if inner[-1] is Ellipsis else inner
+        if len(values) != len(types):
+            raise ValueError(f"{len(types)} values")
+        return tuple(map(convert, values, types))
+    if kind is Literal:
+        if value not in inner:
+            raise ValueError("one of " + ", ".join(inner))
+        return value
     if hint is float and type(value) is int:
         return float(value)
-    if kind is None and type(value) is not hint:
-        raise ValueError("none" if hint is NoneType else hint.__name__)
+    if type(value) is not hint:
+        raise ValueError(hint.__name__)
     return value
 
 
@@ -350,30 +345,23 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
     return {"objective": recipe.objective, **values}
 
 
-def override(recipe: Recipe, changes: Mapping[str, str | Any]) -> Recipe:
-    """A copy of a recipe with changed fields. Text, such as `{"lr": "1e-4"}`, is parsed as the field's type."""
-    hints = get_type_hints(type(recipe), include_extras=True)
-    known = [name for name in hints if name not in ("name", *DESCRIPTIVE)]
-    values = {}
-    for name, value in changes.items():
-        if name not in known:
-            raise unknown(f"field of recipe {recipe.name}", name, known)
-        values[name] = checked(name, literal(value) if isinstance(value, str) else value, hints[name])
-    return replace(recipe, **values)
+def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A copy of a recipe with changed fields."""
+    names = [field.name for field in fields(recipe) if field.name not in ("name", *DESCRIPTIVE)]
+    for name in changes:
+        if name not in names:
+            raise unknown(f"field of recipe {recipe.name}", name, names)
+    return replace(recipe, **changes)
 
 
-def pairs(words: Iterable[str], needed: str) -> dict[str, str]:
-    """Parse NAME=VALUE words into a dictionary."""
-    values = {}
+def parse_assignments(words: Iterable[str], needed: str) -> dict[str, Any]:
+    """Parse NAME=VALUE words. A value is a Python literal, true, false or none; any other text is kept as it is."""
+    values: dict[str, Any] = {}
     for word in words:
-        name, equals, values[name] = word.partition("=")
+        name, equals, text = word.partition("=")
         if not equals or not name.isidentifier():
             raise InputError(f"{needed}, got {word!r}")
+        values[name] = text
+        with suppress(ValueError, SyntaxError):
+            values[name] = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
     return values
-
-
-def literal(text: str) -> Any:
-    """Parse text as a Python literal. Any other text is returned unchanged."""
-    with suppress(ValueError, SyntaxError):
-        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
-    return text

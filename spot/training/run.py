@@ -26,7 +26,7 @@ from spot.models.spot_vit import SpotViT
 from spot.options import TrainOptions
 from spot.processes import this_process
 from spot.store import read_state, write_state
-from spot.training.batches import SCENES_PER_EPOCH, Plan, ScenePlan, parts
+from spot.training.batches import SCENES_PER_EPOCH, SceneStream, TrainingStream
 from spot.training.loop import Trainer
 from spot.training.objectives import OBJECTIVES, Objective
 from spot.training.optim import parameter_groups
@@ -62,7 +62,7 @@ def run(
     validate = Validation(model, str(options.val), options.val_limit, options.workers) if validated else None
     with trainer.folder.held():
         if isinstance(recipe, DistilRecipe) and recipe.balance and isinstance(images, Images):
-            trainer.plan.weights = sampling_weights(teacher or model, recipe, images, trainer.folder, options.workers)
+            trainer.stream.weights = sampling_weights(teacher or model, recipe, images, trainer.folder, options.workers)
         return trainer.train(validate)
 
 
@@ -81,8 +81,8 @@ def build_trainer(
     extra = [each for each in (teacher, decoder) if each is not None]  # at most one, depending on the recipe
     goal = (objective or OBJECTIVES[recipe.objective])(model, recipe, *extra)
     config = model.data_config
-    plan = ScenePlan(images, config) if isinstance(images, Scenes) else Plan(images, recipe, config)
-    return Trainer(goal, plan, recipe, options, folder)
+    stream = SceneStream(images, config) if isinstance(images, Scenes) else TrainingStream(images, recipe, config)
+    return Trainer(goal, stream, recipe, options, folder)
 
 
 def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Images | Scenes:
@@ -194,10 +194,10 @@ def dry_run(
     """Print the recipe, parameter groups, steps, time and memory of a run, measured over three backward passes."""
     trainer = build_trainer(training_images(model, recipe, options), model, recipe, options, decoder=decoder)
     trainer.objective.train()
-    stream, seconds = parts(trainer.plan, trainer.share(range(3)), options.workers), []
+    batches, seconds = trainer.batches(range(3)), []
     for _ in range(3):  # passes, not steps: an accumulated step may take minutes
         began = time.monotonic()
-        trainer.backward(stream)
+        trainer.backward(batches)
         seconds.append(time.monotonic() - began)
     each = options.accumulate * min(seconds[1:])  # the first is slower
     groups = [
@@ -222,6 +222,6 @@ def dry_run(
     report.show(groups, "parameter groups", digits=4)
     hours = each * trainer.total / 3600
     report.say(
-        f"{len(trainer.plan)} images, {trainer.total} steps of about {each:.2f} s: {hours:.2f} hours, "
+        f"{len(trainer.stream)} images, {trainer.total} steps of about {each:.2f} s: {hours:.2f} hours, "
         f"{memory / 1e9:.2f} GB of memory"
     )

@@ -9,16 +9,16 @@ from spot.models.merging import price
 from spot.models.resize import Resize
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
-from spot.training.batches import Part
+from spot.training.batches import MicroBatch
 from tests.conftest import make_nano
 from tests.training.small_run import small_recipe
 
 PASSES = {"budgets": ((4,), (9,), (16,)), "shares": (1.0, 1.0, 1.0), "weights": (1.0, 1.0, 1.0)}
 
 
-def part() -> Part:
+def part() -> MicroBatch:
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(3))
-    return Part(3, 0, 4, images, torch.full((4,), -1))
+    return MicroBatch(3, 0, 4, images, torch.full((4,), -1))
 
 
 def objective(kind, **changes):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from spot.draws import Draw, generator
 from spot.errors import InputError
-from spot.training.batches import Part
+from spot.training.batches import MicroBatch
 from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, around_object, sample_map
 from spot.training.recipes import RECIPES
 from tests.conftest import make_nano, random_policy
@@ -15,12 +15,13 @@ from tests.training.small_run import small_recipe
 
 IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(8)
-WHOLE = Part(step=3, first=0, batch_size=8, images=IMAGES, labels=LABELS)
+WHOLE = MicroBatch(step=3, first=0, batch_size=8, images=IMAGES, labels=LABELS)
+STILL = WHOLE._replace(step=2)  # a step in which distillation does not move tokens at random
 PLAIN = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0}
 
 
-def halves() -> list[Part]:
-    return [Part(3, first, 8, IMAGES[first : first + 4], LABELS[first : first + 4]) for first in (0, 4)]
+def halves() -> list[MicroBatch]:
+    return [MicroBatch(3, first, 8, IMAGES[first : first + 4], LABELS[first : first + 4]) for first in (0, 4)]
 
 
 # Supervised
@@ -60,7 +61,7 @@ def test_labels_are_needed_and_their_absence_is_said():
 def test_the_share_asked_for_stands_around_the_object_and_the_rest_anywhere():
     images = torch.zeros(64, 3, 192, 192)
     centers = torch.rand(64, 2, generator=torch.Generator().manual_seed(1))
-    part = Part(3, 0, 64, images, torch.zeros(64, dtype=torch.int64), centers=centers)
+    part = MicroBatch(3, 0, 64, images, torch.zeros(64, dtype=torch.int64), centers=centers)
     even = 0.1 + 0.8 * torch.rand(64, 40, 2, generator=torch.Generator().manual_seed(2))
     moved = around_object(even, images, part, 0.75, seed=0)
     assert torch.equal(moved[:, 30:], even[:, 30:]) and moved.min() > 0 and moved.max() < 1
@@ -83,7 +84,7 @@ def test_mixing_changes_images_the_same_way_every_time():
     assert torch.equal(first, again)
     assert not torch.equal(first, Supervised(make_nano(), small_recipe("cls-in1k", **PLAIN))(WHOLE).loss)
     seven = WHOLE._replace(images=IMAGES[:7], labels=LABELS[:7])
-    with pytest.raises(InputError, match="odd"):
+    with pytest.raises(InputError, match="even number of images per pass, got 7"):
         objective(seven)
     assert Supervised(make_nano(), small_recipe("cls-in1k", mix_share=0.0))(seven).loss > 0  # nothing to pair
 
@@ -119,7 +120,7 @@ def test_a_prior_that_cannot_be_trained_with_is_refused_before_training(name, pr
         OBJECTIVES[recipe.objective](make_nano(), recipe)
 
 
-def positions_of(objective, part: Part = WHOLE) -> torch.Tensor:
+def positions_of(objective, part: MicroBatch = WHOLE) -> torch.Tensor:
     """Where an objective puts the tokens of its model."""
     seen = []
     hook = objective.trained().tokenizer.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
@@ -133,12 +134,12 @@ def test_training_places_tokens_where_the_model_does(tokens):
     """`center` fades to the model's own grid, here 4 × 4, in training as in evaluation."""
     model = make_nano(prior="center", tokens=tokens)
     expected = model.place(IMAGES)
-    budget = {"budgets": ((tokens,),), "shares": (1.0,), "weights": (1.0,), "jitter": 0.0}
+    budget = {"budgets": ((tokens,),), "shares": (1.0,), "weights": (1.0,)}
     for objective in (
         Supervised(model, small_recipe("cls-in1k", priors=("center",), budgets=(tokens,), **PLAIN)),
         Distil(model, small_recipe("distil", priors=("center",), **budget, **PLAIN)),
     ):
-        assert torch.equal(positions_of(objective), expected)
+        assert torch.equal(positions_of(objective, STILL), expected)
 
 
 def test_the_draws_of_a_step_do_not_follow_those_of_another_draw():
@@ -180,7 +181,7 @@ def test_off_the_grid_it_has_and_the_teacher_stays_as_it_was():
 
 
 def test_the_loss_is_the_divergence_of_classes_and_the_cosine_distance_of_features():
-    changes = {"budgets": ((9,),), "shares": (1.0,), "weights": (1.0,), "priors": ("isotropic",), "jitter": 0.0}
+    changes = {"budgets": ((9,),), "shares": (1.0,), "weights": (1.0,), "priors": ("isotropic",)}
     objective = distil(**changes, features=0.0, **PLAIN)
     model = objective.model
     columns = (torch.arange(3) + 0.5) / 3
@@ -196,7 +197,7 @@ def test_the_loss_is_the_divergence_of_classes_and_the_cosine_distance_of_featur
         for at in (model.grid(IMAGES), positions)
     ]
     apart = 1 - F.cosine_similarity(*pooled)
-    torch.testing.assert_close(objective(WHOLE).loss, by_hand / 8 + apart.mean())
+    torch.testing.assert_close(objective(STILL).loss, by_hand / 8 + apart.mean())
 
 
 def test_a_batch_in_two_parts_is_the_same_batch():
@@ -214,7 +215,7 @@ def test_a_reading_takes_its_share_of_the_batch(share, taken):
 
 
 def test_budgets_and_priors_are_drawn_anew_at_every_step_and_stay_inside():
-    objective = distil(budgets=((4, 9), (5,)), jitter=1.0)
+    objective = distil(budgets=((4, 9), (5,)))
     places = [objective.place(IMAGES, 0, WHOLE._replace(step=step)) for step in range(40)]
     assert {positions.shape[1] for positions in places} == {4, 9}
     assert all(positions.min() >= 0.5 / 32 and positions.max() <= 1 - 0.5 / 32 for positions in places)
@@ -274,16 +275,17 @@ def test_on_the_grid_such_weights_have_nothing_to_learn_and_no_pass_is_made():
 
 def test_tokens_can_be_where_the_policy_looks_in_each_image_of_a_part():
     model, one = make_nano(), {"budgets": ((6,),), "shares": (1.0,), "weights": (1.0,)}
-    recipe = small_recipe("distil", **one, priors=("learned",), jitter=0.0)
+    recipe = small_recipe("distil", **one, priors=("learned",))
     with pytest.raises(InputError, match="has no learned prior"):
         Distil(model, recipe)
     model.policy = random_policy(model, side=8)
     objective = Distil(model, recipe)
     with torch.no_grad():
         model.vit.pos_embed.add_(1.0)  # the policy was the model's when training began
-    placed = objective.place(IMAGES, 0, WHOLE)
-    torch.testing.assert_close(placed[..., :2], model.policy(IMAGES, 6))
-    assert torch.equal(placed, torch.cat([objective.place(part.images, 0, part) for part in halves()]))
+    placed = objective.place(IMAGES, 0, STILL)
+    torch.testing.assert_close(placed, model.policy(IMAGES, 6))
+    parts = [part._replace(step=STILL.step) for part in halves()]
+    assert torch.equal(placed, torch.cat([objective.place(part.images, 0, part) for part in parts]))
 
 
 # Distil with windows of several sizes

@@ -41,7 +41,7 @@ def test_vectors_do_not_decay():
 
 
 def test_the_decoder_learns_at_the_full_rate_and_each_parameter_is_in_one_group():
-    recipe = override(find_recipe("mae-in1k"), {"decoder_width": "32", "decoder_depth": "1", "decoder_heads": "2"})
+    recipe = override(find_recipe("mae-in1k"), {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2})
     objective = Masked(make_nano(), recipe)
     found = scales(objective, recipe)
     assert found["autoencoder.decoder.blocks.0.attn.qkv.weight"] == (1, 0.05)
@@ -55,11 +55,12 @@ def test_set_rate_keeps_the_groups_shares():
     recipe = find_recipe("cls-in1k")
     optimizer = build_optimizer(Supervised(make_nano(), recipe), recipe)
     set_rate(optimizer, 0.5)
+    assert {group["eps"] for group in optimizer.param_groups} == {1e-8}  # as in the paper's table
     assert {round(group["lr"], 6) for group in optimizer.param_groups} == {0.5, 0.325}
 
 
 def test_the_rate_warms_up_then_follows_a_cosine():
-    recipe = override(find_recipe("cls-in1k"), {"lr": "1.0"})
+    recipe = override(find_recipe("cls-in1k"), {"lr": 1.0})
     rates = [learning_rate(recipe, step, 14, 4) for step in range(14)]
     assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert rates[9] == pytest.approx(0.5)  # half way down

@@ -7,7 +7,7 @@ import torch
 
 from spot.errors import InputError
 from spot.options import TrainOptions
-from spot.training.batches import ScenePlan, Share, parts
+from spot.training.batches import MicroBatchSampler, SceneStream, micro_batches
 from spot.training.fresh import for_data, fresh
 from spot.training.objectives import Supervised
 from spot.training.recipes import SCENES, find_recipe, override
@@ -62,8 +62,8 @@ def test_budgets_and_priors_are_drawn_for_each_step():
     objective, seen = Supervised(nano(), recipe), set()
     objective.model.register_forward_pre_hook(lambda _, given: seen.add(given[1].shape[1]))
     images = training_images(objective.model, recipe, options("unused"))
-    plan = ScenePlan(images, objective.model.data_config)
-    for part in parts(plan, Share(8, range(12))):
+    plan = SceneStream(images, objective.model.data_config)
+    for part in micro_batches(plan, MicroBatchSampler(8, range(12))):
         objective(part)
     assert seen == {4, 9}
 
