@@ -1,4 +1,4 @@
-"""Windows beside grid_sample, tokenization beside the convolutional patch embedding, and their memory.
+"""Windows beside grid_sample and other scales, tokenization beside the patch embedding, and their memory.
 
 Batch 32, 224 × 224, ViT-B/16. "ratio" is the other's time by ours in the same round, median over rounds:
 above 1 we are faster. "memory" is the most that is alive at once beyond the images and the result, in
@@ -6,6 +6,7 @@ units of the window tensor.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import timm
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 import spot
 from benchmarks import peak, ratio
 from spot.evaluation.throughput import interleaved
+from spot.placement.sizes import sized
+from spot.tokens.pyramid import pyramid
 
 BATCH, SIDE, SIZE = 32, 224, 16
 
@@ -24,12 +27,13 @@ def run(rounds: int = 15) -> list[dict]:
     # A C allocator learns from what is freed which sizes to keep; a model's activations teach it in practice.
     torch.ones(7 * 2**20).sum()
     rows = [row for tokens in (25, 49, 100, 196) for row in against_grid_sample(images, tokens, rounds)]
+    rows += [row for tokens in (25, 49, 100, 196) for row in against_scale_1(images, tokens, rounds)]
     return [*rows, against_convolution(images, rounds)]
 
 
-def grid_sample_windows(images: Tensor, positions: Tensor, scale: float = 1.0) -> Tensor:
+def grid_sample_windows(images: Tensor, positions: Tensor) -> Tensor:
     """The same samples through the general grid sampler."""
-    offsets = (torch.arange(SIZE) - (SIZE - 1) / 2) * 2 * scale / SIDE
+    offsets = (torch.arange(SIZE) - (SIZE - 1) / 2) * 2 / SIDE
     y, x = ((positions[..., axis] * 2 - 1)[..., None] + offsets for axis in (0, 1))
     points = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
     sampled = F.grid_sample(images, points, padding_mode="border", align_corners=False)
@@ -38,35 +42,31 @@ def grid_sample_windows(images: Tensor, positions: Tensor, scale: float = 1.0) -
 
 def against_grid_sample(images: Tensor, tokens: int, rounds: int) -> list[dict]:
     positions = torch.rand(BATCH, tokens, 2)
-    ways = {"spot": lambda i, p: spot.windows(i, p, SIZE), "grid_sample": grid_sample_windows}
     gradient = torch.randn(BATCH, tokens, 3, SIZE, SIZE)
+    samplers = {"spot": partial(spot.windows, size=SIZE), "grid_sample": grid_sample_windows}
 
-    def backward(way):
-        def call(images):
-            leaf = positions.clone().requires_grad_()
-            way(images, leaf).backward(gradient)
+    def backward(sampler: Callable[..., Tensor], images: Tensor) -> None:
+        sampler(images, positions.clone().requires_grad_()).backward(gradient)
 
-        return call
+    forward = {name: partial(each, positions=positions) for name, each in samplers.items()}
+    both = {name: partial(backward, each) for name, each in samplers.items()}
+    return [
+        compared(calls, images, rounds, f"windows, {name}", tokens)
+        for name, calls in (("forward", forward), ("forward + backward", both))
+    ]
 
-    rows = []
-    for job in ("forward", "forward + backward"):
-        calls = {
-            name: (lambda images, way=way: way(images, positions)) if job == "forward" else backward(way)
-            for name, way in ways.items()
-        }
-        for call in [*calls.values()] * 3:  # until the allocator knows these sizes
-            call(images)
-        seconds = interleaved(calls, images, rounds)
-        rows.append(
-            {
-                "what": f"windows, {job}",
-                "tokens": tokens,
-                "against": "grid_sample",
-                "ratio": ratio(seconds, "grid_sample", "spot"),
-                "memory": beyond(calls["spot"], images, tokens),
-            }
-        )
-    return rows
+
+@torch.no_grad()
+def against_scale_1(images: Tensor, tokens: int, rounds: int) -> list[dict]:
+    """Windows of scale 2 from a pyramid, and building its two levels, against windows of scale 1."""
+    positions, levels = torch.rand(BATCH, tokens, 2), pyramid(images, SIZE, 2.0)
+    large = sized(positions, 2.0)
+    small = {"windows of scale 1": lambda images: spot.windows(images, positions, SIZE)}
+    calls = {
+        "windows of scale 2": lambda images: spot.windows(levels, large, SIZE),
+        "building two levels": lambda images: pyramid(images, SIZE, 2.0),
+    }
+    return [compared({"spot": call, **small}, images, rounds, name, tokens) for name, call in calls.items()]
 
 
 @torch.no_grad()
@@ -77,18 +77,19 @@ def against_convolution(images: Tensor, rounds: int) -> dict:
     positions = torch.rand(BATCH, 196, 2)
     calls = {
         "spot": lambda images: model.tokenizer(images, positions, vit.patch_embed, None),
-        "convolution": lambda images: vit.patch_embed(images),
+        "patch embedding": vit.patch_embed,
     }
-    for call in [*calls.values()] * 3:
+    return compared(calls, images, rounds, "windows and projection", 196)
+
+
+def compared(calls: dict[str, Callable], images: Tensor, rounds: int, what: str, tokens: int) -> dict:
+    """A row: our time and memory beside the other's."""
+    other = next(name for name in calls if name != "spot")
+    for call in [*calls.values()] * 3:  # until the allocator knows these sizes
         call(images)
     seconds = interleaved(calls, images, rounds)
-    return {
-        "what": "windows and projection",
-        "tokens": 196,
-        "against": "patch embedding",
-        "ratio": ratio(seconds, "convolution", "spot"),
-        "memory": beyond(calls["spot"], images, 196),
-    }
+    memory = beyond(calls["spot"], images, tokens)
+    return {"what": what, "tokens": tokens, "against": other, "ratio": ratio(seconds, other, "spot"), "memory": memory}
 
 
 def beyond(call: Callable[[Tensor], object], images: Tensor, tokens: int) -> float:
