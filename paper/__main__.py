@@ -8,13 +8,13 @@ from tyro.conf import Positional, arg
 
 from paper.backbone import SCENE_BACKBONES, backbones
 from paper.lab import Lab
+from paper.program import program
 from paper.run import run, tell_findings, write
 from paper.settings import StudySettings
 from paper.study import STUDIES, Result, find_study
 from spot import report
 from spot.errors import InputError
 from spot.processes import this_process
-from tools.program import program
 
 
 def study(

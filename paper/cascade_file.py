@@ -14,11 +14,11 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper
 
+from paper.program import program
 from spot import report
 from spot.errors import InputError
 from spot.evaluation.throughput import interleaved
 from spot.export.runtime import ExportedCascade
-from tools.program import program
 
 WARM_UP = 3  # rounds
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import spot
+from paper.program import SET_ASIDE, program
 from paper.statistics import difference, share
 from paper.study import signed
 from spot import report
@@ -41,11 +42,9 @@ from spot.training.batches import MicroBatch
 from spot.training.objectives import Distil, DistilOutput
 from spot.training.recipes import find_recipe, override, parse_assignments
 from spot.training.run import run as start
-from tools.make_retrofits import NAMES, SET_ASIDE
-from tools.program import program
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "imagenet"
-NAME, BUDGETS = NAMES[0], (25, 49, 100)
+NAME, BUDGETS = "vit_tiny_patch16_224.augreg_in21k_ft_in1k", (25, 49, 100)
 STEPS: Sequence[str] = ("epochs=1", "ema=0.985", "precision=bf16")  # of distil-sizes
 SQUARES = "budgets=((25,),(49,),(100,),(196,))"
 ALL = ("budgets=((195,),)", "shares=(1.0,)", "weights=(1.0,)", "priors=('uniform',)")

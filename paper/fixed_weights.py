@@ -6,14 +6,13 @@ This measures both on the same images: the weights for each budget, and those fo
 
 from pathlib import Path
 
-import spot
+from paper.program import program, shipped_retrofits
 from paper.provenance import comment
 from spot import report
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.family import DEFAULT_TOKENS
 from spot.models.shipped import ALIASES
 from spot.store import write_text
-from tools.program import program
 
 BUDGETS = (25, 49, 100, 196)
 
@@ -21,8 +20,7 @@ BUDGETS = (25, 49, 100, 196)
 def main(weights: Path, val: Path, out: Path) -> None:
     """Measure both shipped retrofits and write the table."""
     rows = []
-    for alias, name in ALIASES.items():
-        family = spot.Family(alias, weights=weights / f"{name.removesuffix('+spot')}.safetensors")
+    for alias, family in shipped_retrofits(weights):
         models = {"for each budget": None, f"for {DEFAULT_TOKENS} tokens": family.model(DEFAULT_TOKENS)}
         settings = [Setting("isotropic", n, name=each, model=model) for each, model in models.items() for n in BUDGETS]
         table = evaluate(family, str(val), settings, title=alias).rows()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import spot
+from paper.program import divergence, images_set_aside, program, shipped_retrofits
 from paper.provenance import comment
 from spot import report
 from spot.data.loader import loader
@@ -22,8 +22,6 @@ from spot.models.shipped import ALIASES
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import at_most_half
 from spot.store import write_text
-from tools.make_retrofits import images_set_aside
-from tools.program import program
 
 BUDGETS = (25, 49)
 SCHEDULES: tuple[tuple[tuple[int, ...], float], ...] = (  # the blocks that merge, and the share of tokens merged away
@@ -57,8 +55,7 @@ def merging(family: spot.Family, tokens: int, blocks: Sequence[int], share: floa
 def main(weights: Path, train: Path, out: Path) -> None:
     """Measure every schedule with both retrofits and write the table."""
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for alias, name in ALIASES.items():
-        family = spot.Family(alias, weights=weights / f"{name.removesuffix('+spot')}.safetensors")
+    for alias, family in shipped_retrofits(weights):
         dense = dense_model(family)
         data = loader(images_set_aside(dense, train), 25)
         batches = [(torch.cat([images, images.flip(-1)]), labels.repeat(2)) for images, labels, _ in data]
@@ -70,7 +67,7 @@ def main(weights: Path, train: Path, out: Path) -> None:
                 model = merging(family, tokens, blocks, share)
                 made = torch.cat([model(images).log_softmax(1) for images, _ in batches])
                 row = table.setdefault((blocks, share), {"blocks that merge": words(blocks), "share merged": share})
-                row[f"{alias}, {tokens}: KL"] = round(divergence(full, made), 3)
+                row[f"{alias}, {tokens}: KL"] = round(divergence(full, made).mean().item(), 3)
                 row[f"{alias}, {tokens}: top-1 %"] = round(100 * (made.argmax(1) == labels).float().mean().item(), 1)
     rows = list(table.values())
     for row in rows:
@@ -81,11 +78,6 @@ def main(weights: Path, train: Path, out: Path) -> None:
     about = f"{len(labels)} images: those set aside, and their mirror images. "
     about += "Written by `python -m paper.merging_schedules`."
     write_text(out, f"{about}\n\n{comment({alias: alias for alias in ALIASES})}\n\n{report.markdown(rows)}")
-
-
-def divergence(full: Tensor, made: Tensor) -> float:
-    """The mean KL divergence between log-probabilities (M, classes)."""
-    return (full.exp() * (full - made)).sum(1).mean().item()
 
 
 def words(blocks: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import spot
 from paper.needle import SIZES, TOKENS
+from paper.program import program
 from paper.provenance import sentence, stored
 from paper.statistics import difference, share
 from paper.study import cell, signed
@@ -32,7 +33,6 @@ from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.hashes import hash_model
 from spot.store import write_json, write_text
-from tools.program import program
 
 SHIPPED, MIX, DENSE, GRID = "scenes-needle", "mix, 200 steps", "all dense, 200 steps", "dense grid"
 

@@ -34,6 +34,7 @@ from torchvision.transforms import ToTensor
 import spot
 from paper.backbone import Backbone, vit_b16_macs
 from paper.lab import Lab
+from paper.program import program
 from paper.run import run as run_studies
 from paper.run import tell_findings
 from paper.settings import StudySettings
@@ -50,7 +51,6 @@ from spot.store import write_text
 from spot.training.fresh import for_data
 from spot.training.recipes import find_recipe, override
 from spot.training.run import run as train
-from tools.program import program
 
 TRAIN_IMAGES, VAL_IMAGES, BUDGETS = 1_281_167, 50_000, (25, 49, 100, 196)
 GPUS = 8

@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import spot
+from paper.program import program
 from paper.provenance import stored
 from paper.statistics import difference, share
 from paper.study import Row
@@ -45,7 +46,6 @@ from spot.placement.saliency import OnnxSaliency, map_macs, rgb, spectral_residu
 from spot.store import read_tensors, write_tensors
 from spot.training.discovery import fit_head
 from spot.training.glimpses import Glimpses, color_jitter, train_classifier
-from tools.program import program
 
 MARGIN, PATCH = 1.25, 16
 ALL = 4250  # patches of a picture

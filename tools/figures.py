@@ -22,6 +22,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 import spot
+from paper.program import program
 from spot import report
 from spot.data.classes import class_names
 from spot.data.picture import open_image, photo_transform
@@ -34,7 +35,6 @@ from spot.plots.layout import PlainFigure
 from spot.plots.placements import TOWARDS, Gallery, covered, draw_image, draw_windows, galleries
 from spot.store import read_json
 from spot.tokens.position_embedding import grid_positions
-from tools.program import program
 
 NAME = "deit_tiny_patch16_224.fb_in1k"
 DOCS = Path(__file__).parents[1] / "docs"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import spot
+from paper.program import program
 from paper.provenance import comment
 from spot import report
 from spot.data.images import data_for
@@ -28,7 +29,6 @@ from spot.models.family import Family, Source, at_budget
 from spot.models.shipped import ALIASES, LIST
 from spot.store import read_json, write_json, write_text
 from spot.training.recipes import NEEDLE
-from tools.program import program
 
 ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 import spot
+from paper.program import SET_ASIDE, images_set_aside, program
 from paper.provenance import comment
 from spot import report
-from spot.data.folders import read_keys
-from spot.data.images import Images, data_for
 from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_folder
@@ -30,9 +29,7 @@ from spot.models.family import Family
 from spot.models.shipped import CASCADE
 from spot.store import read_json, write_json, write_text
 from tools.make_assets import ASSETS, call, curve, epochs_of, measured, record
-from tools.program import program
 
-SET_ASIDE = Path(__file__).parent / "set_aside.txt"
 # What is changed in the recipe distil-sizes for each: bfloat16 is twice as fast on a CPU that has it.
 RETROFITS: dict[str, tuple[str, ...]] = {
     "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("precision=bf16",),
@@ -43,7 +40,6 @@ AGAIN: dict[str, tuple[str, ...]] = {
     "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("precision=bf16",),
     "deit_tiny_patch16_224.fb_in1k": ("precision=bf16", "epochs=7"),
 }
-NAMES = tuple(RETROFITS)
 SEEDS = (0, 1)
 BUDGETS = (25, 49, 100, 196)
 MIN_TOKENS = 16  # of 9, 16 and 25 the one with the lowest cross-entropy at every budget on the images set aside
@@ -140,14 +136,6 @@ def mean_of(runs: Sequence[Path], out: Path) -> Path:
     models[0].vit.load_state_dict(mean)
     save_folder(models[0], out / "model")
     return out
-
-
-def images_set_aside(model: spot.SpotViT, train: Path) -> Images:
-    """The photographs of the folder that are set aside from training, for choices."""
-    data = data_for(model, str(train))
-    assert isinstance(data, Images)
-    data.select(read_keys(SET_ASIDE))
-    return data
 
 
 def agreements(before: spot.SpotViT, run: Path, train: Path) -> list[dict[str, Any]]:

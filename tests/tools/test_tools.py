@@ -11,11 +11,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import spot
-from paper import equal_training, policies
+from paper import equal_training, policies, program
 from paper.equal_training import SmallerMerged
 from spot.cli import main
 from spot.models.deltas import is_delta
-from spot.models.family import hash_weights
 from spot.placement.policy import Policy
 from tools import fill_results, make_assets, make_retrofits
 
@@ -94,6 +93,7 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
     }
     for name, value in changes.items():
         monkeypatch.setattr(make_retrofits, name, value)
+    monkeypatch.setattr(program, "SET_ASIDE", real / "aside.txt")
     make_retrofits.main(real, real / "images", real / "images", tmp_path / "runs")
     delta = tmp_path / f"{NAME}+spot.safetensors"
     assert is_delta(delta)
@@ -150,23 +150,19 @@ def test_ways_to_teach_are_trained_alike_and_compared_image_by_image(real, tmp_p
     equal_training.main(*folders, merged=True)
 
 
-def test_policies_stand_beside_their_controls(real, tmp_path, monkeypatch):
-    monkeypatch.setattr(make_retrofits, "SET_ASIDE", real / "aside.txt")
+def test_policies_stand_beside_their_controls(real, monkeypatch):
+    monkeypatch.setattr(program, "SET_ASIDE", real / "aside.txt")
     model = spot.load(NAME, weights=real / f"{NAME}.safetensors").eval()
-    about = {"model": NAME, "hash": hash_weights(model)}
-    Policy(model.patch_size, about=about).save(tmp_path / "flat.safetensors")  # a flat map: it is isotropic
+    model.policy = Policy(model.patch_size)  # a flat map: it is isotropic
+    rows = policies.compared(model, real / "images")
+    files = [real / "images" / "n01440764" / f"{number}.png" for number in (3, 5)]
     with torch.no_grad():
-        rows = policies.compared(model, real / "images", [tmp_path / "flat.safetensors"])
-        images = torch.stack(
-            [model.transform()(Image.open(real / "images" / "n01440764" / f"{n}.png")) for n in (3, 5)]
-        )
-        full, few = (model(images, tokens=tokens).log_softmax(1) for tokens in (100, 25))
-    named = {row["placement"]: row for row in rows}
-    assert list(named) == ["isotropic", "flat", "flat, map of another image", "flat, mean of its maps",
-                           "class attention of the dense ViT"]  # fmt: skip
-    assert named["isotropic"]["KL"] == pytest.approx((full.exp() * (full - few)).sum(1).mean().item(), rel=1e-3)
-    assert named["flat"]["KL"] == pytest.approx(named["isotropic"]["KL"], rel=1e-3)
-    assert named["class attention of the dense ViT"]["KL"] != pytest.approx(named["isotropic"]["KL"], rel=1e-3)
+        images = torch.stack([model.transform()(Image.open(file)) for file in files])
+        full, few = (model(images, tokens=tokens, prior="isotropic").log_softmax(1) for tokens in (100, 25))
+    apart = {row["placement"]: row["KL"] for row in rows}
+    even = pytest.approx((full.exp() * (full - few)).sum(1).mean().item(), rel=1e-3)
+    assert apart["isotropic"] == apart["the policy"] == apart["the policy, mean of its maps"] == even
+    assert apart["class attention of the dense ViT"] != even
 
 
 def test_a_verb_that_fails_stops_the_program(capfd):
