@@ -33,7 +33,6 @@ def play(
         port: port of the server; 0 takes any free port
         no_browser: only print the address
     """
-    from spot import report
     from spot.errors import InputError
 
     try:
@@ -42,8 +41,8 @@ def play(
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "websockets"):
             raise
         raise InputError(f"the playground needs {error.name}; pip install 'spot-vit[play]'") from None
-    from spot.play.session import open_session
+    from spot.play.session import open_playground
 
     sock = listen(port)
-    session = open_session(images, model, weights, data, split, saliency or "spectral")
-    serve(session, sock, browser=not no_browser, say=report.say)
+    session = open_playground(images, model, weights, data, split, saliency or "spectral")
+    serve(session, sock, browser=not no_browser)

@@ -5,7 +5,7 @@ The page identifies an image by an id from the server. An id is looked up, never
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -58,11 +58,11 @@ class Sample:
     open: Callable[[], Picture]
 
 
-class Pictures:
+class PictureStore:
     """Samples and uploads by id."""
 
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self.samples = {sample.id: sample for sample in samples}
+    def __init__(self) -> None:
+        self.samples: dict[str, Sample] = {}
         self._uploads: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
 
     def add(self, name: str, data: bytes) -> str:

@@ -11,7 +11,7 @@ from spot.errors import InputError
 MAX_TOKENS = 1024
 MAX_SCALE = 8
 MAX_STEPS = 1000
-FAR = 1.0  # maximum distance of a token outside the image, as a fraction of its size
+MAX_OUTSIDE = 1.0  # maximum distance of a token outside the image, as a fraction of its size
 
 
 class Request:
@@ -24,13 +24,12 @@ class Request:
 
     @classmethod
     def parse(cls, text: str | bytes) -> "Request":
-        """Parse JSON text. Python's extensions NaN and Infinity are refused."""
+        """Parse JSON text."""
         try:
-            return cls(json.loads(text, parse_constant=_refuse_constant))
-        except InputError:
-            raise
+            fields = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"this is not JSON: {error}") from None
+        return cls(fields)
 
     def text(self, name: str, default: str | None = None) -> str:
         """A string."""
@@ -39,16 +38,16 @@ class Request:
             raise InputError(f"{name} must be text, got {value!r}")
         return value
 
-    def optional(self, name: str, low: int = 0, high: int = 2**31 - 1) -> int | None:
-        """A whole number in a range, or None."""
-        return None if self.fields.get(name) is None else self.number(name, low, high)
-
     def number(self, name: str, low: int = 0, high: int = 2**31 - 1) -> int:
         """A whole number from low to high."""
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise InputError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
         return value
+
+    def optional(self, name: str, low: int, high: int) -> int | None:
+        """A whole number from low to high, or None."""
+        return None if self.fields.get(name) is None else self.number(name, low, high)
 
     def scale(self) -> float | Literal["auto"] | None:
         """The size of windows to place: a number, "auto", or None for the model's own."""
@@ -58,10 +57,6 @@ class Request:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SCALE:
             raise InputError(f'scale must be "auto" or a number above 0 and at most {MAX_SCALE}, got {value!r}')
         return float(value)
-
-    def tokens(self) -> int:
-        """The number of tokens to place."""
-        return self.number("tokens", 1, MAX_TOKENS)
 
     def positions(self) -> Tensor:
         """Positions (1, N, 2 or 3) of one image."""
@@ -93,14 +88,10 @@ def checked_positions(value: Any) -> Tensor:
     places, scales = positions[:, :2], positions[:, 2:]
     if not bool(((scales > 0) & (scales <= MAX_SCALE)).all()):
         raise InputError(f"a position's third number is its window's scale, above 0 and at most {MAX_SCALE}")
-    outside = places[(places < -FAR) | (places > 1 + FAR)]
+    outside = places[(places < -MAX_OUTSIDE) | (places > 1 + MAX_OUTSIDE)]
     if len(outside):
         raise InputError(
             f"positions are fractions of height and width, from 0 to 1, got {outside[0]:g}; "
             "divide pixels by the image's size"
         )
     return positions.float()
-
-
-def _refuse_constant(name: str) -> float:
-    raise InputError(f"positions must be finite numbers, but {name} is among them")

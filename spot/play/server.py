@@ -21,12 +21,14 @@ from urllib.parse import unquote
 import uvicorn
 from PIL import Image
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from spot import report
 from spot.errors import InputError, unknown
 from spot.play.pictures import UPLOAD_BYTES
 from spot.play.request import Request
@@ -67,17 +69,15 @@ class Guard:
 
     def allowed(self, scope: Scope) -> bool:
         """Whether the host, and the origin if given, are those of the server's page."""
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        hosts, origins = headers.get("host", []), headers.get("origin", [])
+        headers = Headers(scope=scope)
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             return False
         if origins or scope["type"] == "websocket":
             return len(origins) == 1 and origins[0].lower() in self.origins
         # Links on other sites may open the page but not fetch its pictures.
-        opened = headers.get("sec-fetch-mode") == ["navigate"] and scope["path"] == "/"
-        return opened or headers.get("sec-fetch-site", ["none"])[0] in ("same-origin", "none")
+        opened = headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"
+        return opened or headers.get("sec-fetch-site", "none") in ("same-origin", "none")
 
 
 class Server:
@@ -136,8 +136,8 @@ class Server:
 
     async def get_picture(self, request: HttpRequest) -> Response:
         picture, model = request.path_params["picture"], request.query_params.get("model", "")
-        kind = request.query_params.get("kind", "pixels")
-        return png(await self.compute(lambda: self.session.view(picture, model).shown(kind)))
+        sharp = request.query_params.get("kind") == "sharp"
+        return png(await self.compute(lambda: self.session.view(picture, model).shown(sharp)))
 
     async def post_picture(self, request: HttpRequest) -> Response:
         name = unquote(request.headers.get("x-name", ""))[:300] or "image"
@@ -238,11 +238,11 @@ def web_server(server: Server, port: int) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve(session: Session, sock: socket.socket, *, browser: bool = True, say: Callable[[str], None] = print) -> None:
+def serve(session: Session, sock: socket.socket, *, browser: bool = True) -> None:
     """Open the page in a browser, and serve until Ctrl-C."""
     port = sock.getsockname()[1]
     address = f"http://{HOST}:{port}/"
-    say(f"The playground is at {address} (Ctrl-C ends it)")
+    report.say(f"The playground is at {address} (Ctrl-C ends it)")
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     with suppress(KeyboardInterrupt):  # uvicorn has shut down by then

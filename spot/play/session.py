@@ -35,7 +35,7 @@ from spot.placement.files import Placements
 from spot.placement.oracle import LABELLED, PRESETS, moved_at_random, search, wrong_labels
 from spot.placement.priors import LEARNED, PRIORS, omega
 from spot.placement.saliency import open_saliency, rgb
-from spot.play.pictures import Pictures, file_samples, folder_samples, scene_samples
+from spot.play.pictures import PictureStore, file_samples, folder_samples, scene_samples
 from spot.play.request import MAX_TOKENS, Request
 from spot.play.worker import Job
 from spot.tokens.authors import AuthorsTokenizer
@@ -51,13 +51,14 @@ TRIES = 32  # maximum number of random directions per token, until one stays in 
 THUMBNAIL = 96
 PRIOR_MAPS = {name: prior.needs_map for name, prior in PRIORS.items()} | {LEARNED: False}  # whether it needs a map
 SHARP = 3  # resolution of a displayed photograph, as a multiple of the model's
+MAX_SHARP = 2048  # its largest side, in pixels
 
 
 class Session:
     """The models by name, loaded on first use, and the pictures."""
 
     def __init__(
-        self, loaders: Mapping[str, Callable[[], Source]], pictures: Pictures, saliency: str = "spectral"
+        self, loaders: Mapping[str, Callable[[], Source]], pictures: PictureStore, saliency: str = "spectral"
     ) -> None:
         self.loaders, self.pictures, self.saliency = dict(loaders), pictures, saliency
         self.source = lru_cache(maxsize=None)(self._source)
@@ -100,7 +101,7 @@ class Session:
         model.saliency = self.saliency
         return model.eval().requires_grad_(False)
 
-    def asked(self, request: Request) -> "View":
+    def view_of(self, request: Request) -> "View":
         """The model and picture of a request."""
         return self.view(request.text("picture"), request.text("model"))
 
@@ -159,20 +160,15 @@ class View:
         colors = rgb(taken.reshape(1, 3, *taken.shape[-2:]), self.model.data_config)[0]
         return (colors * 255).round().to(torch.uint8).permute(1, 2, 0)
 
-    def shown(self, kind: str) -> Image.Image:
-        """The model's input as an image, or the same crop at a higher resolution."""
-        picture, config, (height, width) = (
-            self.session.picture(self.picture),
-            self.model.data_config,
-            self.model.img_size,
-        )
-        if kind == "pixels" or picture.whole or min(picture.image.size) < min(height, width):
-            return to_pil_image(rgb(self.images, config)[0])
-        times = SHARP if kind == "sharp" and max(height, width) * SHARP <= 2048 else 1
-        return to_pil_image(rgb(picture.tensor(self.model, times), config)[0])
+    def shown(self, sharp: bool) -> Image.Image:
+        """The model's input as an image; with `sharp`, the same crop at a higher resolution if the picture has it."""
+        picture, size = self.session.picture(self.picture), self.model.img_size
+        sharp = sharp and not picture.whole and min(picture.image.size) >= min(size) and SHARP * max(size) <= MAX_SHARP
+        images = picture.tensor(self.model, SHARP) if sharp else self.images
+        return to_pil_image(rgb(images, self.model.data_config)[0])
 
 
-def open_session(
+def open_playground(
     images: Sequence[str | Path] = (),
     models: Sequence[str] = (),
     weights: Sequence[Path] = (),
@@ -195,7 +191,7 @@ def open_session(
         if name in built_in():
             loaders.setdefault(name, partial(load_source, name))
     samples = file_samples(photo_files(images)) if images else []
-    session = Session(loaders, Pictures(samples), saliency)
+    session = Session(loaders, PictureStore(), saliency)
     for name in named:
         session.model(name)
     if data is not None and data != "scenes":
@@ -209,7 +205,7 @@ def open_session(
 # ----------------------------------------------------------------------------- requests
 
 
-def model_info(session: Session, request: Request, job: Job) -> None:
+def send_model(session: Session, request: Request, job: Job) -> None:
     """A model's sizes, classes, default prior and default budget."""
     name = request.text("model")
     model = session.model(name)
@@ -227,9 +223,9 @@ def model_info(session: Session, request: Request, job: Job) -> None:
     )
 
 
-def predict(session: Session, request: Request, job: Job) -> None:
+def send_prediction(session: Session, request: Request, job: Job) -> None:
     """The top classes at given positions and of the dense ViT, and the pixels of one token."""
-    view, positions = session.asked(request), request.positions()
+    view, positions = session.view_of(request), request.positions()
     answer: dict[str, Any] = {"top": view.top(view.forward(positions)[0]), "dense": view.top(view.dense, 2)}
     token = request.optional("token", 0, positions.shape[1] - 1)
     if token is not None:
@@ -238,9 +234,9 @@ def predict(session: Session, request: Request, job: Job) -> None:
     job.send(answer)
 
 
-def place(session: Session, request: Request, job: Job) -> None:
+def send_placement(session: Session, request: Request, job: Job) -> None:
     """Place tokens by a prior, like `spot predict` and `spot search`."""
-    view, prior, tokens = session.asked(request), request.text("prior"), request.tokens()
+    view, prior, tokens = session.view_of(request), request.text("prior"), request.number("tokens", 1, MAX_TOKENS)
     if prior not in PRIOR_MAPS:  # a policy's file is a prior too, but the page must not name local files
         raise unknown("prior", prior, PRIOR_MAPS)
     how: dict[str, Any] = {"keys": [view.key], "seed": request.number("seed")}
@@ -249,15 +245,15 @@ def place(session: Session, request: Request, job: Job) -> None:
     job.send({"positions": positions[0].tolist()})
 
 
-def saliency(session: Session, request: Request, job: Job) -> None:
+def send_saliency(session: Session, request: Request, job: Job) -> None:
     """The saliency map of the priors salient, focus and background."""
-    small = F.interpolate(session.asked(request).maps[:, None], size=(64, 64), mode="area")[0, 0]
+    small = F.interpolate(session.view_of(request).maps[:, None], size=(64, 64), mode="area")[0, 0]
     job.send({"values": small.tolist()})
 
 
-def searched(session: Session, request: Request, job: Job) -> None:
+def send_search(session: Session, request: Request, job: Job) -> None:
     """Run a search and send each step: positions, the class's probability and the top classes."""
-    view, positions = session.asked(request), request.positions()
+    view, positions = session.view_of(request), request.positions()
     objective, preset = request.text("objective"), request.text("preset")
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
@@ -292,9 +288,9 @@ def searched(session: Session, request: Request, job: Job) -> None:
     job.send({"part": 1, "done": True})
 
 
-def control(session: Session, request: Request, job: Job) -> None:
+def send_control(session: Session, request: Request, job: Job) -> None:
     """The control of a search: move the same tokens by the same distances in random directions."""
-    view, trajectory = session.asked(request), request.trajectory()
+    view, trajectory = session.view_of(request), request.trajectory()
     label, chance = view.label(request), generator_for(request.number("seed"), view.key)
     start, end = trajectory[0], trajectory[-1]
     sized = torch.cat([start[:, :2], end[:, 2:]], -1)  # windows have their final sizes
@@ -306,9 +302,9 @@ def control(session: Session, request: Request, job: Job) -> None:
     job.send({"positions": moved[0].tolist(), "probabilities": probabilities})
 
 
-def field(session: Session, request: Request, job: Job) -> None:
+def send_field(session: Session, request: Request, job: Job) -> None:
     """Answer "Why here?": the class's log-probability over the positions of one token, from coarse to fine."""
-    view, positions = session.asked(request), request.positions()
+    view, positions = session.view_of(request), request.positions()
     token, label = request.number("token", 0, positions.shape[1] - 1), view.label(request)
     low, high = omega(view.images)
     values, total = torch.full((1, 1), math.nan), LEVELS[-1] ** 2
@@ -336,9 +332,9 @@ def field(session: Session, request: Request, job: Job) -> None:
     send(side=LEVELS[-1], part=1, done=True)
 
 
-def cost(session: Session, request: Request, job: Job) -> None:
+def send_cost(session: Session, request: Request, job: Job) -> None:
     """The number of tokens, the MACs and the latency of a forward pass on this placement."""
-    view, positions, seconds = session.asked(request), request.positions(), []
+    view, positions, seconds = session.view_of(request), request.positions(), []
     for _ in range(7):
         start = time.perf_counter()
         view.forward(positions)
@@ -350,8 +346,8 @@ def cost(session: Session, request: Request, job: Job) -> None:
 
 
 ACTIONS: dict[str, Callable[[Session, Request, Job], None]] = {
-    "model": model_info, "predict": predict, "place": place, "saliency": saliency,
-    "search": searched, "control": control, "field": field, "cost": cost,
+    "model": send_model, "predict": send_prediction, "place": send_placement, "saliency": send_saliency,
+    "search": send_search, "control": send_control, "field": send_field, "cost": send_cost,
 }  # fmt: skip
 LONG = ("search", "control", "field", "cost")  # quick requests run between their steps
 
@@ -361,7 +357,7 @@ LONG = ("search", "control", "field", "cost")  # quick requests run between thei
 
 def picture_png(session: Session, request: Request) -> bytes:
     """A PNG of this trajectory, as drawn by `spot search`."""
-    view, trajectory = session.asked(request), request.trajectory()
+    view, trajectory = session.view_of(request), request.trajectory()
     logits = torch.cat([view.forward(places[None]) for places in (trajectory[0], trajectory[-1])])
     label, image = request.optional("label", 0, view.model.num_classes - 1), rgb(view.images, view.model.data_config)[0]
     made = PhotoSearch.of(Path(view.key), image, trajectory, logits, label, session.names(view.name))
@@ -373,7 +369,7 @@ def picture_png(session: Session, request: Request) -> bytes:
 
 def placements_file(session: Session, request: Request) -> bytes:
     """A placements file of this picture, for `spot evaluate --placements` or this page."""
-    view, trajectory = session.asked(request), request.trajectory()
+    view, trajectory = session.view_of(request), request.trajectory()
     made = {"model": view.model.name, "by": "spot play"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "placements.safetensors"

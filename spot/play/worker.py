@@ -25,35 +25,21 @@ class Job:
     def __init__(
         self, work: Callable[["Job"], None], send: Callable[[dict[str, Any]], None], *, long: bool = False
     ) -> None:
-        self.work, self.long, self.stopped = work, long, False
-        self._send = send
-        self._worker: Worker | None = None
+        self.work, self.answer, self.long, self.stopped = work, send, long, False
+        self.worker: Worker | None = None
 
     def send(self, message: dict[str, Any]) -> None:
         """Send an answer. Raises Stopped if the job was replaced or cancelled."""
         if self.stopped:
             raise Stopped
-        self._send(message)
+        self.answer(message)
 
     def rest(self) -> None:
         """Run the waiting quick jobs of all tabs. Raises Stopped if this job was replaced or cancelled."""
-        if self._worker is not None:
-            self._worker.run_quick()
+        if self.worker is not None:
+            self.worker.run_quick()
         if self.stopped:
             raise Stopped
-
-    def run(self, worker: "Worker") -> None:
-        """Do the work. An error is sent as one sentence."""
-        self._worker = worker
-        try:
-            self.work(self)
-        except Stopped:
-            pass
-        except InputError as error:
-            self._send({"error": str(error)})
-        except Exception as error:
-            logging.getLogger("spot.play").exception("a request failed")
-            self._send({"error": f"this did not work ({type(error).__name__}: {error}); the terminal says more"})
 
 
 class Worker:
@@ -70,7 +56,7 @@ class Worker:
     def submit(self, owner: Hashable, slot: str, job: Job) -> None:
         """Queue a job, replacing the waiting or running job of this slot."""
         with self._changed:
-            self._stop((owner, slot))
+            self._mark_stopped((owner, slot))
             self._waiting[owner, slot] = job  # takes the queue position of the job it replaces
             self._changed.notify()
 
@@ -79,15 +65,15 @@ class Worker:
         with self._changed:
             for key in [*self._waiting, *self._running]:
                 if key[0] == owner and slot in (None, key[1]):
-                    self._stop(key)
+                    self._mark_stopped(key)
                     self._waiting.pop(key, None)
 
     def close(self) -> None:
         """Stop all jobs and end the thread."""
         with self._changed:
             self._closed = True
-            for key in [*self._waiting, *self._running]:
-                self._stop(key)
+            for job in [*self._waiting.values(), *self._running.values()]:
+                job.stopped = True
             self._waiting.clear()
             self._changed.notify()
         self._thread.join(timeout=10)
@@ -103,7 +89,7 @@ class Worker:
         while (taken := self._take(quick=True)) is not None:
             self._perform(*taken)
 
-    def _stop(self, key: Key) -> None:
+    def _mark_stopped(self, key: Key) -> None:
         for jobs in (self._waiting, self._running):
             if key in jobs:
                 jobs[key].stopped = True
@@ -117,8 +103,17 @@ class Worker:
             return order[0], job
 
     def _perform(self, key: Key, job: Job) -> None:
+        """Do the work of a job. An error is sent as one sentence."""
+        job.worker = self
         try:
-            job.run(self)
+            job.work(job)
+        except Stopped:
+            pass
+        except InputError as error:
+            job.answer({"error": str(error)})
+        except Exception as error:
+            logging.getLogger("spot.play").exception("a request failed")
+            job.answer({"error": f"this did not work ({type(error).__name__}: {error}); the terminal says more"})
         finally:
             with self._changed:
                 if self._running.get(key) is job:
