@@ -15,11 +15,6 @@ const actions = {
   redo: () => travel(app.future, app.past),
   compare,
   "save-picture": () => keep("/drawn", "spot-search.png"),
-  theme() {
-    const dark = document.documentElement.dataset.theme === "dark";
-    localStorage.setItem("spot-theme", dark ? "light" : "dark");
-    theme();
-  },
   help: () => $("keys").showModal(),
   place: () => place(),
   snap,
@@ -53,12 +48,7 @@ const actions = {
   },
 };
 
-function theme() {
-  const wanted = localStorage.getItem("spot-theme");
-  document.documentElement.dataset.theme = wanted ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-}
-
-for (const [name, action] of Object.entries(actions)) $(name).addEventListener("click", () => (app.active || name === "help" || name === "theme") && action());
+for (const [name, action] of Object.entries(actions)) $(name).addEventListener("click", () => (app.active || name === "help") && action());
 for (const name of ["prior", "tokens", "seed", "scale"]) $(name).addEventListener("change", () => app.active && place());
 for (const name of ["target", "class"]) $(name).addEventListener("change", () => app.active && (targetShown(), writeAddress()));
 for (const name of ["objective", "preset", "steps"]) $(name).addEventListener("change", () => app.active && (searchShown(), writeAddress()));
@@ -115,8 +105,6 @@ addEventListener("hashchange", () => {
     restore(wanted);
   }
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
-theme();
 showHistory();
 link.connect({
   failed: note,

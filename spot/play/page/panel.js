@@ -63,7 +63,7 @@ export class Panel {
     while (list.children.length > prediction.top.length) list.lastChild.remove();
     const [first, second] = prediction.dense ?? [];
     if (first) {
-      this.find(".dense").textContent = `The dense ViT says ${first.name} ${percent(first.p)}${second ? `, ${second.name} ${percent(second.p)}` : ""}.`;
+      this.find(".dense").textContent = `The dense ViT predicts ${first.name} ${percent(first.p)}${second ? `, ${second.name} ${percent(second.p)}` : ""}.`;
     }
   }
 
@@ -84,7 +84,7 @@ export class Panel {
     this.find(".token h2").textContent = token === null ? "Token" : `Token ${token + 1} of ${this.positions.length}`;
     pen.clearRect(0, 0, canvas.width, canvas.height);
     if (token === null || !samples) {
-      note.textContent = "Select a token to see the samples it really reads.";
+      note.textContent = "Select a token to see its samples.";
       return;
     }
     const bytes = atob(samples.rgb);

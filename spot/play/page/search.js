@@ -12,7 +12,7 @@ export const OBJECTIVES = {
   descent: "more probable",
   obfuscate: "a wrong label",
   agree: "as the dense ViT",
-  entropy: "surer of anything",
+  entropy: "more confident",
 };
 
 export function searching(running) {
