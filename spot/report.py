@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spot.errors import InputError
-from spot.store import whole, write_json
+from spot.store import atomic_write, write_json
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -148,7 +148,7 @@ def save_csv(path: str | Path | None, rows: Sequence[Row]) -> None:
     writer = csv.DictWriter(lines, columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(lines.getvalue().encode(errors="surrogateescape"))  # file names keep their bytes
 
 

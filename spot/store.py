@@ -1,11 +1,11 @@
 """Files: written atomically, and checked when they are read.
 
-    with whole("result.png") as temporary: ...      any file; a link is followed, "-" is standard output
-    write_text, write_json, read_json               text and JSON
-    write_tensors, read_tensors                     safetensors with one JSON entry in the header
-    write_state, read_state                         nested training state (torch.save, weights_only)
-    refuse_difference                               error for other settings, naming the first difference
-    locked                                          a lock for one process; a killed process releases it
+    with atomic_write("result.png") as temporary: ...      any file; a link is followed, "-" is standard output
+    write_text, write_json, read_json                      text and JSON
+    write_tensors, read_tensors                            safetensors with one JSON entry in the header
+    write_state, read_state                                nested training state (torch.save, weights_only)
+    refuse_difference                                      error for other settings, naming the first difference
+    locked                                                 a lock for one process; a killed process releases it
 
 A file that cannot be read or written raises an InputError with its name. Safetensors files written here contain a
 "sha256" of the header and the data. Files of other programs are read without this check.
@@ -16,11 +16,9 @@ import hashlib
 import json
 import os
 import pickle
-import re
 import secrets
 import shutil
 import socket
-import stat
 import struct
 import sys
 import tempfile
@@ -43,20 +41,21 @@ if TYPE_CHECKING:  # importing torch takes a second, too long for a command's --
     from torch import Tensor
 
 CHECKSUM = "sha256"
+HIDDEN = ".spot."  # temporary files and locks begin with this; killed processes leave them behind
 
 
 # Writing
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path, which replaces `path` if the block ends without an error.
 
     A kill, an exception or a full disk leaves the old file (or none), never a partial one. Symbolic links are
     followed, "-" is standard output, and pipes and devices are written to directly. The temporary name keeps the
     suffix, because matplotlib and others choose the format by it.
     """
-    with disk(path):
+    with disk_errors(path):
         if _is_stream(path):
             with tempfile.TemporaryDirectory() as folder:
                 temporary = Path(folder) / f"out{Path(path).suffix}"
@@ -71,14 +70,15 @@ def whole(path: str | Path) -> Iterator[Path]:
         target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         # The name is fixed unless another process holds it: the leftover of a killed process is overwritten.
-        temporary = target.with_name(f".{target.stem[:50]}.tmp{target.suffix}")  # names have at most 255 bytes
+        name = f"{HIDDEN}{target.stem[:50]}"  # names have at most 255 bytes
+        temporary = target.with_name(name + target.suffix)
         while (handle := _hold(temporary)) is None:
-            temporary = target.with_name(f".{target.stem[:50]}.{secrets.token_hex(4)}.tmp{target.suffix}")
-        os.ftruncate(handle, 0)
+            temporary = target.with_name(f"{name}-{secrets.token_hex(4)}{target.suffix}")
         try:
+            os.ftruncate(handle, 0)
             yield temporary
             if target.is_file():
-                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+                shutil.copymode(target, temporary)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(target)
@@ -88,7 +88,7 @@ def whole(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def disk(path: str | Path) -> Iterator[None]:
+def disk_errors(path: str | Path) -> Iterator[None]:
     """Turn a full disk, or one that cannot be written to, into an InputError."""
     try:
         yield
@@ -97,7 +97,7 @@ def disk(path: str | Path) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         number = getattr(error, "errno", None)
         words = ("No space left", "PytorchStreamWriter failed", "unexpected pos", "iostream error")  # torch.save's own
-        full = number in (errno.ENOSPC, errno.EDQUOT) or any(each in str(error) for each in words)
+        full = number in (errno.ENOSPC, errno.EDQUOT) or any(word in str(error) for word in words)
         if number is None and not full:
             raise
         reason = "the disk is full" if full else os.strerror(number)  # type: ignore[arg-type]
@@ -107,13 +107,13 @@ def disk(path: str | Path) -> Iterator[None]:
 
 def is_leftover(path: Path) -> bool:
     """Whether this is a temporary file or lock of spot, left by a killed process or in use by another."""
-    return re.fullmatch(r"\.lock|\..+\.(lock|tmp(\.[^.]*)?)", path.name) is not None
+    return path.name.startswith(HIDDEN)
 
 
 def sweep(folder: str | Path) -> None:
     """Remove the leftovers of killed processes. Those of running processes are locked and are kept."""
-    for path in sorted(Path(folder).glob(".*")):
-        if is_leftover(path) and path.is_file() and (handle := _hold(path)) is not None:
+    for path in sorted(Path(folder).glob(f"{HIDDEN}*")):
+        if path.is_file() and (handle := _hold(path)) is not None:
             path.unlink(missing_ok=True)
             os.close(handle)
 
@@ -137,13 +137,13 @@ def locked(path: str | Path, what: str = "") -> Iterator[None]:
     The operating system releases the lock when the process ends. The lock is a hidden file in the same folder.
     """
     path = Path(os.path.realpath(path))
-    lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name[:100]}.lock")
-    with disk(lock):
+    lock = path / f"{HIDDEN}lock" if path.is_dir() else path.with_name(f"{HIDDEN}{path.name[:50]}.lock")
+    with disk_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         handle = _hold(lock)
     if handle is None:
         holder = ""
-        with suppress(OSError):
+        with suppress(OSError):  # it may just have been released
             holder = lock.read_text().strip()
         holder = holder or "another process"
         raise InputError(f"{what or path} is being written by {holder}; wait for it, or choose another output")
@@ -165,17 +165,14 @@ def _hold(path: Path) -> int | None:
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(path), os.fstat(handle)):
-                return handle
-        except FileNotFoundError:
-            pass  # another process removed or renamed it after it was opened here
-        except OSError as error:
-            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                return handle  # a file system without locks
+        except BlockingIOError:
             os.close(handle)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return None
-            raise
+            return None
+        except OSError:
+            return handle  # a file system without locks
+        with suppress(FileNotFoundError):  # another process removed or renamed it after it was opened here
+            if os.path.samestat(path.stat(), os.fstat(handle)):
+                return handle
         os.close(handle)
 
 
@@ -184,7 +181,7 @@ def _hold(path: Path) -> int | None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write text in UTF-8."""
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -199,7 +196,7 @@ def read_json(path: str | Path, what: str = "a JSON file") -> Any:
     try:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError, OSError) as error:
-        raise InputError(f"{path} is damaged, or not {what}: {_one_line(error)}") from error
+        raise _damaged(path, what, error) from error
 
 
 def as_json(data: Any) -> Any:
@@ -217,26 +214,20 @@ def write_tensors(
 
     Equal content gives equal bytes. (The writer of safetensors orders header entries randomly.)
     """
-    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
     # Sort by element size, largest first, which aligns every tensor; then by name.
-    order = sorted(ready, key=lambda name: (-ready[name].element_size(), name))
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries: dict[str, Any] = {"__metadata__": {kind: json.dumps(about, sort_keys=True), **others}}
-    start = 0
+    end = 0
     for name in order:
-        tensor, end = ready[name], start + ready[name].nbytes
-        entries[name] = {"dtype": _dtype(tensor), "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    digest = hashlib.sha256(_dumped(entries))
-    for name in order:
-        digest.update(tensor_bytes(ready[name]))
-    entries["__metadata__"][CHECKSUM] = digest.hexdigest()
+        start, end = end, end + content[name].nbytes
+        shape = list(tensors[name].shape)
+        entries[name] = {"dtype": _dtype(tensors[name]), "shape": shape, "data_offsets": [start, end]}
+    entries["__metadata__"][CHECKSUM] = _checksum(entries, (content[name] for name in order))
     header = _dumped(entries)
     header += b" " * (-len(header) % 8)
-    with whole(path) as temporary, temporary.open("wb") as file:
-        file.write(struct.pack("<Q", len(header)))
-        file.write(header)
-        for name in order:
-            file.write(tensor_bytes(ready[name]))
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        file.writelines([struct.pack("<Q", len(header)), header, *(content[name] for name in order)])
 
 
 def read_tensors(
@@ -251,14 +242,13 @@ def read_tensors(
         if kind and kind not in metadata:
             advice = f"; {advice}" if advice else ""
             raise InputError(f"{path} is a safetensors file, but not {what}: its header has no {kind!r}{advice}")
-        if CHECKSUM in metadata:
-            _verify(path, metadata[CHECKSUM], what)
+        _verify(path, what)
         try:
             about = json.loads(metadata[kind]) if kind else {}
         except (ValueError, RecursionError):
             about = None
         if not isinstance(about, dict):
-            raise InputError(f"{path} is not {what}, or is damaged: {kind!r} in its header is not a JSON object")
+            raise _damaged(path, what, f"{kind!r} in its header is not a JSON object")
         return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
 
 
@@ -277,20 +267,24 @@ def _opened(path: str | Path, what: str) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, ValueError) as error:
-        trouble = f"it is not a readable safetensors file and may be cut short ({_one_line(error)})"
-        raise InputError(f"{path} is not {what}, or is damaged: {trouble}") from error
+        raise _damaged(path, what, f"not a readable safetensors file, or cut short ({error})") from error
 
 
-def _verify(path: str | Path, expected: str, what: str) -> None:
-    """Compare the content of a valid safetensors file with the checksum in its header."""
+def _checksum(entries: Mapping[str, Any], content: Iterable[Any]) -> str:
+    """The checksum of a header without its checksum, and of the bytes of all tensors."""
+    digest = hashlib.sha256(_dumped(entries))
+    for part in content:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _verify(path: str | Path, what: str) -> None:
+    """Compare the content of a valid safetensors file with the checksum in its header, if it has one."""
     with open(path, "rb") as file:
         entries = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        del entries["__metadata__"][CHECKSUM]
-        digest = hashlib.sha256(_dumped(entries))
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    if digest.hexdigest() != expected:
-        raise InputError(f"{path} is not {what}, or is damaged: its content does not match its checksum")
+        expected = entries.get("__metadata__", {}).pop(CHECKSUM, None)
+        if expected is not None and _checksum(entries, iter(lambda: file.read(1 << 22), b"")) != expected:
+            raise _damaged(path, what, "its content does not match its checksum")
 
 
 def _dumped(entries: Mapping[str, Any]) -> bytes:
@@ -323,7 +317,7 @@ def write_state(path: str | Path, state: Any) -> None:
     """Write nested dicts and lists of tensors and numbers."""
     import torch
 
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         torch.save(state, temporary)
 
 
@@ -335,16 +329,13 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
     try:
         if zipfile.is_zipfile(path):  # torch writes checksums but does not verify them
             with zipfile.ZipFile(path) as file:
-                broken = file.testzip()
-            if broken is not None:
-                raise InputError(f"{path} is not {what}, or is damaged: {broken} does not match its checksum")
+                if broken := file.testzip():
+                    raise zipfile.BadZipFile(f"{broken} does not match its checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{path} is a pickle that holds more than weights, which could run code; refused") from error
-    except InputError:
-        raise
     except Exception as error:  # a damaged pickle or zip raises many types: IndexError, struct.error, zlib.error …
-        raise InputError(f"{path} is not {what}, or is damaged: not a readable pickle ({_one_line(error)})") from error
+        raise _damaged(path, what, f"not a readable pickle ({error})") from error
 
 
 # Refusing
@@ -372,5 +363,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+def _damaged(path: str | Path, what: str, trouble: object) -> InputError:
+    """The error for a file that is not readable as `what`; a long reason is shortened."""
+    return InputError(f"{path} is not {what}, or is damaged: {' '.join(str(trouble).split())[:200]}")

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from spot.errors import InputError
 from spot.hashes import hash_file, hash_json, hash_model, hash_tensors
 from spot.store import (
+    atomic_write,
     decode_names,
     encode_names,
     has_kind,
@@ -27,7 +28,6 @@ from spot.store import (
     read_tensors,
     refuse_difference,
     sweep,
-    whole,
     write_json,
     write_state,
     write_tensors,
@@ -74,7 +74,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path.write_text("old")
 
     def write_half():
-        with whole(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("half a n")
             raise RuntimeError
 
@@ -86,13 +86,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 def test_a_good_write_replaces_it_and_makes_folders(tmp_path):
     path = tmp_path / "deep" / "result.png"
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         assert temporary.suffix == ".png"
         temporary.write_text("new")
     assert path.read_text() == "new"
     assert path.stat().st_mode & 0o444 == 0o444
     path.chmod(0o640)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("newer")
     assert path.stat().st_mode & 0o777 == 0o640  # as its owner wanted it
     assert names(path.parent) == ["result.png"]
@@ -138,7 +138,7 @@ def test_a_device_stays_a_device():
 
 def test_what_a_killed_writer_left_is_used_again(tmp_path):
     def write_half(tell):
-        with whole(tmp_path / "run.json") as temporary:
+        with atomic_write(tmp_path / "run.json") as temporary:
             temporary.write_text("half")
             tell("ready")
             time.sleep(60)
@@ -159,7 +159,7 @@ def test_what_a_killed_writer_left_is_used_again(tmp_path):
     assert names(tmp_path) == ["run.json"]
 
 
-@pytest.mark.parametrize("name", ["run.json", ".hidden", "a.tmp.json", ".git", ".x.tmp.d.json", "lock", ".block"])
+@pytest.mark.parametrize("name", ["run.json", ".hidden", "a.tmp.json", ".git", "spot.x.json", ".lock"])
 def test_files_of_others_are_not_leftovers(tmp_path, name):
     (tmp_path / name).write_text("mine")
     sweep(tmp_path)
@@ -215,7 +215,7 @@ def test_a_second_holder_is_told_who_the_first_is_and_a_kill_lets_go(tmp_path):
         pass
     holder.kill()
     with locked(tmp_path):
-        assert names(tmp_path) == [".lock"]
+        assert names(tmp_path) == [".spot.lock"]
     assert names(tmp_path) == []
 
 
@@ -246,7 +246,7 @@ def test_many_processes_never_hold_a_lock_together(tmp_path):
 def test_damaged_json_is_one_sentence(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.json is damaged, or not a result") as raised:
+    with pytest.raises(InputError, match=r"x\.json is not a result, or is damaged") as raised:
         read_json(path, "a result")
     assert "\n" not in str(raised.value)
     with pytest.raises(InputError, match=r"a result was expected, but .* is missing"):

@@ -32,7 +32,7 @@ from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.models.wrappers import PlainViT
 from spot.placement.priors import resolve_prior
-from spot.store import whole, write_json
+from spot.store import atomic_write, write_json
 
 Target = Literal["onnx", "torch"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -103,7 +103,7 @@ def export(
         columns = 7 if regions else 3 if sizes or vit.scale not in (None, 1) else 2
         graph = Graph(vit, built_in=built_in or merging is not None, columns=columns, **common)
     about = describe_export(vit, graph.eval())
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         if to == "onnx":
             write_onnx(graph, about, temporary, opset)
         else:

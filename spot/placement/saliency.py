@@ -30,7 +30,7 @@ from spot.data.images import Images
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
 from spot.placement.priors import PRIORS, AnyPrior, check_maps, resolve_prior
-from spot.store import read_json, refuse_difference, refuse_no_file, whole, write_json
+from spot.store import atomic_write, read_json, refuse_difference, refuse_no_file, write_json
 
 Saliency = Callable[[Tensor], Tensor]  # RGB images (B, 3, H, W) in [0, 1] → maps (B, H, W)
 
@@ -287,7 +287,7 @@ def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) 
         image, _, key = sample
         options = {"prompt": class_prompt(key)} if prompt == "class" else {}
         map_, file = saliency(image[None], **options)[0], map_path(out, key)
-        with whole(file) as temporary:
+        with atomic_write(file) as temporary:
             Image.fromarray((map_ * 255).round().byte().cpu().numpy()).save(temporary)
         share = (map_ > 0.5).float().mean().item()
         rows.append({"image": key, "mean": map_.mean().item(), "above half %": 100 * share, "map": str(file)})

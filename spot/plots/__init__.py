@@ -6,13 +6,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from spot.errors import InputError
-from spot.store import whole
+from spot.store import atomic_write
 
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure atomically, in the format of the suffix."""
     check_ending(path)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary)
 
 

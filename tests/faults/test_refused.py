@@ -19,7 +19,7 @@ from spot.models.deltas import save_delta
 from spot.placement.oracle import frozen
 from spot.placement.priors import PRIORS
 from spot.placement.saliency import read_map
-from spot.store import disk, write_tensors
+from spot.store import disk_errors, write_tensors
 from tests.conftest import make_nano
 
 IMAGES, POSITIONS = torch.rand(2, 3, 32, 32), torch.rand(2, 5, 2)
@@ -312,7 +312,7 @@ def test_a_bank_of_other_maps_is_another_bank(tmp_path):
 
 def test_a_full_disk_as_torch_says_it_is_one_sentence():
     """Found by the long form with a tmpfs of 8 KiB."""
-    with pytest.raises(InputError, match="the disk is full"), disk("c.pt"):
+    with pytest.raises(InputError, match="the disk is full"), disk_errors("c.pt"):
         raise RuntimeError("basic_ios::clear: iostream error")
 
 

@@ -98,7 +98,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_finished_work_stays(given, tmp
     written = []
 
     def fills_up(path, *args):
-        with store.disk(path):
+        with store.disk_errors(path):
             if len(written) == 2:
                 raise OSError(errno.ENOSPC, "No space left on device")
         written.append(path)

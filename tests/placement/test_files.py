@@ -109,7 +109,7 @@ def test_half_a_shard_left_by_a_kill_is_not_read(tmp_path):
     path = tmp_path / "p.safetensors"
     writer = PlacementWriter(path, ABOUT)
     writer.append(placements(["a.jpg"]))
-    (writer.shards / ".1.abc.tmp.safetensors").write_bytes(b"half")  # as store.whole names its work
+    (writer.shards / ".spot.1-abc.safetensors").write_bytes(b"half")  # as store.atomic_write names its work
     assert PlacementWriter(path, ABOUT).done == {"a.jpg"}
 
 

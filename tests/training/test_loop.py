@@ -68,7 +68,7 @@ def test_killed_it_resumes_to_bit_identical_weights(data, tmp_path):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    (out / "checkpoints" / ".00000099.tmp.pt").write_bytes(b"half a checkpoint")  # as a kill may leave one
+    (out / "checkpoints" / ".spot.00000099.pt").write_bytes(b"half a checkpoint")  # as a kill may leave one
     newest = max((out / "checkpoints").glob("[0-9]*.pt"))
     assert int(newest.stem) < steps_in(small_recipe("distil"), 30)[0]  # it was killed before its end
     newest.write_bytes(newest.read_bytes()[:1000])  # and a disk may lose the end of a file

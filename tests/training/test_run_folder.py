@@ -22,16 +22,16 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 def test_what_a_kill_left_is_swept(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    for name in (".run.tmp.json", ".run.0a1b2c3d.tmp.json", ".lock"):
+    for name in (".spot.run.json", ".spot.run-0a1b2c3d.json", ".spot.lock"):
         (tmp_path / name).write_text("half")
-    (tmp_path / "checkpoints" / ".00000001.tmp.pt").write_text("half")
+    (tmp_path / "checkpoints" / ".spot.00000001.pt").write_text("half")
     with pytest.raises(InputError, match="holds something"):
         RunFolder(tmp_path, SETTINGS)  # a folder of checkpoints without run.json is not ours to use
-    (tmp_path / "checkpoints").rename(tmp_path / ".checkpoints.tmp")
+    (tmp_path / "checkpoints").rename(tmp_path / ".spot.checkpoints")
     with RunFolder(tmp_path, SETTINGS).held():
         pass
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [".checkpoints.tmp", "run.json"]  # a folder is nobody's leftover
+    assert names == [".spot.checkpoints", "run.json"]  # a folder is nobody's leftover
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
@@ -50,7 +50,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
 @pytest.mark.parametrize("content", ["{", "[]", '{"settings": 3}'])
 def test_a_damaged_run_is_one_sentence(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(InputError, match=r"run\.json is damaged"):
+    with pytest.raises(InputError, match=r"run\.json is .*damaged"):
         RunFolder(tmp_path, SETTINGS)
 
 
