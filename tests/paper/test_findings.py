@@ -92,14 +92,6 @@ def test_what_the_papers_design_shows_is_told_and_decides_nothing():
     assert "no (the paper's design)" in markdown(findings(results))
 
 
-def test_without_controls_finding_1_is_not_decided():
-    results = as_measured()
-    for name in ("off-grid", "classification"):
-        controls = (off_grid.MOVED, off_grid.FREE_TRIALS, classification.SAME_DROPOUT)
-        results[name].rows = [row for row in results[name].rows if row["placement"] not in controls]
-    assert holds(results)["finding 1"] == OPEN
-
-
 def test_wide_intervals_decide_nothing():
     assert holds(as_measured(half=60)) == dict.fromkeys(CLAIMS, OPEN)
 

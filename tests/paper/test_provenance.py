@@ -126,14 +126,3 @@ def test_a_hash_is_of_weights_and_changes_with_one_number_and_with_nothing_else(
     model.save_pretrained(tmp_path / "c")
     assert stored(tmp_path / "c") != stored(tmp_path / "a")
     assert stored("vit_tiny_patch16_224") == {}
-
-
-def test_a_result_of_other_weights_or_of_another_policy_is_stale():
-    about = {"source": "vit-ti", **stored("vit-ti")}
-    rows = [{"placement": "isotropic"}]
-    assert not list(stale({"models": {"m": about}}, rows))
-    assert "what ships has" in next(stale({"models": {"m": {**about, "file": "0" * 16}}}, rows))
-    other = {"models": {"m": {**about, "policy": "0" * 16}}}
-    assert not list(stale(other, rows))  # which no row here has used
-    assert "policy" in next(stale(other, [{"placement": "learned"}]))
-    assert not list(stale({"models": {"m": {"source": "runs/mine/model"}}}, rows))  # not ours to judge

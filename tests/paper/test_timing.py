@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from paper import timing
-from paper.timing import median_interval, shown, shown_single, timed
+from paper.timing import median_interval, timed
 from spot.evaluation import throughput
 from spot.models.tome import ToMe
 from spot.models.wrappers import PatchDropout, PlainViT
@@ -55,10 +55,3 @@ def test_the_interval_of_the_median_holds_what_a_table_of_the_sign_test_says():
     assert median_interval([*range(1, 21)]) == (6, 15)  # 95.9 %
     assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
     assert median_interval([5.0]) == (5.0, 5.0)
-
-
-def test_a_speed_up_names_its_batch_and_is_marked_above_its_multiply_adds():
-    row = {"speed-up": 2.4, "speed_low": 2.3, "speed_high": 2.5, "MAC ratio": 2.08, "batch": 32}
-    assert shown(row) == "2.40×† (2.30–2.50) at 32"
-    assert shown({**row, "MAC ratio": 2.5}) == "2.40× (2.30–2.50) at 32"
-    assert shown({"speed-up": 3.31}) == "3.31×" and shown_single(row) == ""

@@ -25,12 +25,3 @@ def test_a_program_names_its_arguments(name, capsys, monkeypatch):
         runpy.run_module(name, run_name="__main__")
     said = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0 and f"python -m {name}" in said and PROGRAMS[name] in said
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-def test_bad_input_is_one_sentence(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["paper.policies", str(tmp_path / "none"), str(tmp_path), str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("paper.policies", run_name="__main__")
-    said = capsys.readouterr().err.strip().splitlines()
-    assert ended.value.code == 2 and len(said) == 1 and said[0].startswith("paper.policies: ")
