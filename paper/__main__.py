@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from paper.backbone import SCENE_BACKBONES, backbones
 from paper.lab import Lab
 from paper.program import program
-from paper.run import run, tell_findings, write
+from paper.run import run, write, write_findings
 from paper.settings import StudySettings
 from paper.study import STUDIES, Result, find_study
 from spot import report
@@ -44,7 +44,7 @@ def study(
     example: python -m paper off-grid --model vit-ti=ti.safetensors --data imagenet
     """
     if name == "findings":
-        tell_findings(out)
+        write_findings(out)
         return
     studies = [find_study(each) for each in (STUDIES if name == "all" else (name,))]
     report.check_outputs(folder=out)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from paper.backbone import Backbone
 from paper.lab import Lab
-from paper.statistics import difference, share
+from paper.statistics import accuracy_row, difference
 from paper.study import Result, Row, Study, Table, cell, figure, signed
-from paper.timing import alone
+from paper.timing import in_first_process
 from spot.data.loader import Batch, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
@@ -29,7 +29,7 @@ from spot.models.cascade import Cascade, Stage, stage_model
 from spot.placement.priors import LEARNED
 from spot.plots.accuracy import accuracy
 
-LOSE = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05)
+LOSSES = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05)
 RIVALS = ("tome-cost", "resize")
 CALIBRATING = 500  # images
 NEAR = 9  # the figure shows results down to this many points below the dense ViT
@@ -56,28 +56,30 @@ def run(lab: Lab) -> Result:
         calibrated = len(there.labels)
         base = here.dense.argmax(1) == here.labels
         about: Row = {"backbone": backbone.name}
-        rows.append(about | {"method": "dense ViT", "tokens": cells, **judged(base, base, 1.0)})
+        rows.append(about | {"method": "dense ViT", "tokens": cells, **measured_row(base, base, 1.0)})
         for stage, logits in zip(stages, here.stages, strict=True):
             name, right = "merging" if stage.merged else "one budget", logits.argmax(1) == here.labels
-            rows.append(about | {"method": name, "tokens": named(stage), **judged(right, base, stage.macs / dense)})
-        for name, prior, merge in WAYS:
+            rows.append(
+                about | {"method": name, "tokens": stage_name(stage), **measured_row(right, base, stage.macs / dense)}
+            )
+        for name, prior, merge in CASCADES:
             if prior not in known:
                 continue
             every, seen, calibrating = known[prior]
             used = [index for index, stage in enumerate(every) if merge or not stage.merged]
             calibrating = calibrating._replace(stages=calibrating.stages[used])
             tried = ways(calibrating, [every[index] for index in used])
-            for lose in LOSE:
+            for lose in LOSSES:
                 chosen = cheapest(calibrating, every, lose=lose, tried=tried).stages
-                right, spent, agreed = outcome(seen, chosen, every)
-                row = judged(right, base, spent.double().mean().item() / dense)
-                shown = " → ".join(map(named, chosen))
+                right, spent, agreed = cascade_outcome(seen, chosen, every)
+                row = measured_row(right, base, spent.double().mean().item() / dense)
+                shown = " → ".join(map(stage_name, chosen))
                 rows.append(about | {"method": name, "tokens": shown, "lose": 100 * lose, **row, "agreed": agreed})
                 if lose == 0.01:
                     rows[-1] |= timed(lab, backbone, cascade_of(backbone, chosen, prior))
         for (rival, tokens), (made,) in rivals(lab, backbone, budgets).items():
             price = macs(lab.model(backbone, Setting(rival, tokens)))
-            rows.append(about | {"method": rival, "tokens": tokens, **judged(made.right, base, price / dense)})
+            rows.append(about | {"method": rival, "tokens": tokens, **measured_row(made.right, base, price / dense)})
     notes = [
         lab.differs(searched=False),
         f"Cascades are calibrated on {calibrated} other images without their labels, for at most this expected loss of "
@@ -94,7 +96,7 @@ def run(lab: Lab) -> Result:
 
 
 # Names of cascades, the prior of their early stages, and whether stages may merge tokens.
-WAYS: tuple[tuple[str, str | None, bool], ...] = (
+CASCADES: tuple[tuple[str, str | None, bool], ...] = (
     ("cascade", None, False),
     ("cascade that merges", None, True),
     ("cascade, learned placement", LEARNED, False),
@@ -102,7 +104,7 @@ WAYS: tuple[tuple[str, str | None, bool], ...] = (
 )
 
 
-def named(stage: Stage) -> str:
+def stage_name(stage: Stage) -> str:
     """A stage's name in tables."""
     return f"{stage.tokens}–{stage.left()}" if stage.merged else str(stage.tokens)
 
@@ -122,9 +124,9 @@ def predictions(
 
     def both(bank: bool) -> Predicted:
         grid = Candidates(stages[few:], models[few:])
-        whole = predicted(lab, backbone, grid, bank=bank)  # does not depend on the prior of early stages
+        whole = cached_predictions(lab, backbone, grid, bank=bank)  # does not depend on the prior of early stages
         early = Candidates([*stages[:few], stages[few]], [*models[:few], models[few]])
-        first = predicted(lab, backbone, early, bank=bank, prior=prior)
+        first = cached_predictions(lab, backbone, early, bank=bank, prior=prior)
         return whole._replace(stages=torch.cat([first.stages[:few], whole.stages]))
 
     return stages, both(bank=False), both(bank=True)
@@ -138,7 +140,7 @@ def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -
     return cascade
 
 
-def predicted(
+def cached_predictions(
     lab: Lab, backbone: Backbone, candidates: Candidates, *, bank: bool, prior: str | None = None
 ) -> Predicted:
     """Every stage's predictions for the study's images, or for some of the bank's, from the lab's cache."""
@@ -152,7 +154,7 @@ def predicted(
         about["prior"] = hash_tensors(model.policy.state_dict())
 
     def compute() -> dict[str, Tensor]:
-        some = at_most(CALIBRATING, images) if bank else images
+        some = evenly_spaced(CALIBRATING, images) if bank else images
         made = predict_all(candidates, loader(some, lab.settings.batch_size, lab.settings.workers))
         order = torch.tensor(sorted(range(len(made.keys)), key=made.keys.__getitem__))  # the order of lab.accuracy
         return {"stages": made.stages[:, order].half(), "dense": made.dense[order].half(), "labels": made.labels[order]}
@@ -161,14 +163,14 @@ def predicted(
     return Predicted(kept["stages"].float(), kept["dense"].float(), kept["labels"])
 
 
-def at_most(count: int, images: Any) -> Any:
+def evenly_spaced(count: int, images: Any) -> Any:
     """The images, or so many of them, evenly spaced."""
     if len(images) <= count:
         return images
     return torch.utils.data.Subset(images, [index * len(images) // count for index in range(count)])
 
 
-def outcome(made: Predicted, stages: Sequence[Stage], every: Sequence[Stage]) -> tuple[Tensor, Tensor, float]:
+def cascade_outcome(made: Predicted, stages: Sequence[Stage], every: Sequence[Stage]) -> tuple[Tensor, Tensor, float]:
     """A cascade's correctness (M,), cost per image (M,), and agreement with the dense ViT in percent."""
     known, answer = torch.zeros_like(made.dense), torch.zeros_like(made.labels)
     left, spent = torch.ones_like(answer, dtype=torch.bool), torch.zeros_like(answer)
@@ -181,8 +183,8 @@ def outcome(made: Predicted, stages: Sequence[Stage], every: Sequence[Stage]) ->
     return answer == made.labels, spent, 100 * (answer == made.dense.argmax(1)).double().mean().item()
 
 
-def judged(right: Tensor, base: Tensor, cost: float) -> Row:
-    return {"share": cost, **share(right), **({} if right is base else difference(base, right))}
+def measured_row(right: Tensor, base: Tensor, cost: float) -> Row:
+    return {"share": cost, **accuracy_row(right), **({} if right is base else difference(base, right))}
 
 
 def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[str, int], list[Any]]:
@@ -200,7 +202,7 @@ def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[s
 
 def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:
     """A cascade's time as a share of the dense ViT's, on images of the study, at batch 1 and 32."""
-    batches: list[Batch] = list(loader(at_most(TIMED, lab.sources.images(backbone.model)), 32))
+    batches: list[Batch] = list(loader(evenly_spaced(TIMED, lab.sources.images(backbone.model)), 32))
     pixels = torch.cat([batch.images for batch in batches])
     dense = backbone.parent or backbone.at(cascade.budgets[-1])
     grid = dense.grid(pixels[:1])
@@ -218,7 +220,7 @@ def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:
             row[f"time {batch}"] = median(a / b for a, b in zip(seconds["cascade"], seconds["dense"], strict=True))
         return row
 
-    return alone(lab, call)
+    return in_first_process(lab, call)
 
 
 def published() -> list[Row]:

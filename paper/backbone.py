@@ -10,7 +10,7 @@ from typing import Any
 import timm
 import torch
 
-from paper.provenance import stored
+from paper.provenance import file_hashes
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.hashes import hash_model
@@ -83,7 +83,7 @@ class Backbone:
 
     def describe(self) -> dict[str, Any]:
         """The description of a model in results: its name, and hashes of its weights and of its file."""
-        return {"source": self.source, "weights": self.hash, **stored(self.source)}
+        return {"source": self.source, "weights": self.hash, **file_hashes(self.source)}
 
     def by_itself(self) -> "Backbone":
         """The same without its parent, so that baselines also use the retrofitted weights."""

@@ -6,7 +6,7 @@ placement. Random patches, and a smaller image, are therefore also measured with
 
 from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
-from paper.priors import CENTER, CENTER_NOTE, PRIORS, learned
+from paper.priors import CENTER, CENTER_NOTE, PRIORS, learned_prior
 from paper.statistics import NO_KNN, Predictions, difference, over_seeds, stacked
 from paper.study import Result, Row, Study, by_budget, cell, figure, paper_row, pivot, with_counts
 from spot.evaluation.accuracy import Setting
@@ -19,7 +19,7 @@ SAME_DROPOUT, SAME_SMALLER = "patch dropout, SPoT's weights", "smaller image, SP
 PLAIN = {DROPOUT: "patch-dropout", SMALLER: "resize"}  # with the plain ViT's weights
 FIXED = "isotropic, scale 1"  # for a model with windows of another scale: patches of the grid have scale 1
 SAME = {SAME_DROPOUT: "patch-dropout", SAME_SMALLER: "resize"}  # with the retrofitted ones
-UNDRAWN = ("uniform", "gaussian", "sobol")
+TABLE_ONLY = ("uniform", "gaussian", "sobol")
 SEEDS = 5  # of random patches with the retrofitted weights, at every budget
 PAPER_TOKENS = (25, 49, 100, 196)
 
@@ -72,7 +72,7 @@ def run(lab: Lab) -> Result:
             rows.append(row | {"cost": 100 * row["GMACs"] / dense})
         for tokens in lab.tokens if lab.wanted([ORACLE]) else ():
             even = Setting("isotropic", tokens)
-            bank = even if tokens in voting(lab) else None
+            bank = even if tokens in knn_budgets(lab) else None
             searched = lab.at(backbone, lab.oracle(backbone, tokens=tokens), bank=bank)
             row = {"backbone": backbone.name, "tokens": tokens, "placement": ORACLE, **over_seeds([searched])}
             row |= lab.cost(backbone, even)
@@ -92,10 +92,10 @@ def run(lab: Lab) -> Result:
     ]
     if absent:
         notes.append(f"There are no rows of the plain ViT for {', '.join(absent)}; give it as NAME=FILE.")
-    if any(row.get("knn") is None for row in rows if row["placement"] in PRIORS and row["tokens"] in voting(lab)):
+    if any(row.get("knn") is None for row in rows if row["placement"] in PRIORS and row["tokens"] in knn_budgets(lab)):
         notes.append(NO_KNN)
-    elif len(voting(lab)) < len(lab.tokens):
-        notes.append(f"kNN is measured with {' and '.join(map(str, voting(lab)))} tokens only, to save time.")
+    elif len(knn_budgets(lab)) < len(lab.tokens):
+        notes.append(f"kNN is measured with {' and '.join(map(str, knn_budgets(lab)))} tokens only, to save time.")
     return Result(rows, paper_rows(), notes)
 
 
@@ -109,7 +109,7 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
 
     plain = {} if backbone.parent is None else PLAIN
     settings = {(line, n): seeded(name, n) for line, name in plain.items() for n in budgets[name]}
-    settings |= {(prior, n): seeded(prior, n) for n in lab.tokens for prior in (*PRIORS, *learned(backbone))}
+    settings |= {(prior, n): seeded(prior, n) for n in lab.tokens for prior in (*PRIORS, *learned_prior(backbone))}
     sized = model.scale not in (None, 1)
     if sized:
         settings |= {(FIXED, n): [Setting("isotropic", n, scale=1)] for n in lab.tokens if n < cells}
@@ -118,7 +118,7 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
     settings = {line: own for line, own in settings.items() if line[0] in chosen}
     made: dict[tuple[str, int], list[Predictions]] = {}
     for knn in (True, False):
-        own = {line: each for line, each in settings.items() if (line[1] in voting(lab)) == knn}
+        own = {line: each for line, each in settings.items() if (line[1] in knn_budgets(lab)) == knn}
         made |= lab.accuracies(backbone, own, knn=knn)
     if same:
         own = {(line, n): lab.seeded(SAME[line], n, SEEDS) for line in same for n in budgets[SAME[line]] if n < cells}
@@ -130,7 +130,7 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
     }
 
 
-def voting(lab: Lab) -> tuple[int, ...]:
+def knn_budgets(lab: Lab) -> tuple[int, ...]:
     """The budgets for kNN: all, as in the paper, or two with a limited bank, to save time."""
     return lab.tokens if lab.settings.scenes or lab.settings.bank_limit is None else lab.tokens[:2]
 
@@ -182,7 +182,7 @@ def with_maps(row: Row) -> str:
 
 def drawn(result: Result) -> list[Row]:
     """Rows of the figure: only twelve lines are distinguishable, so random priors appear in the table only."""
-    return [row for row in with_counts(result, "placement") if row["placement"] not in UNDRAWN]
+    return [row for row in with_counts(result, "placement") if row["placement"] not in TABLE_ONLY]
 
 
 STUDY = Study(

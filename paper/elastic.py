@@ -9,7 +9,7 @@ randomly dropped; and SPoT's isotropic placement.
 from dataclasses import replace
 
 from paper.lab import Lab
-from paper.statistics import difference, share
+from paper.statistics import accuracy_row, difference
 from paper.study import Result, Row, Study, cell, figure, paper_row, pivot, signed
 from spot.evaluation.accuracy import Setting
 from spot.plots.accuracy import accuracy
@@ -43,7 +43,7 @@ def run(lab: Lab) -> Result:
         made = lab.accuracies(backbone.by_itself(), settings)
         for (name, tokens), (predictions,) in made.items():
             row: Row = {"backbone": backbone.name, "placement": name, "tokens": tokens, "share": 100 * tokens / cells}
-            row |= share(predictions.right)
+            row |= accuracy_row(predictions.right)
             if name != SPOT:
                 row |= difference(predictions.right, made[SPOT, tokens][0].right)
             rows.append(row)

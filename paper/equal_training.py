@@ -18,7 +18,7 @@ from torch import Tensor
 
 import spot
 from paper.program import SET_ASIDE, program
-from paper.statistics import difference, share
+from paper.statistics import accuracy_row, difference
 from paper.study import signed
 from spot import report
 from spot.data.images import data_for
@@ -204,7 +204,7 @@ def trained_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
     for way, own in found.items():
         cells: dict[str, Any] = {"what the student is shown": way}
         for line, (_, right) in own.items():
-            cells[f"{line[0]} tokens"] = share(right)["top1"]
+            cells[f"{line[0]} tokens"] = accuracy_row(right)["top1"]
             if way != FIRST:
                 cells[f"against the first, {line[0]}"] = signed(difference(found[FIRST][line][1], right))
         rows.append(cells)
@@ -225,7 +225,7 @@ def merged_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
                 "tokens at first": model.starting_tokens if merged else tokens,
                 "merged in blocks": ", ".join(f"{number}: {count}" for number, count in blocks if count) or "–",
                 "GMACs": f"{macs(model) / 1e9:.3f}",
-                "top-1": f"{share(right)['top1']:.1f}",
+                "top-1": f"{accuracy_row(right)['top1']:.1f}",
                 "gain of merging": signed(difference(found[way][tokens, False][1], right)) if merged else "–",
                 "smaller image − windows": "–"
                 if way == FIRST

@@ -17,7 +17,7 @@ from paper.backbone import Backbone, backbones
 from paper.canvas import CanvasSources, box_of
 from paper.lab import Lab
 from paper.sources import scene_masks
-from paper.statistics import difference, share
+from paper.statistics import accuracy_row, difference
 from paper.study import Result, Row, Study, Table, cell, figure, signed
 from spot.data.difficulty import difficulty_of
 from spot.evaluation.accuracy import Setting
@@ -81,7 +81,7 @@ def measured(lab: Lab, backbone: Backbone, size: int, tokens: int) -> list[Row]:
     rows: list[Row] = []
     for name, outcome in outcomes.items():
         row: Row = {"backbone": backbone.name, "pixels": size, "tokens": tokens, "placement": name}
-        row |= {"used": made[name].budget, **share(outcome.right), "gmacs": costs[name] / 1e9}
+        row |= {"used": made[name].budget, **accuracy_row(outcome.right), "gmacs": costs[name] / 1e9}
         row |= {"cost": costs[name] / costs[DENSE]}
         if name != DENSE:
             dense = outcomes[DENSE].right

@@ -23,8 +23,8 @@ from torch import Tensor
 import spot
 from paper.needle import SIZES, TOKENS
 from paper.program import program
-from paper.provenance import sentence, stored
-from paper.statistics import difference, share
+from paper.provenance import file_hashes, sentence
+from paper.statistics import accuracy_row, difference
 from paper.study import cell, signed
 from spot import report
 from spot.data.images import data_for
@@ -73,7 +73,7 @@ def main(
             right, gmacs = measured(model, size, "learned" if tokens == TOKENS else "isotropic", tokens, limit)
             first = right if first is None else first
             row = {"model": name, "pixels": size, "placement": placement, "tokens": tokens, "gmacs": gmacs}
-            rows.append({**row, **share(right), **difference(right, first)})
+            rows.append({**row, **accuracy_row(right), **difference(right, first)})
     table = [
         {
             "image": f"{row['pixels']} × {row['pixels']}",
@@ -86,7 +86,7 @@ def main(
         }
         for row in rows
     ]
-    settings: dict[str, Any] = {"models": {SHIPPED: {"source": SHIPPED, **stored(SHIPPED)}}, "scenes": limit}
+    settings: dict[str, Any] = {"models": {SHIPPED: {"source": SHIPPED, **file_hashes(SHIPPED)}}, "scenes": limit}
     settings["controls"] = {MIX: hash_model(mixed), DENSE: hash_model(densely)}
     write_json(out / "needle-control.json", {"settings": settings, "rows": rows})
     text = (

@@ -14,7 +14,7 @@ from torch import Tensor
 from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
-from paper.statistics import Predictions, difference, predicted, share
+from paper.statistics import Predictions, accuracy_row, difference, predicted
 from paper.study import Result, Row, Study, Table, cell, figure, p_value, paper_row, signed
 from paper.trial_search import jittered, trial_search, whole_pixels
 from spot.data.loader import loader
@@ -44,7 +44,7 @@ def run(lab: Lab) -> Result:
     for backbone in lab.backbones:
         about = {"backbone": backbone.name, "tokens": lab.sparse}
         start = predicted(lab.oracle(backbone), 0)
-        rows.append({**about, "placement": PRIOR, **share(start.right)})
+        rows.append({**about, "placement": PRIOR, **accuracy_row(start.right)})
         for preset in (PRESETS["paper"], PRESETS["paper-long"]):
             rows += [
                 {**about, "steps": preset.steps, "lr": preset.lr, **row} for row in searched(lab, backbone, preset)
@@ -82,13 +82,13 @@ def searched(lab: Lab, backbone: Backbone, preset: SearchSettings) -> list[Row]:
     for name, move in moves.items():
         positions = move(torch.Generator().manual_seed(0))
         right[name] = lab.at(backbone, Placements(keys, positions)).on(there.keys).right
-        row: Row = {"placement": name, "moved": distance(ends, positions, size), **share(right[name])}
+        row: Row = {"placement": name, "moved": distance(ends, positions, size), **accuracy_row(right[name])}
         rows.append(row | (difference(right[GRID], right[name]) if name == MOVED else {}))
-    rows.append({"placement": SUBPIXEL, **share(there.right), **difference(right[GRID], there.right)})
+    rows.append({"placement": SUBPIXEL, **accuracy_row(there.right), **difference(right[GRID], there.right)})
     passes = round(1 + STEP * preset.steps)
     trials = {name: tried(lab, backbone, passes, name == TRIALS).on(there.keys) for name in (TRIALS, FREE_TRIALS)}
     for name, made in trials.items():
-        row = {"placement": name, "passes": passes, **share(made.right)}
+        row = {"placement": name, "passes": passes, **accuracy_row(made.right)}
         rows.append(row | (difference(trials[TRIALS].right, made.right) if name == FREE_TRIALS else {}))
     return rows
 

@@ -3,7 +3,7 @@
 from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
-from paper.statistics import NO_KNN, difference, over_seeds, predicted, share, stacked
+from paper.statistics import NO_KNN, accuracy_row, difference, over_seeds, predicted, stacked
 from paper.study import Result, Row, Study, cell, each_value, figure, gmacs, paper_row, signed
 from spot.placement.priors import LEARNED, SOFTNESS
 
@@ -36,7 +36,7 @@ PAPER = {
 }
 
 
-def learned(backbone: Backbone) -> tuple[str, ...]:
+def learned_prior(backbone: Backbone) -> tuple[str, ...]:
     """The name of the model's learned prior, if it has one."""
     return () if backbone.model.policy is None else (LEARNED,)
 
@@ -45,7 +45,7 @@ def run(lab: Lab) -> Result:
     """Every prior at the sparse budget, as it is and after a search from it."""
     rows: list[Row] = []
     for backbone in lab.backbones:
-        chosen = lab.wanted((*PRIORS, *VARIANTS, *learned(backbone)), ["isotropic"])
+        chosen = lab.wanted((*PRIORS, *VARIANTS, *learned_prior(backbone)), ["isotropic"])
         settings = {prior: lab.seeded(prior, lab.sparse) for prior in chosen}
         made = lab.accuracies(backbone, settings, knn=True)
         for prior, own in made.items():
@@ -58,7 +58,7 @@ def run(lab: Lab) -> Result:
                 continue
             placements = lab.oracle(backbone, prior)
             before, after = predicted(placements, 0), predicted(placements)
-            searched = share(after.right, "oracle")
+            searched = accuracy_row(after.right, "oracle")
             row |= {f"oracle_{name}": searched[name] for name in ("low", "high", "images")}
             rows.append({**row, "oracle": searched["oracle"], **difference(before.right, after.right)})
     notes = [

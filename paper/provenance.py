@@ -15,7 +15,7 @@ from spot.models.shipped import find
 from spot.store import read_tensors
 
 
-def stored(source: str | Path) -> dict[str, str]:
+def file_hashes(source: str | Path) -> dict[str, str]:
     """Hashes of a model's file: "file" of the ViT, and "policy" if it has one; empty for a name without a file."""
     path = find(source)
     path = path / "model.safetensors" if path.is_dir() else path
@@ -43,6 +43,6 @@ def comment(models: Mapping[str, str | Path]) -> str:
     """The comment above a table that names these models' files; base is the ViT that a retrofit is based on."""
     parts = []
     for name, source in models.items():
-        known = stored(source) | ({"base": read_about(find(source))["hash"]} if is_delta(find(source)) else {})
+        known = file_hashes(source) | ({"base": read_about(find(source))["hash"]} if is_delta(find(source)) else {})
         parts.append(" ".join([name, *(word for pair in known.items() for word in pair)]))
     return f"<!-- of: {', '.join(parts)} -->"

@@ -4,7 +4,7 @@ from functools import partial
 
 from paper.lab import Lab
 from paper.plots import grouped_bars
-from paper.statistics import difference, predicted, share, stacked
+from paper.statistics import accuracy_row, difference, predicted, stacked
 from paper.study import Result, Row, Study, cell, figure, paper_row, pivot, with_counts
 
 BASELINE = "isotropic"
@@ -31,18 +31,18 @@ def run(lab: Lab) -> Result:
         settings = {prior: lab.seeded(prior, lab.sparse) for prior in lab.wanted((BASELINE, *HARMS[:3]), [BASELINE])}
         made = lab.accuracies(backbone, settings)
         original = made.pop(BASELINE)[0].right
-        rows.append({**about, "placement": BASELINE, **share(original)})
+        rows.append({**about, "placement": BASELINE, **accuracy_row(original)})
         for prior, own in made.items():
             right = stacked(own)
-            rows.append({**about, "placement": prior, **share(right), **difference(right, original, "drop")})
+            rows.append({**about, "placement": prior, **accuracy_row(right), **difference(right, original, "drop")})
         for name, objective in (each for each in SEARCHES.items() if lab.wanted(each[:1])):
             placements = lab.oracle(backbone, objective=objective)
             before, after = predicted(placements, 0), predicted(placements)
             drop = difference(after.right, before.right, "drop")
-            rows.append({**about, "placement": name, **share(after.right), **drop})
+            rows.append({**about, "placement": name, **accuracy_row(after.right), **drop})
             if name == OBFUSCATED:
                 said = placements.values["predictions"][:, -1] == placements.values["targets"]
-                rows.append({**about, "placement": TARGET, **share(said)})
+                rows.append({**about, "placement": TARGET, **accuracy_row(said)})
     return Result(rows, paper_rows(), notes(lab), data={"chance": 100 / lab.backbones[0].model.num_classes})
 
 

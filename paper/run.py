@@ -13,16 +13,16 @@ from spot.errors import InputError
 from spot.plots import save
 from spot.store import as_json, write_text
 
-SAME = 0.25  # points by which different rounding of sums may change an accuracy
+TOLERANCE = 0.25  # points by which different rounding of sums may change an accuracy
 # Studies that --only can add to, and the column of their rows that names a placement:
-PARTS = {"priors": "prior", "classification": "placement", "robustness": "placement"}
+PLACEMENT_COLUMN = {"priors": "prior", "classification": "placement", "robustness": "placement"}
 
 
 def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
     """Measure studies and write each; if one of several fails, the others are still measured."""
     troubles = {}
     only = list(lab.settings.only)
-    kept = {study.name: to_add_to(study, lab, out) for study in studies if only}
+    kept = {study.name: existing_result(study, lab, out) for study in studies if only}
     for number, study in enumerate(studies, 1):
         if lab.main:
             report.errors.print(f"{study.name} ({number} of {len(studies)})", highlight=False)
@@ -42,17 +42,17 @@ def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
         # Values that do not depend on the load of the machine:
         result.settings["processor_seconds"] = round(time.process_time() - worked, 1)
         if lab.main:
-            write(study, joined(kept[study.name], result, only) if only else result, out)
+            write(study, replaced(kept[study.name], result, only) if only else result, out)
     if lab.main and 1 < len(studies) != len(troubles):
-        tell_findings(out)
+        write_findings(out)
     if troubles:
         raise InputError("; ".join(f"{name}: {trouble}" for name, trouble in troubles.items()))
 
 
-def to_add_to(study: Study, lab: Lab, out: Path) -> Result:
+def existing_result(study: Study, lab: Lab, out: Path) -> Result:
     """The result in the folder, if --only can add rows to it because models and images are the same."""
-    if study.name not in PARTS:
-        raise InputError(f"--only is for {', '.join(PARTS)}, not for {study.name}")
+    if study.name not in PLACEMENT_COLUMN:
+        raise InputError(f"--only is for {', '.join(PLACEMENT_COLUMN)}, not for {study.name}")
     kept, now = Result.load(out / f"{study.name}.json"), as_json(lab.describe())
     for name in ("models", "data", "split", "images", "tokens", "seeds", "oracle_images", "bank", "bank_limit"):
         if now[name] != kept.settings[name]:
@@ -60,13 +60,13 @@ def to_add_to(study: Study, lab: Lab, out: Path) -> Result:
     return kept
 
 
-def joined(kept: Result, new: Result, only: Sequence[str]) -> Result:
+def replaced(kept: Result, new: Result, only: Sequence[str]) -> Result:
     """An existing result with the rows of some placements replaced by new ones."""
-    label = PARTS[new.study]
+    label = PLACEMENT_COLUMN[new.study]
     before = {(row["backbone"], row["tokens"]): row["top1"] for row in kept.rows if row[label] == "isotropic"}
     for row in new.rows:
         known = before.get((row["backbone"], row["tokens"]), row["top1"])
-        if row[label] == "isotropic" and abs(row["top1"] - known) > SAME:
+        if row[label] == "isotropic" and abs(row["top1"] - known) > TOLERANCE:
             raise InputError(
                 f"--only adds to rows of the same images: isotropic had {known:.2f} % there, now {row['top1']:.2f} %"
             )
@@ -90,7 +90,7 @@ def write(study: Study, result: Result, out: Path) -> None:
     report.say(f"Everything is in {out / study.name}.json, the page in .md, the figure in .png and .pdf.")
 
 
-def tell_findings(out: Path) -> None:
+def write_findings(out: Path) -> None:
     """Report which of the paper's findings hold according to the results in a folder, and write the report there."""
     result = findings.read(out)
     result.save(out / "findings.json")

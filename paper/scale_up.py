@@ -36,7 +36,7 @@ from paper.backbone import Backbone, vit_b16_macs
 from paper.lab import Lab
 from paper.program import program
 from paper.run import run as run_studies
-from paper.run import tell_findings
+from paper.run import write_findings
 from paper.settings import StudySettings
 from paper.study import find_study
 from spot import report
@@ -113,9 +113,9 @@ class Step:
     """A step, the file it writes, and its cost at the paper's scale."""
 
     name: str
-    does: str
+    description: str
     run: Callable[[Setup], None]
-    leaves: str  # a file below --out that exists once the step is done
+    output: str  # a file below --out that exists once the step is done
     flops: float
     reads: float  # images decoded
     memory: float  # GB per GPU, without the framework's own
@@ -134,15 +134,15 @@ def steps() -> list[Step]:
     clipseg = 45e9  # a ViT-B/16 on 352 pixels and its decoder
     listed = [
         Step(kind.run, f"retrofit {kind.model}, recipe {kind.recipe}", partial(retrofit, kind=kind),
-             f"{kind.run}/model/model.safetensors", trained(50, dense), 50 * TRAIN_IMAGES, memory(196, 2048))
+             f"{kind.run}/model/model.safetensors", *training(50, dense, memory(196, 2048)))
         for kind in KINDS.values() if kind.recipe
     ]  # fmt: skip
     listed += [
         Step("mae", f"retrofit {MAE} with its decoder, recipe mae-in1k", retrofit_mae,
-             "mae/model/model.safetensors", trained(50, seen + decoder), 50 * TRAIN_IMAGES,
-             memory(49, 4096) + memory(197, 4096, 512, 8)),
+             "mae/model/model.safetensors",
+             *training(50, seen + decoder, memory(49, 4096) + memory(197, 4096, 512, 8))),
         Step("mae-finetuned", "fine-tune it, recipe mae-finetune", finetune_mae,
-             "mae-finetuned/model/model.safetensors", trained(100, dense), 100 * TRAIN_IMAGES, memory(196, 1024)),
+             "mae-finetuned/model/model.safetensors", *training(100, dense, memory(196, 1024))),
         Step("maps", "CLIPSeg's saliency maps of validation and training images", make_maps,
              "maps/done.txt", 2 * clipseg * (TRAIN_IMAGES + VAL_IMAGES), 5 * (TRAIN_IMAGES + VAL_IMAGES), 3),  # PNGs
     ]  # fmt: skip
@@ -156,9 +156,10 @@ def steps() -> list[Step]:
     return [*listed, Step("tables", "which findings hold, and every table on one page", tables, "tables.md", 0, 0, 0)]
 
 
-def trained(epochs: float, forward: float) -> float:
-    """FLOPs of training on ImageNet: a backward pass counts as two forward passes, a multiply-add as two FLOPs."""
-    return epochs * TRAIN_IMAGES * forward * 2 * 3
+def training(epochs: float, forward: float, memory: float) -> tuple[float, float, float]:
+    """FLOPs, images read and GB of training on ImageNet; a backward pass counts as two forward passes."""
+    images = epochs * TRAIN_IMAGES
+    return images * forward * 2 * 3, images, memory  # a multiply-add is two FLOPs
 
 
 def memory(tokens: int, batch: int, width: int = 768, depth: int = 12) -> float:
@@ -220,7 +221,7 @@ def tables(setup: Setup) -> None:
     """Join all pages into one, findings first."""
     if this_process().is_main_process:
         folder = setup.out / "studies"
-        tell_findings(folder)
+        write_findings(folder)
         pages = [(folder / f"{name}.md").read_text() for name in ("findings", *STUDIES)]
         write_text(setup.out / "tables.md", "\n".join(page.replace("](", "](studies/") for page in pages))
 
@@ -275,10 +276,10 @@ def plan(listed: Sequence[Step], out: Path) -> list[dict[str, Any]]:
     return [
         {
             "step": step.name,
-            "does": step.does,
+            "does": step.description,
             f"hours on {GPUS} GPUs": f"{step.hours:.1f}",
             "GB a GPU": round(step.memory),
-            "done": "yes" if (out / step.leaves).is_file() else "",
+            "done": "yes" if (out / step.output).is_file() else "",
         }
         for step in listed
     ]
@@ -322,9 +323,9 @@ def scale_up(
         return
     setup = rehearsal(out) if rehearse else Setup(data, weights, out, accumulate, workers)
     for step in listed:
-        if (not only or step.name in only) and not (out / step.leaves).is_file():
+        if (not only or step.name in only) and not (out / step.output).is_file():
             if main:
-                report.say(f"{step.name}: {step.does}")
+                report.say(f"{step.name}: {step.description}")
             step.run(setup)
             this_process().wait_for_everyone()
     if main:

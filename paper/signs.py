@@ -28,8 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import spot
 from paper.program import program
-from paper.provenance import stored
-from paper.statistics import difference, share
+from paper.provenance import file_hashes
+from paper.statistics import accuracy_row, difference
 from paper.study import Row
 from spot import report
 from spot.data.large_pictures import LargePictures, boxes_to_places, read_boxes
@@ -314,7 +314,7 @@ def cost(call: Callable[[], Any], rounds: int = 15) -> dict[str, float]:
 
 def settings() -> dict[str, Any]:
     """The results' settings."""
-    return {"models": {"vit-ti": {"source": "vit-ti", **stored("vit-ti")}}, "data": "GTSDB"}
+    return {"models": {"vit-ti": {"source": "vit-ti", **file_hashes("vit-ti")}}, "data": "GTSDB"}
 
 
 def main(
@@ -354,7 +354,7 @@ def main(
 
     def add(training: str, name: str, tokens: int, logits: Tensor, price: Row) -> None:
         predicted[f"{training}: {name}"] = answer = logits.argmax(1)
-        rows.append({"training": training, "input": name, "tokens": tokens, **share(answer == truth), **price})
+        rows.append({"training": training, "input": name, "tokens": tokens, **accuracy_row(answer == truth), **price})
 
     for name, (tokens, read) in INPUTS.items():
         model = (dense_model(source) if tokens == ALL else at_budget(source, 49)).eval().requires_grad_(False)

@@ -8,9 +8,9 @@ the paper: its search is not timed. SPoT's rows also have the FLOPs of reading w
 
 from paper.backbone import shrinkable, vit_b16
 from paper.lab import Lab
-from paper.statistics import difference, predicted, share
+from paper.statistics import accuracy_row, difference, predicted
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed, with_counts
-from paper.timing import COLUMNS, about_timing, how, timed
+from paper.timing import COLUMNS, timed, timing_note, timing_settings
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import flops
 from spot.plots.accuracy import accuracy
@@ -53,7 +53,7 @@ def run(lab: Lab) -> Result:
             about: Row = {"backbone": backbone.name, "tokens": n}
             for method in (VIT, SMALL, SAME_SMALL, SPOT):
                 if (method, n) in right:
-                    row = {**about, "method": method, **speeds[f"{method} {n}"], **share(right[method, n])}
+                    row = {**about, "method": method, **speeds[f"{method} {n}"], **accuracy_row(right[method, n])}
                     if method == SPOT:
                         model = lab.model(backbone, settings[SPOT, n])
                         row |= reading(n, flops(model), model.spot_vit.patch_size)
@@ -62,11 +62,11 @@ def run(lab: Lab) -> Result:
                     rows.append(row)
             placements = lab.oracle(backbone, tokens=n)
             start, end = predicted(placements, 0), predicted(placements)
-            row = {**about, "method": ORACLE, **speeds[f"{SPOT} {n}"], **share(end.right)}
+            row = {**about, "method": ORACLE, **speeds[f"{SPOT} {n}"], **accuracy_row(end.right)}
             rows.append(row | difference(start.right, end.right))
     notes = [
         lab.differs(),
-        how(lab),
+        timing_note(lab),
         "The difference is the line minus SPoT, on the same images. The oracle knows the label, and its search is not "
         "timed: it shows what better placing could give.",
         "Patches of a part of the grid are cut by SPoT's own windows, so ViT and SPoT differ in speed by what placing "
@@ -80,7 +80,7 @@ def run(lab: Lab) -> Result:
     absent = [backbone.name for backbone in lab.backbones if backbone.parent is None]
     if absent:
         notes.append(f"The plain ViT is not there for {', '.join(absent)}: SPoT's weights get the patches instead.")
-    return Result(rows, paper_rows(), notes, about_timing(lab))
+    return Result(rows, paper_rows(), notes, timing_settings(lab))
 
 
 def reading(tokens: int, total: int, size: int = 16) -> Row:

@@ -16,7 +16,7 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import CONFIDENCE, wilson
 from spot.placement.files import Placements
 
-FEWEST = 20  # the smallest number of images for a test
+MIN_IMAGES = 20  # the smallest number of images for a test
 RESAMPLES = 2000  # of the bootstrap
 NO_KNN = (
     "Rows without kNN need labelled images for a bank: --bank DIR (and, for salient and focus, their maps in "
@@ -42,7 +42,7 @@ class Predictions:
         return Predictions(list(keys), self.right[rows], None if self.knn is None else self.knn[rows])
 
 
-def share(right: Tensor, name: str = "top1") -> dict[str, float | int | None]:
+def accuracy_row(right: Tensor, name: str = "top1") -> dict[str, float | int | None]:
     """Accuracy in percent with Wilson interval, standard deviation over seeds, and number of images."""
     right = right.double().reshape(-1, right.shape[-1])
     per_seed = 100 * right.mean(1)
@@ -67,10 +67,10 @@ def stacked(predictions: Sequence[Predictions]) -> Tensor:
 
 def over_seeds(predictions: Sequence[Predictions]) -> dict[str, float | int | None]:
     """Accuracy and, if available, kNN accuracy over seeds, with intervals over images."""
-    row = {"seeds": len(predictions), **share(stacked(predictions))}
+    row = {"seeds": len(predictions), **accuracy_row(stacked(predictions))}
     votes = [each.knn for each in predictions if each.knn is not None]
     if votes:
-        knn = share(torch.stack(votes), "knn")
+        knn = accuracy_row(torch.stack(votes), "knn")
         row |= {"knn": knn["knn"], "knn_low": knn["low"], "knn_high": knn["high"], "knn_std": knn["std"]}
     return row
 
@@ -85,7 +85,7 @@ def difference(first: Tensor, second: Tensor, name: str = "delta") -> dict[str, 
     count = first.shape[1]
     if count != second.shape[1]:
         raise InputError(f"a paired test needs the same images, got {count} and {second.shape[1]}")
-    refuse_few(count)
+    check_enough(count)
     change = second.mean(0) - first.mean(0)
     delta = change.mean().item()
     if len(first) == len(second) == 1:
@@ -106,7 +106,7 @@ def mean(values: Tensor) -> dict[str, float | int]:
     NaN are left out and counted.
     """
     known = values[~values.isnan()].double()
-    refuse_few(len(known))
+    check_enough(len(known))
     generator = torch.Generator().manual_seed(0)
     count = len(known)
     draws = [known[torch.randint(count, (count,), generator=generator)].mean() for _ in range(RESAMPLES)]
@@ -126,11 +126,11 @@ def wilcoxon(values: Tensor) -> float:
     return float(stats.wilcoxon(numbers, method="asymptotic").pvalue) if numbers.any() else 1.0
 
 
-def refuse_few(count: int) -> None:
+def check_enough(count: int) -> None:
     """Refuse a test of too few images."""
-    if count < FEWEST:
+    if count < MIN_IMAGES:
         hint = "give more with --limit and --oracle-limit"
-        raise InputError(f"a test needs at least {FEWEST} images, got {count}; {hint}")
+        raise InputError(f"a test needs at least {MIN_IMAGES} images, got {count}; {hint}")
 
 
 def _agresti_min(gained: int, lost: int, count: int) -> tuple[float, float]:

@@ -166,14 +166,14 @@ def paper_row(backbone: str, **values: Any) -> Row:
 
 def cell(row: Row, value: str = "top1", low: str = "low", high: str = "high") -> str:
     """A number with its interval, for tables: 44.1 (41.0–47.2)."""
-    return _shown(row, (value, low, high), ".1f", "–")
+    return _with_interval(row, (value, low, high), ".1f", "–")
 
 
 def signed(row: Row, value: str = "delta", digits: int = 1) -> str:
     """A difference with its sign and interval, or nothing if the row has none: +3.2 (+1.0 to +5.4)."""
     if value not in row:
         return ""
-    return _shown(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
+    return _with_interval(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
 
 
 def gmacs(row: Row) -> str:
@@ -189,7 +189,7 @@ def p_value(row: Row, name: str = "p") -> str:
     return f"{row[name]:.2g}" if name in row else ""
 
 
-def _shown(row: Row, names: Sequence[str], form: str, between: str) -> str:
+def _with_interval(row: Row, names: Sequence[str], form: str, between: str) -> str:
     value, low, high = (row.get(name) for name in names)
     if value is None:
         return "–"

@@ -21,7 +21,7 @@ from spot.models.wrappers import TokenModel
 
 ROUNDS, WARM_UP = 11, 2
 BATCH = {"cpu": 32}  # images per batch; other devices need larger batches to be busy
-OTHERWISE = 256
+DEFAULT_BATCH = 256
 
 
 def timed(lab: Lab, models: Mapping[str, TokenModel]) -> dict[str, Row]:
@@ -51,7 +51,7 @@ def timed(lab: Lab, models: Mapping[str, TokenModel]) -> dict[str, Row]:
                     rows[each]["images/s"] = count / median(times)  # of the large batch, which comes last
         return rows
 
-    return alone(lab, call)
+    return in_first_process(lab, call)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -64,11 +64,11 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[inset], ordered[-1 - inset]
 
 
-def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
+def in_first_process(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
     """The result of call(clock, batch) in the first process; the others wait, so that they do not disturb it."""
     result: list[Any] = [None]
     if lab.main:
-        given = about_timing(lab)["timing"]
+        given = timing_settings(lab)["timing"]
         with cpu_threads(given["threads"]):
             result = [call(given["clock"], given["batch"])]
     if lab.state.num_processes > 1:
@@ -76,17 +76,17 @@ def alone(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
     return result[0]
 
 
-def about_timing(lab: Lab) -> dict[str, Any]:
+def timing_settings(lab: Lab) -> dict[str, Any]:
     """The timing method, for a result's settings."""
     device = lab.state.device.type
     threads, clock = (1, "processor") if device == "cpu" else (None, "wall")
-    batch = BATCH.get(device, OTHERWISE)
+    batch = BATCH.get(device, DEFAULT_BATCH)
     return {"timing": {"device": device, "threads": threads, "clock": clock, "batch": batch, "rounds": ROUNDS}}
 
 
-def how(lab: Lab) -> str:
+def timing_note(lab: Lab) -> str:
     """The same as a sentence."""
-    given = about_timing(lab)["timing"]
+    given = timing_settings(lab)["timing"]
     clock = "processor time of one thread" if given["clock"] == "processor" else f"the clock, on {given['device']}"
     return (
         f"Speed-ups are medians over {ROUNDS} rounds in turns in one run, batches of {given['batch']} and of 1, by "
@@ -95,21 +95,21 @@ def how(lab: Lab) -> str:
     )
 
 
-def shown(row: Row) -> str:
+def speed_cell(row: Row) -> str:
     """A speed-up for tables, with its batch, and † if it exceeds the MAC ratio: 3.31×† (3.20–3.40) at 32."""
     interval = f" ({row['speed_low']:.2f}–{row['speed_high']:.2f})" if "speed_low" in row else ""
     above = "†" if row["speed-up"] > row.get("MAC ratio", row["speed-up"]) else ""
     return f"{row['speed-up']:.2f}×{above}{interval}" + (f" at {row['batch']}" if "batch" in row else "")
 
 
-def shown_single(row: Row) -> str:
+def single_cell(row: Row) -> str:
     """The same for batch 1."""
     return f"{row['single']:.2f}× ({row['single_low']:.2f}–{row['single_high']:.2f})" if "single" in row else ""
 
 
-def shown_macs(row: Row) -> str:
+def macs_cell(row: Row) -> str:
     return f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else ""
 
 
 # The columns of a study's table.
-COLUMNS = {"speed-up": shown, "batch 1": shown_single, "by MACs": shown_macs}
+COLUMNS = {"speed-up": speed_cell, "batch 1": single_cell, "by MACs": macs_cell}

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
-from paper.statistics import difference, share
+from paper.statistics import accuracy_row, difference
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed
-from paper.timing import COLUMNS, about_timing, how, timed
+from paper.timing import COLUMNS, timed, timing_note, timing_settings
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.models.baselines import TOME_FLOOR
@@ -50,7 +50,7 @@ def run(lab: Lab) -> Result:
         rows += compared(lab, backbone, budgets, notes)
     notes = [
         lab.differs(searched=False),
-        how(lab),
+        timing_note(lab),
         "Speed-up and MAC ratio are relative to the dense ViT, the drop to the method's own dense accuracy on the same "
         "images. The paper's SPoT is relative to SPoT's own dense model, its ToMe rows are ToMe's published figures: "
         "another run on another GPU.",
@@ -65,7 +65,7 @@ def run(lab: Lab) -> Result:
         "retrofitted weights; none were trained to.",
         *dict.fromkeys(notes),
     ]
-    return Result(rows, paper_rows(), notes, about_timing(lab))
+    return Result(rows, paper_rows(), notes, timing_settings(lab))
 
 
 def paper_rows() -> list[Row]:
@@ -112,7 +112,7 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
         dense = right[SPOT if method == SPOT or whose or backbone.parent is None else VIT, "dense"]
         here = right[method, what]
         row: Row = {"backbone": backbone.name, "method": method, "setting": what, "tokens": setting.tokens}
-        row |= speeds[f"{method.removesuffix(whose)} {what}"] | share(here) | difference(dense, here)
+        row |= speeds[f"{method.removesuffix(whose)} {what}"] | accuracy_row(here) | difference(dense, here)
         if what.startswith("as "):
             row |= difference(here, right[SPOT, what.removeprefix("as ")], "versus")
         rows.append(row)

@@ -9,7 +9,7 @@ import torch
 from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
-from paper.statistics import difference, predicted, share
+from paper.statistics import accuracy_row, difference, predicted
 from paper.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, p_value, signed
 from spot.errors import InputError
 from spot.placement.files import Placements
@@ -40,9 +40,9 @@ def run(lab: Lab) -> Result:
             original = predicted(own, 0)
             right = {name: lab.at(target, each).right for name, each in placed(lab, source).items()}
             row: Row = {"source": source.name, "target": target.name, "tokens": lab.sparse}
-            row |= {"original": share(original.right)["top1"], "own": share(predicted(own).right)["top1"]}
-            row |= {name: share(right[name])["top1"] for name in CONTROLS}
-            row |= share(right["transfer"], "transfer") | difference(original.right, right["transfer"])
+            row |= {"original": accuracy_row(original.right)["top1"], "own": accuracy_row(predicted(own).right)["top1"]}
+            row |= {name: accuracy_row(right[name])["top1"] for name in CONTROLS}
+            row |= accuracy_row(right["transfer"], "transfer") | difference(original.right, right["transfer"])
             rows.append(row | difference(right["another"], right["transfer"], "excess"))
     notes = [
         lab.differs(),

@@ -13,7 +13,7 @@ from tests.conftest import random_policy
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(anytime, "LOSE", (0.01, 0.1))
+    monkeypatch.setattr(anytime, "LOSSES", (0.01, 0.1))
     monkeypatch.setattr(anytime, "ROUNDS", 1)
     monkeypatch.setattr(anytime, "TIMED", 8)
 
@@ -38,7 +38,7 @@ def test_where_images_stop_is_what_the_cascade_itself_does(make_lab, prior):
     backbone.model.policy = random_policy(backbone.model, side=8)
     every, here, there = anytime.predictions(lab, backbone, [4, 9], prior)
     stages = cheapest(there, every, agree=0.8).stages
-    right, spent, _ = anytime.outcome(here, stages, every)
+    right, spent, _ = anytime.cascade_outcome(here, stages, every)
     cascade = anytime.cascade_of(backbone, stages, prior)
     (batch,) = loader(lab.sources.images(backbone.model), 64)
     with torch.no_grad():

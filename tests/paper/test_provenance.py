@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper.provenance import comment, stored
+from paper.provenance import comment, file_hashes
 from spot.models.deltas import is_delta, read_about
 from spot.models.shipped import ALIASES, built_in, find
 from spot.store import read_tensors, write_tensors
@@ -36,7 +36,7 @@ def unproven(text):
     for named in NAMED.finditer(text):
         for model in named[1].split(","):
             name, *pairs = model.split()
-            ships = stored(name) | ({"base": read_about(find(name))["hash"]} if is_delta(find(name)) else {})
+            ships = file_hashes(name) | ({"base": read_about(find(name))["hash"]} if is_delta(find(name)) else {})
             for part, given in zip(pairs[::2], pairs[1::2], strict=True):
                 if ships.get(part) != given:
                     yield f"a table is of {name}'s {part} {given}; what ships has {ships.get(part)}"
@@ -53,7 +53,7 @@ def stale(settings, rows):
         source = ALIASES.get(about["source"], about["source"])
         if source not in built_in():
             continue
-        for part, needed in stored(source).items():
+        for part, needed in file_hashes(source).items():
             if about.get(part) != needed and (part == "file" or learned):
                 yield f"{name}: measured with {part} {about.get(part)}, what ships has {needed}"
 
@@ -102,7 +102,7 @@ def test_a_card_names_the_files_that_its_accuracies_are_of(card):
 
 def test_a_table_without_files_or_with_others_is_found():
     table = "| a | b |\n| --- | --- |\n| 1.5 | 2.5 |\n"
-    file = stored("vit-ti")["file"]
+    file = file_hashes("vit-ti")["file"]
     assert "names no model files: | a | b |" in next(unproven(f"text\n\n{table}"))
     assert not list(unproven(f"text\n\n<!-- of: vit-ti file {file} -->\n\n{table}"))
     assert not list(unproven(f"{comment({'vit-ti': 'vit-ti'})}\n\n{table}"))
@@ -117,12 +117,12 @@ def test_a_hash_is_of_weights_and_changes_with_one_number_and_with_nothing_else(
     make_nano().save_pretrained(tmp_path / "a")
     model = make_nano()
     model.save_pretrained(tmp_path / "b")
-    assert stored(tmp_path / "a") == stored(tmp_path / "b")
+    assert file_hashes(tmp_path / "a") == file_hashes(tmp_path / "b")
     state = read_tensors(tmp_path / "a" / "model.safetensors")[0]
     write_tensors(tmp_path / "other.safetensors", state, "elsewhere", {"said": "differently"})
-    assert stored(tmp_path / "other.safetensors") == stored(tmp_path / "a")
+    assert file_hashes(tmp_path / "other.safetensors") == file_hashes(tmp_path / "a")
     with torch.no_grad():
         model.vit.cls_token[0, 0, 0] += 1e-3
     model.save_pretrained(tmp_path / "c")
-    assert stored(tmp_path / "c") != stored(tmp_path / "a")
-    assert stored("vit_tiny_patch16_224") == {}
+    assert file_hashes(tmp_path / "c") != file_hashes(tmp_path / "a")
+    assert file_hashes("vit_tiny_patch16_224") == {}

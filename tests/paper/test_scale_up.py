@@ -25,7 +25,7 @@ def test_the_guide_has_the_plans_hours_and_memory():
     guide = (Path(__file__).parents[2] / "docs" / "reproducing.md").read_text()
     listed = steps()
     for step in listed[:5]:
-        assert f"| `{step.name}` | {step.does} | {step.hours:.1f} | {step.memory:.0f} |" in guide
+        assert f"| `{step.name}` | {step.description} | {step.hours:.1f} | {step.memory:.0f} |" in guide
     studies = sum(step.hours for step in listed if step.name in STUDIES)
     assert f"| the {len(STUDIES)} studies | tables and figures | {studies:.1f} |" in guide
     assert f"| all | | {sum(step.hours for step in listed):.0f} |" in guide

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from paper.statistics import difference, mean, share
+from paper.statistics import accuracy_row, difference, mean
 from spot.errors import InputError
 
 
 def test_a_share_is_in_percent_with_its_interval():
-    found = share(torch.tensor([True] * 30 + [False] * 70))
+    found = accuracy_row(torch.tensor([True] * 30 + [False] * 70))
     assert found["top1"] == pytest.approx(30)
     assert (found["low"], found["high"]) == pytest.approx((21.9, 39.6), abs=0.06)  # Wilson's, from a table
     assert found["std"] is None and found["images"] == 100
 
 
 def test_seeds_give_a_standard_deviation_but_no_more_images():
-    found = share(torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]).bool())
+    found = accuracy_row(torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]).bool())
     assert found["top1"] == pytest.approx(50)
     assert found["std"] == pytest.approx(25)  # of 50, 25 and 75
     assert found["images"] == 4
