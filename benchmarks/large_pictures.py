@@ -8,6 +8,7 @@ allocates beyond the picture, at its peak, in MB. `python -m benchmarks.large_pi
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,8 @@ from benchmarks import peak
 from spot import report
 from spot.evaluation.throughput import cpu_threads, interleaved
 from spot.placement.finder import Finder
-from spot.placement.glimpses import glimpse_positions, whole_picture
+from spot.placement.glimpses import glimpse_positions
+from spot.placement.sizes import tiling_scale
 
 SIDES, LARGEST = (224, 448, 1024, 2048, 4096), 1024  # of the dense ViT
 
@@ -32,11 +34,11 @@ def run(rounds: int = 9, sides: tuple[int, ...] = SIDES) -> list[dict[str, Any]]
     rows = []
     with torch.inference_mode(), cpu_threads(1):
         for side in sides:
-            images = torch.rand(1, 3, side, side)
+            images, scale = torch.rand(1, 3, side, side), tiling_scale(49, side, side, 16)
             calls: dict[str, Callable[[Any], Any]] = {
                 "glimpse": lambda images: model(images, glimpse_positions(images, glimpse, 49, 16)),
                 "found": lambda images: model(images, finder(images, 49)),
-                "tiles": lambda images: model(images, whole_picture(images, 49, 16)),
+                "tiles": partial(model, scale=scale),
                 "resized": lambda images: model(
                     F.interpolate(images, (224, 224), mode="bilinear", antialias=True), model.grid()[None]
                 ),

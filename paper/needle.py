@@ -26,7 +26,7 @@ from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.placement.policy import Policy
-from spot.placement.priors import spread
+from spot.placement.priors import equal_shares
 from spot.placement.saliency import rgb, spectral_macs, spectral_residual
 from spot.plots.accuracy import accuracy
 
@@ -142,7 +142,7 @@ def told(model: SpotViT, at: Tensor, size: int, tokens: int) -> Tensor:
     positions = []
     for rows, columns in zip(*(each.double() for each in inside), strict=True):
         density = (rows[:, None] * columns)[None]
-        positions.append(spread(density / density.sum(), strength, torch.empty(1, 3, size, size), tokens))
+        positions.append(equal_shares(density / density.sum(), strength, torch.empty(1, 3, size, size), tokens))
     return torch.cat(positions).float()
 
 

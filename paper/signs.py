@@ -40,9 +40,10 @@ from spot.models.family import at_budget, dense_model
 from spot.models.glimpsed import Glimpsed
 from spot.models.loading import load_source
 from spot.models.spot_vit import SpotViT
-from spot.placement.glimpses import glimpse_positions, whole_picture
+from spot.placement.glimpses import glimpse_positions
 from spot.placement.priors import isotropic
 from spot.placement.saliency import OnnxSaliency, map_macs, rgb, spectral_residual
+from spot.placement.sizes import sized, tiling_scale
 from spot.store import read_tensors, write_tensors
 from spot.training.discovery import fit_head
 from spot.training.glimpses import Glimpses, color_jitter, train_classifier
@@ -132,6 +133,12 @@ def on_peak(pixels: Tensor, map_: Tensor) -> Input:
     return on_glimpse(pixels, torch.tensor([[place]]))
 
 
+def tiling(images: Tensor, tokens: int) -> Tensor:
+    """Even positions (B, N, 3) whose windows tile the picture."""
+    height, width = images.shape[-2:]
+    return sized(isotropic(images, tokens), tiling_scale(tokens, height, width, PATCH))
+
+
 def shrunk(width: int, street: Street, key: str, pixels: Tensor) -> Input:
     return shrink_to(normal(pixels), width), None
 
@@ -172,9 +179,7 @@ INPUTS: dict[str, tuple[int, Callable[..., Input]]] = {  # number of tokens, and
     "a glimpse on the peak of the spectral residual": (49, spectral),
     "a glimpse on the peak of U²-Net-p": (49, u2net),
     "even windows of 16 pixels": (49, lambda _, key, pixels: (normal(pixels), isotropic(normal(pixels), 49))),
-    "even windows that tile the picture": (
-        49, lambda _, key, pixels: (normal(pixels), whole_picture(normal(pixels), 49, PATCH))
-    ),
+    "even windows that tile the picture": (49, lambda _, key, pixels: (normal(pixels), tiling(normal(pixels), 49))),
     "picture shrunk to 160 pixels across": (60, partial(shrunk, 160)),
     "picture shrunk to 224 pixels across": (112, partial(shrunk, 224)),
     "picture shrunk to 320 pixels across": (240, partial(shrunk, 320)),

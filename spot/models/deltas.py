@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spot.errors import InputError
 from spot.hashes import hash_tensors
-from spot.placement.policy import Policy, policy_from
+from spot.placement.policy import Policy, build_policy
 from spot.store import has_kind, read_tensors, write_tensors
 
 KEY, FORMAT = "spot_delta", 1
@@ -116,7 +116,7 @@ def delta_policy(path: str | Path) -> Policy | None:
     if described is None:
         return None
     state = {name.removeprefix(POLICY): tensor for name, tensor in kept.items() if name.startswith(POLICY)}
-    return policy_from(described, state, str(path))
+    return build_policy(described, state, str(path))
 
 
 def refuse_misfit(what: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -22,28 +22,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spot.errors import InputError
-from spot.placement.glimpses import SMALLEST, glimpse_positions
+from spot.placement.glimpses import MIN_SIDE, glimpse_positions
 from spot.placement.policy import Mixing, Policy
 from spot.tokens.pyramid import halve
 from spot.tokens.windows import windows
 
 CELL = 8  # side of a cell, in pixels of the downscaled picture
-USUAL = 20.0  # reference size, whose log size is 0, in pixels of the downscaled picture
-RANGE = (0.3, 6.0)  # smallest and largest size, relative to USUAL
-LONG = 8  # maximum aspect ratio of a picture
+REFERENCE_SIZE = 20.0  # the size whose log size is 0, in pixels of the downscaled picture
+SIZE_RANGE = (0.3, 6.0)  # smallest and largest size, relative to REFERENCE_SIZE
+MAX_ASPECT = 8  # maximum aspect ratio of a picture
 MARGIN = 1.25  # side of a glimpse, relative to the object's size
-REACH = 1.5  # maximum distance of an object's centre from the cell's middle, in cells
-VIEW, AROUND = 32, 2.0  # second stage's view of a candidate: samples per side, and side relative to the object's size
+MAX_OFFSET = 1.5  # maximum distance of an object's centre from the cell's middle, in cells
+VIEW_SIDE = 32  # samples per side of the second stage's view of a candidate
+VIEW_MARGIN = 2.0  # side of that view, relative to the object's size
 
 
-class Found(NamedTuple):
+class Detections(NamedTuple):
     """Places in images, best first."""
 
     glimpses: Tensor  # (B, G, 3): (y, x) fractions, side in pixels of the picture
     scores: Tensor  # (B, G), from 0 to 1
 
 
-def with_hues(pixels: Tensor) -> Tensor:
+def with_colour_differences(pixels: Tensor) -> Tensor:
     """Add channels for red, blue and yellow to pixels (B, 3, H, W) in [−1, 1]: (B, 6, H, W).
 
     They are colour differences relative to brightness, which vary less with lighting.
@@ -69,11 +70,11 @@ class SecondStage(nn.Module):
         self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(2 * widths[-1], 1))
 
     def forward(self, views: Tensor) -> Tensor:
-        x = self.body(with_hues(views))
+        x = self.body(with_colour_differences(views))
         return self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))[:, 0]
 
 
-class Places(nn.Module):
+class FinderNetwork(nn.Module):
     """The network: pixels (B, 3, h, w) → (B, 4, h / 8, w / 8)."""
 
     def __init__(self, width: int = 16, body: int = 40, second: bool = False) -> None:
@@ -83,15 +84,17 @@ class Places(nn.Module):
             nn.Conv2d(6, width, 5, 4, 2, bias=False), nn.BatchNorm2d(width), nn.SiLU(),
             nn.Conv2d(width, body, 3, 2, 1, bias=False), nn.BatchNorm2d(body), nn.SiLU(),
         )  # fmt: skip
-        around: list[dict[str, int]] = [{}, {}, {"dilation": 2, "padding": 4}]
-        self.body = nn.Sequential(*(Mixing(body, nn.BatchNorm2d, F.silu, bias=False, **each) for each in around))
+        dilated = {"dilation": 2, "padding": 4}
+        self.body = nn.Sequential(
+            *(Mixing(body, nn.BatchNorm2d, F.silu, bias=False, **options) for options in ({}, {}, dilated))
+        )
         self.head = nn.Conv2d(body, 4, 1)
         assert self.head.bias is not None
         with torch.no_grad():
             self.head.bias.copy_(torch.tensor([-4.0, 0, 0, 0]))  # few cells contain an object's centre
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.head(F.silu(self.body(self.stem(with_hues(pixels)))))
+        return self.head(F.silu(self.body(self.stem(with_colour_differences(pixels)))))
 
 
 class Finder(Policy):
@@ -126,25 +129,25 @@ class Finder(Policy):
         if min(patch_size, longest, width, body, glimpses) < 1 or candidates < 0 or not 0 < margin < math.inf:
             raise InputError("a finder needs sizes of at least 1, a margin above 0, and 0 or more candidates")
         options = {"longest": longest, "width": width, "body": body, "candidates": candidates}
-        look = Places(width, body, candidates > 0)
+        look = FinderNetwork(width, body, candidates > 0)
         super().__init__(patch_size, min_tokens=glimpses, about=about, look=look, **options)
         self.longest, self.candidates, self.glimpses, self.margin = longest, candidates, glimpses, margin
 
     def maps(self, images: Tensor) -> Tensor:
         """Normalised images (B, 3, H, W) → (B, 4, R, C): logit, log size, offset (y, x) from the cell's middle."""
         self.refuse(images)
-        return self.look(self.shrunk(images))
+        return self.look(self.downscaled(images))
 
     def refuse(self, images: Tensor) -> None:
         """Refuse pictures that are too small or too long."""
         super().refuse(images)
         height, width = images.shape[-2:]
-        if max(height, width) > LONG * min(height, width):
+        if max(height, width) > MAX_ASPECT * min(height, width):
             raise InputError(f"a picture of {height} × {width} pixels is too long to find places in; cut it into parts")
 
-    def shrunk(self, images: Tensor) -> Tensor:
+    def downscaled(self, images: Tensor) -> Tensor:
         """Resize images to `longest` pixels along the longer side; downscaling averages pixels."""
-        size = self.shrunk_size(images)
+        size = self.input_size(images)
         if size == images.shape[-2:]:
             return images
         if (2 * size[0], 2 * size[1]) == images.shape[-2:]:
@@ -153,27 +156,27 @@ class Finder(Policy):
             return F.interpolate(images, size, mode="bilinear", align_corners=False)
         return F.adaptive_avg_pool2d(images, size)
 
-    def find(self, images: Tensor, count: int | None = None) -> Found:
+    def find(self, images: Tensor, count: int | None = None) -> Detections:
         """The `count` best places, as glimpses. Default: the number of places that share the tokens."""
-        return self.best(self.maps(images), images, count or self.glimpses)
+        return self.detect(self.maps(images), images, count or self.glimpses)
 
-    def best(self, maps: Tensor, images: Tensor, count: int) -> Found:
+    def detect(self, maps: Tensor, images: Tensor, count: int) -> Detections:
         """The `count` best places in images with maps (B, 4, R, C), ranked by the second stage if there is one."""
         second = self.look.second
         if second is None:
-            return self.peaks(maps, images, count)
-        found = self.peaks(maps, images, max(count, min(self.candidates, maps[0, 0].numel())))
-        views = self.views(images, found.glimpses)
+            return self.first_stage(maps, images, count)
+        found = self.first_stage(maps, images, max(count, min(self.candidates, maps[0, 0].numel())))
+        views = self.candidate_views(images, found.glimpses)
         logits = found.scores.logit(1e-6) + second(views.flatten(0, 1)).unflatten(0, views.shape[:2])
         logits, order = logits.topk(count)
-        return Found(found.glimpses.take_along_dim(order[..., None], 1), logits.sigmoid())
+        return Detections(found.glimpses.take_along_dim(order[..., None], 1), logits.sigmoid())
 
-    def views(self, images: Tensor, glimpses: Tensor) -> Tensor:
+    def candidate_views(self, images: Tensor, glimpses: Tensor) -> Tensor:
         """The second stage's input for images at glimpses (B, G, 3): (B, G, 3, 32, 32)."""
-        side = (glimpses[..., 2:] * (AROUND / self.margin)).clamp(max=float(max(images.shape[-2:])))
-        return windows(images, torch.cat([glimpses[..., :2], side / VIEW], -1), VIEW).float()
+        side = (glimpses[..., 2:] * (VIEW_MARGIN / self.margin)).clamp(max=float(max(images.shape[-2:])))
+        return windows(images, torch.cat([glimpses[..., :2], side / VIEW_SIDE], -1), VIEW_SIDE).float()
 
-    def peaks(self, maps: Tensor, images: Tensor, count: int) -> Found:
+    def first_stage(self, maps: Tensor, images: Tensor, count: int) -> Detections:
         """The `count` highest peaks of maps (B, 4, R, C) of images, without the second stage."""
         logits, rest = maps[:, 0].float(), maps[:, 1:].float().flatten(2)
         rows, columns = logits.shape[1:]
@@ -183,15 +186,15 @@ class Finder(Policy):
         peak = logits == F.max_pool2d(logits[:, None], 3, 1, 1)[:, 0]
         _, cell = torch.where(peak, logits, logits - 1e3).flatten(1).topk(count)
         log_size, y, x = rest.take_along_dim(cell[:, None], 2).unbind(1)
-        y = cell // columns + 0.5 + y.clamp(-REACH, REACH)
-        x = cell % columns + 0.5 + x.clamp(-REACH, REACH)
-        height, width = self.shrunk_size(images)
-        size = log_size.exp().clamp(*RANGE) * USUAL * max(images.shape[-2:]) / self.longest
-        side = (self.margin * size).clamp(SMALLEST, float(max(images.shape[-2:])))
+        y = cell // columns + 0.5 + y.clamp(-MAX_OFFSET, MAX_OFFSET)
+        x = cell % columns + 0.5 + x.clamp(-MAX_OFFSET, MAX_OFFSET)
+        height, width = self.input_size(images)
+        size = log_size.exp().clamp(*SIZE_RANGE) * REFERENCE_SIZE * max(images.shape[-2:]) / self.longest
+        side = (self.margin * size).clamp(MIN_SIDE, float(max(images.shape[-2:])))
         glimpses = torch.stack([y * CELL / height, x * CELL / width, side], -1)
-        return Found(glimpses, logits.flatten(1).gather(1, cell).sigmoid())
+        return Detections(glimpses, logits.flatten(1).gather(1, cell).sigmoid())
 
-    def shrunk_size(self, images: Tensor) -> tuple[int, int]:
+    def input_size(self, images: Tensor) -> tuple[int, int]:
         """(H, W) of the network's input."""
         ratio = self.longest / max(images.shape[-2:])
         height, width = (max(CELL, round(length * ratio)) for length in images.shape[-2:])
@@ -199,5 +202,5 @@ class Finder(Policy):
 
     def place(self, maps: Tensor, images: Tensor, tokens: int) -> Tensor:
         """Positions (B, N, 7) on the best peaks of maps (B, 4, R, C) of images."""
-        found = self.best(maps, images, self.glimpses)
+        found = self.detect(maps, images, self.glimpses)
         return glimpse_positions(images, found.glimpses, tokens, self.patch_size)

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from spot.errors import InputError
-from spot.placement.priors import check_images, check_tokens, even_places
-from spot.placement.sizes import tiling_scale
+from spot.placement.priors import check_images, check_tokens, isotropic_positions
 from spot.tokens.windows import windows
 
 ALIGNED = 16  # parts are cropped at multiples of this many pixels, so that their pyramid matches the picture's
-SMALLEST = 4.0  # minimum side of a glimpse, in pixels
+MIN_SIDE = 4.0  # minimum side of a glimpse, in pixels
 
 
 def glimpse_positions(images: Tensor, glimpses: Tensor, tokens: int, patch_size: int) -> Tensor:
@@ -42,23 +41,14 @@ def glimpse_positions(images: Tensor, glimpses: Tensor, tokens: int, patch_size:
     size, parts = glimpses.new_tensor(images.shape[-2:]), []
     for number, glimpse in enumerate(glimpses.unbind(1)):
         centre, side = glimpse[:, :2], glimpse[:, 2:]
-        each = tokens // count + (number < tokens % count)
-        places = even_places(each, 1, 1).to(glimpses)  # (1, each, 2)
+        share = tokens // count + (number < tokens % count)
+        places = isotropic_positions(share, 1, 1).to(glimpses)  # (1, share, 2)
         extent = side / size  # (B, 2): the glimpse as a fraction of the picture
-        at = centre[:, None] + (places - 0.5) * extent[:, None]
-        scale = (side / (patch_size * each**0.5))[:, None].expand(-1, each, -1)
-        region = torch.cat([centre, extent], -1)[:, None].expand(-1, each, -1)
-        parts.append(torch.cat([at, scale, region], -1))
+        positions = centre[:, None] + (places - 0.5) * extent[:, None]
+        scale = (side / (patch_size * share**0.5))[:, None].expand(-1, share, -1)
+        region = torch.cat([centre, extent], -1)[:, None].expand(-1, share, -1)
+        parts.append(torch.cat([positions, scale, region], -1))
     return torch.cat(parts, 1)
-
-
-def whole_picture(images: Tensor, tokens: int, patch_size: int) -> Tensor:
-    """Positions (B, N, 7) that cover the whole picture evenly, with windows that tile it."""
-    height, width = images.shape[-2:]
-    places = even_places(tokens, height, width).to(images.device, torch.float32)
-    scale = tiling_scale(tokens, height, width, patch_size)
-    rest = places.new_tensor([scale, 0.5, 0.5, 1, 1]).expand(1, tokens, -1)
-    return torch.cat([places, rest], -1).expand(images.shape[0], -1, -1)
 
 
 class Glimpsing(nn.Module):

@@ -322,7 +322,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
 
 @dataclass
-class _Before:
+class _FrozenModule:
     """The state of a module before it was frozen, and the number of active `frozen` contexts."""
 
     training: bool
@@ -330,7 +330,7 @@ class _Before:
     contexts: int = 0
 
 
-_FROZEN: "WeakKeyDictionary[nn.Module, _Before]" = WeakKeyDictionary()
+_FROZEN: "WeakKeyDictionary[nn.Module, _FrozenModule]" = WeakKeyDictionary()
 _LOCK = Lock()  # held only while modules are being frozen or restored
 
 
@@ -343,14 +343,11 @@ def frozen(*models: Any) -> Iterator[None]:
     modules = {part for model in models if isinstance(model, nn.Module) for part in model.modules()}
     with _LOCK:
         for module in modules:
-            if module not in _FROZEN:
-                trained = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
-                _FROZEN[module] = _Before(module.training, trained)
-                if module.training:
-                    module.training = False
-                for parameter in trained:
-                    parameter.requires_grad_(False)
-            _FROZEN[module].contexts += 1
+            trained = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
+            _FROZEN.setdefault(module, _FrozenModule(module.training, trained)).contexts += 1
+            module.training = False
+            for parameter in trained:
+                parameter.requires_grad_(False)
     try:
         yield
     finally:
@@ -360,8 +357,7 @@ def frozen(*models: Any) -> Iterator[None]:
                 before.contexts -= 1
                 if not before.contexts:
                     del _FROZEN[module]
-                    if before.training:
-                        module.training = True
+                    module.training = before.training
                     for parameter in before.trained:
                         parameter.requires_grad_(True)
 

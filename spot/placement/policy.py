@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from spot.errors import InputError
-from spot.placement.priors import check_images, check_tokens, spread
+from spot.placement.priors import check_images, check_tokens, equal_shares
 from spot.store import read_tensors, write_tensors
 
 KEY, FORMAT = "spot_policy", 1
@@ -81,7 +81,7 @@ class Policy(nn.Module):
     __name__ = "learned"
     kind: Mapping[str, Any] = {"look": "thumbnail", "sizes": 0.0}  # in files; version 0.2 reads both
     saved: Mapping[str, str] = {"patch_size": "patch_size", "strength": "strength", "min_tokens": "fewest"}
-    """Arguments of the constructor that a file contains, and their names there."""
+    """Arguments of the constructor that a file contains, and their keys there."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Policy(nn.Module):
         rows, columns = (upsampling(cells) for cells in maps.shape[1:])
         density = rows @ maps.cpu().double() @ columns.mT
         density = density / density.sum((1, 2), keepdim=True)
-        return spread(density, strength, images, tokens)
+        return equal_shares(density, strength, images, tokens)
 
     def save(self, path: str | Path) -> None:
         """Write the policy by itself: a safetensors file that names the weights it was trained for."""
@@ -173,31 +173,29 @@ def read_policy_file(path: str | Path, patch_size: int = 16) -> Policy:
     if about.get("format") != FORMAT:
         raise InputError(f"{path} is a policy in format {about.get('format')!r}; this version reads {FORMAT}")
     about = {"patch_size": patch_size, **about}
-    policy = policy_from(about, {f"look.{name}": tensor for name, tensor in state.items()}, str(path))
+    policy = build_policy(about, {f"look.{name}": tensor for name, tensor in state.items()}, str(path))
     policy.__name__ = Path(path).name
     return policy
 
 
-def policy_from(about: Mapping[str, Any], state: Mapping[str, Tensor], path: str) -> Policy:
-    """A frozen policy from its description and weights. `path` is used in error messages."""
-    try:
-        policy = build_policy(about)
-        policy.load_state_dict(state)
-    except InputError as error:
-        raise InputError(f"{path} cannot be used: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path} is a damaged policy: {str(error).splitlines()[0]}") from error
-    return policy
-
-
-def build_policy(about: Mapping[str, Any]) -> Policy:
-    """A frozen policy from its description, with random weights."""
+def build_policy(
+    about: Mapping[str, Any], state: Mapping[str, Tensor] | None = None, name: str = "the policy"
+) -> Policy:
+    """A frozen policy from its description and weights (default: random). `name` is used in error messages."""
     from spot.placement.finder import Finder  # which imports this module
 
-    kinds: dict[str, type[Policy]] = {each.kind["look"]: each for each in (Policy, Finder)}
-    if about["look"] not in kinds or about.get("sizes"):
-        raise InputError("its kind of policy was removed in version 0.3; train it again with spot learn")
-    made = kinds[about["look"]]
-    known = {name: about[name] for name in ("model", "hash", "made")}
-    values = {name: about[key] for name, key in made.saved.items()}
-    return made(**values, **about["options"], about=known).eval().requires_grad_(False)
+    kinds: dict[str, type[Policy]] = {kind.kind["look"]: kind for kind in (Policy, Finder)}
+    try:
+        if about["look"] not in kinds or about.get("sizes"):
+            raise InputError("its kind of policy was removed in version 0.3; train it again with spot learn")
+        kind = kinds[about["look"]]
+        origin = {key: about[key] for key in ("model", "hash", "made")}
+        values = {argument: about[key] for argument, key in kind.saved.items()}
+        policy = kind(**values, **about["options"], about=origin).eval().requires_grad_(False)
+        if state is not None:
+            policy.load_state_dict(state)
+    except InputError as error:
+        raise InputError(f"{name} cannot be used: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} is a damaged policy: {str(error).splitlines()[0]}") from error
+    return policy

@@ -32,7 +32,7 @@ CENTER_WIDTH = 0.3  # width of the center prior's pull towards the middle, as a 
 FOCUS_BLUR = 1 / 7  # width of the focus prior's box blur, as a fraction of each side
 FOCUS_SHARE = 0.5  # weight of saliency in the focus prior; the rest is area
 SOFTNESS = 4.0  # temperature of salient-soft: maps are raised to the power of 1 / SOFTNESS
-MOST_TOKENS = 1_000_000  # a limit that protects the memory
+MAX_TOKENS = 1_000_000  # a limit that protects the memory
 LEARNED = "learned"  # a model's policy (spot/placement/policy.py)
 BOUNDARY_DEPTH = 0.1  # the boundary prior stays within this fraction of each side
 
@@ -68,19 +68,19 @@ def sobol(images: Tensor, tokens: int, generator: Generator | None = None) -> Te
 def isotropic(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """Even coverage: each token is the middle of a cell of equal area. If N fills a grid, it is that grid."""
     height, width = images.shape[-2:]
-    placement = even_places(tokens, height, width).to(images.device)
+    placement = isotropic_positions(tokens, height, width).to(images.device)
     if tokens > min(height, width):  # a cell may be smaller than a pixel
         placement = _into_omega(placement, images)
     return placement.expand(len(images), -1, -1).clone()
 
 
-def center(images: Tensor, tokens: int, generator: Generator | None = None, *, full: int = 196) -> Tensor:
+def center(images: Tensor, tokens: int, generator: Generator | None = None, *, cells: int = 196) -> Tensor:
     """Even coverage pulled towards the middle, more strongly for fewer tokens.
 
-    An offset d from the middle becomes d · (1 − b · exp(−(d / CENTER_WIDTH)²)), with b = 1 − tokens / full. A full
+    An offset d from the middle becomes d · (1 − b · exp(−(d / CENTER_WIDTH)²)), with b = 1 − tokens / cells. A full
     grid has no bias b, because moving its tokens would leave gaps.
     """
-    return _pulled(isotropic(images, tokens), max(0.0, 1 - tokens / full), CENTER_WIDTH)
+    return _pulled(isotropic(images, tokens), max(0.0, 1 - tokens / cells), CENTER_WIDTH)
 
 
 def boundary(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
@@ -115,25 +115,25 @@ def salient(images: Tensor, tokens: int, generator: Generator | None = None, *, 
 
 
 def salient_distinct(
-    images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor, full: int = 196
+    images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor, cells: int = 196
 ) -> Tensor:
-    """As salient, but draws from the `full` cells of an even grid without replacement, so tokens do not share a cell.
+    """As salient, but draws from the `cells` cells of an even grid without replacement, so tokens do not share a cell.
 
     Cells are drawn in proportion to their saliency, positions within a cell uniformly. With more tokens than cells,
     drawing starts again with all cells.
     """
     height, width = images.shape[-2:]
-    rows = max(1, round(math.sqrt(full * height / width)))
-    grid = (rows, max(1, round(full / rows)))
+    rows = max(1, round(math.sqrt(cells * height / width)))
+    grid = (rows, max(1, round(cells / rows)))
     mass = F.adaptive_avg_pool2d(maps.detach().cpu().double().clamp(min=0)[:, None], grid).flatten(1)
     _total(mass)  # refuses a map that leaves nothing
-    cells = mass.shape[1]
-    rounds = -(-tokens // cells)
-    draws = torch.rand(len(images), max(tokens, rounds * cells), 3, generator=generator).double()
+    count = mass.shape[1]
+    rounds = -(-tokens // count)
+    draws = torch.rand(len(images), max(tokens, rounds * count), 3, generator=generator).double()
     # Gumbel top-k: the N largest keys are a draw without replacement. Empty cells come last, in random order.
-    noise = -torch.log(-torch.log(draws[:, : rounds * cells, 0].clamp(1e-12, 1 - 1e-12)))
+    noise = -torch.log(-torch.log(draws[:, : rounds * count, 0].clamp(1e-12, 1 - 1e-12)))
     keys = (mass / mass.sum(1, keepdim=True)).clamp(min=1e-12).log().repeat(1, rounds) + noise
-    order = keys.unflatten(1, (rounds, cells)).argsort(-1, descending=True).flatten(1)[:, :tokens]
+    order = keys.unflatten(1, (rounds, count)).argsort(-1, descending=True).flatten(1)[:, :tokens]
     corner = torch.stack([order // grid[1], order % grid[1]], -1)
     return _into_omega((corner + draws[:, :tokens, 1:]) / torch.tensor(grid), images)
 
@@ -153,19 +153,19 @@ def focus(images: Tensor, tokens: int, generator: Generator | None = None, *, ma
     y, x = (round(FOCUS_BLUR * length) // 2 for length in density.shape[2:])  # reach of the box blur, in pixels
     density = F.avg_pool2d(density, (2 * y + 1, 1), 1, (y, 0), count_include_pad=False)
     density = F.avg_pool2d(density, (1, 2 * x + 1), 1, (0, x), count_include_pad=False)[:, 0]
-    return spread(density / _total(density)[:, None, None], FOCUS_SHARE, images, tokens)
+    return equal_shares(density / _total(density)[:, None, None], FOCUS_SHARE, images, tokens)
 
 
-def spread(density: Tensor, strength: float, images: Tensor, tokens: int) -> Tensor:
+def equal_shares(density: Tensor, weight: float, images: Tensor, tokens: int) -> Tensor:
     """Move isotropic tokens until each has an equal share of a mixture: positions (B, N, 2), differentiable.
 
-    The mixture is `strength` times density (B, R, C), whose sum is 1, plus 1 − `strength` times uniform area. A token
+    The mixture is `weight` times density (B, R, C), whose sum is 1, plus 1 − `weight` times uniform area. A token
     (y, x) moves to the height that has the share y of the mixture above it. Within that row of cells, it moves to
     where the share x of the row's mixture lies to its left.
     """
     batch, rows, columns = density.shape
-    mixture = strength * density + (1 - strength) / density.shape[1:].numel()
-    places = even_places(tokens, *images.shape[-2:])[0].to(mixture)  # (N, 2)
+    mixture = weight * density + (1 - weight) / density.shape[1:].numel()
+    places = isotropic_positions(tokens, *images.shape[-2:])[0].to(mixture)  # (N, 2)
     y, row = _quantile(mixture.sum(2), places[:, 0].expand(batch, -1))
     cells = mixture.gather(1, row[..., None].expand(-1, -1, columns))  # (B, N, C)
     x, _ = _quantile(cells, places[None, :, 1:].expand(batch, -1, -1))
@@ -215,7 +215,7 @@ class Prior:
         check_kind("generator", generator, Generator, type(None), advice="use torch.Generator().manual_seed(n)")
         if generator is not None and generator.device.type != "cpu":
             raise InputError(f"generator must be on the CPU, got {generator.device}; use torch.Generator()")
-        options = {"full": cells} if self.fades else {}
+        options = {"cells": cells} if self.fades else {}
         if not self.needs_map:
             maps = None
         elif maps is None:
@@ -313,8 +313,8 @@ def omega(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_tokens(tokens: int) -> None:
     """Refuse a budget that is not a whole number of at least one token."""
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MOST_TOKENS:
-        raise InputError(f"tokens must be a whole number of at least 1 and at most {MOST_TOKENS}, got {tokens!r}")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MAX_TOKENS:
+        raise InputError(f"tokens must be a whole number of at least 1 and at most {MAX_TOKENS}, got {tokens!r}")
 
 
 def check_images(images: Tensor) -> None:
@@ -332,14 +332,13 @@ def _into_omega(positions: Tensor, images: Tensor) -> Tensor:
     return positions.to(images.device, torch.float32).clamp(low, high)
 
 
-def even_places(tokens: int, height: int, width: int) -> Tensor:
+def isotropic_positions(tokens: int, height: int, width: int) -> Tensor:
     """Positions (1, N, 2), N = tokens, in rows over a height × width rectangle, each in a cell of equal area."""
-    return torch.tensor(_even_numbers(tokens, height, width))[None]
+    return torch.tensor(_isotropic_numbers(tokens, height, width))[None]
 
 
-@lru_cache(maxsize=256)
-def _even_numbers(tokens: int, height: int, width: int) -> list[tuple[float, float]]:
-    """The same as numbers, for the cache: a tensor made in inference mode cannot be used outside it."""
+@lru_cache(maxsize=256)  # of numbers: a tensor made in inference mode cannot be used outside it
+def _isotropic_numbers(tokens: int, height: int, width: int) -> list[tuple[float, float]]:
     ideal = math.sqrt(tokens * height / width)  # rows of square cells
     rows = min(max(1, round(ideal)), tokens)
     # Row r has tokens ends[r] to ends[r + 1], and a height in proportion to their number.

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from spot import report
 from spot.data.large_pictures import LargePictures
-from spot.placement.finder import AROUND, CELL, USUAL, VIEW, Finder
-from spot.placement.glimpses import SMALLEST, cut_out
+from spot.placement.finder import CELL, REFERENCE_SIZE, VIEW_MARGIN, VIEW_SIDE, Finder
+from spot.placement.glimpses import MIN_SIDE, cut_out
 from spot.placement.policy import build_policy
 from spot.training.optim import training_steps
 
@@ -34,7 +34,7 @@ NOWHERE = torch.zeros(0, 4)
 
 def shrunk(finder: Finder, picture: Tensor) -> Tensor:
     """A uint8 picture (3, H, W) at the finder's input resolution, uint8."""
-    return finder.shrunk(picture.float()[None])[0].round().clamp(0, 255).byte()
+    return finder.downscaled(picture.float()[None])[0].round().clamp(0, 255).byte()
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def detect(finder: Finder, pictures: LargePictures, count: int) -> dict[str, Ten
     for index in report.track(range(len(pictures)), "detecting", len(pictures)):
         picture = pictures.pixels(index)
         maps = look(shrunk(finder, picture).float()[None] / 127.5 - 1)
-        found = finder.best(maps, picture.float()[None] / 127.5 - 1, count)
+        found = finder.detect(maps, picture.float()[None] / 127.5 - 1, count)
         size = found.glimpses[0, :, 2:] / finder.margin
         middle = found.glimpses[0, :, :2] * found.glimpses.new_tensor(picture.shape[1:])
         places[pictures.keys[index]] = torch.cat([middle, size, found.scores[0, :, None]], 1)
@@ -64,7 +64,7 @@ def false_positives(found: Places, places: Places) -> dict[str, Tensor]:
 def view(picture: Tensor, y: float, x: float, side: float, samples: int) -> Tensor:
     """A square of a uint8 picture, in pixels and within it, from 0 to 255: (3, samples, samples)."""
     height, width = picture.shape[1:]
-    side = min(max(SMALLEST, side), height, width)
+    side = min(max(MIN_SIDE, side), height, width)
     return cut_out(picture, min(max(y, 0.0), height), min(max(x, 0.0), width), side, samples)
 
 
@@ -119,7 +119,8 @@ def target_maps(places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bump[min(max(int(y), 0), rows - 1), min(max(int(x), 0), columns - 1)] = 1
         heatmap = torch.maximum(heatmap, weight * bump)
         near = torch.maximum((cell_y - y).abs(), (cell_x - x).abs()) <= max(1.0, cells / 4)
-        found = torch.stack([torch.full_like(cell_y, math.log(max(size, 1.0) / USUAL)), y - cell_y, x - cell_x])
+        log_size = torch.full_like(cell_y, math.log(max(size, 1.0) / REFERENCE_SIZE))
+        found = torch.stack([log_size, y - cell_y, x - cell_x])
         values, weights = torch.where(near, found, values), torch.where(near, weight, weights)
     return heatmap, values, weights
 
@@ -231,7 +232,7 @@ def second_stage_views(
     hits, likely, misses = [], [], []
 
     def look(picture: Tensor, y: float, x: float, size: float) -> Tensor:
-        return view(picture, y, x, AROUND * size, VIEW).round().clamp(0, 255).byte()
+        return view(picture, y, x, VIEW_MARGIN * size, VIEW_SIDE).round().clamp(0, 255).byte()
 
     detected = detect(first, pictures, 40)
     wrong = false_positives(detected, places)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import spot
 from spot.errors import InputError
-from spot.placement.finder import CELL, USUAL, Finder
+from spot.placement.finder import CELL, REFERENCE_SIZE, Finder
 from spot.placement.glimpses import cut_out
 from spot.placement.policy import build_policy, read_policy_file
 from tests.tokens.test_regions import NANO
@@ -30,8 +30,8 @@ def drawn(rows: int, columns: int, *peaks: tuple[float, ...]) -> Tensor:
 def test_the_highest_peaks_become_glimpses_at_their_places(finder):
     images = torch.zeros(1, 3, 64, 128)  # seen as 32 × 64: a cell is 16 pixels
     maps = drawn(4, 8, (1, 2, 2.0, 0.0, 0.25, -0.5), (3, 6, 3.0, 0.5, 0.0, 0.0))
-    glimpses, scores = finder.peaks(maps, images, 2)
-    side = 1.25 * USUAL * 2
+    glimpses, scores = finder.first_stage(maps, images, 2)
+    side = 1.25 * REFERENCE_SIZE * 2
     wanted = torch.tensor(
         [[3.5 * 16 / 64, 6.5 * 16 / 128, side * 2.718281828**0.5], [1.75 * 16 / 64, 2 * 16 / 128, side]]
     )
@@ -41,7 +41,7 @@ def test_the_highest_peaks_become_glimpses_at_their_places(finder):
 
 def test_neighbours_of_a_peak_are_no_places_of_their_own(finder):
     maps = drawn(4, 8, (1, 2, 5.0, 0, 0, 0), (1, 3, 4.0, 0, 0, 0), (3, 7, 1.0, 0, 0, 0))
-    glimpses, _ = finder.peaks(maps, torch.zeros(1, 3, 64, 128), 2)
+    glimpses, _ = finder.first_stage(maps, torch.zeros(1, 3, 64, 128), 2)
     assert glimpses[0, :, 1].tolist() == [2.5 / 8, 7.5 / 8]
 
 
@@ -51,7 +51,7 @@ def test_it_places_tokens_in_pictures_of_any_size(finder, size):
     positions = finder(images, 9)
     assert positions.shape == (2, 9, 7)
     torch.testing.assert_close(positions[0], finder(images[:1], 9)[0])
-    assert finder.maps(images).shape[-2:] == tuple(-(-side // CELL) for side in finder.shrunk_size(images))
+    assert finder.maps(images).shape[-2:] == tuple(-(-side // CELL) for side in finder.input_size(images))
 
 
 @pytest.mark.parametrize("size", [(64, 128), (48, 128), (96, 192)])
@@ -59,7 +59,7 @@ def test_it_sees_means_of_whole_pixels(finder, size):
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
     step = size[1] // 64
     wanted = torch.nn.functional.avg_pool2d(images, step)
-    torch.testing.assert_close(finder.shrunk(images), wanted)
+    torch.testing.assert_close(finder.downscaled(images), wanted)
 
 
 def test_a_model_with_a_finder_predicts_saves_and_loads(finder, tmp_path):
@@ -101,10 +101,10 @@ def test_the_second_stage_orders_the_candidates():
     small = -1.5  # log size: 4.5 of the shrunk picture's pixels, 9 of the picture's
     peaks = ((1, 2, 2.0, small, 0, 0), (3, 6, 1.0, small, 0, 0), (0, 7, 0.5, small, 0, 0))
     maps = drawn(4, 8, *peaks)
-    glimpses, scores = finder.best(maps, images, 2)
+    glimpses, scores = finder.detect(maps, images, 2)
     assert glimpses[0, :, 1].tolist() == [6.5 / 8, 2.5 / 8]  # the red one first
     torch.testing.assert_close(scores[0], torch.tensor([1.0 + 20, 2.0]).sigmoid())
-    third = finder.best(maps, images, 3).glimpses[0, :, 1]
+    third = finder.detect(maps, images, 3).glimpses[0, :, 1]
     assert third.tolist() == [6.5 / 8, 2.5 / 8, 7.5 / 8]  # more places than candidates were asked for
 
 
@@ -112,7 +112,7 @@ def test_the_second_stage_sees_twice_the_size_of_a_candidate():
     finder = Finder(8, longest=64, width=4, body=8, candidates=2).eval()
     picture = torch.randint(256, (3, 90, 130), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     glimpses = torch.tensor([[[40.3 / 90, 61.7 / 130, 1.25 * 20]]])
-    seen = finder.views(picture.float()[None], glimpses)[0, 0]
+    seen = finder.candidate_views(picture.float()[None], glimpses)[0, 0]
     torch.testing.assert_close(seen, cut_out(picture, 40.3, 61.7, 2 * 20, 32), atol=1e-2, rtol=0)
 
 

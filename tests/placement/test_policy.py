@@ -11,7 +11,7 @@ from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.models.family import hash_weights
 from spot.placement.policy import KEY, Policy, upsampling
-from spot.placement.priors import focus, isotropic, spread
+from spot.placement.priors import equal_shares, focus, isotropic
 from spot.store import read_tensors, write_tensors
 from tests.conftest import random_policy
 
@@ -64,7 +64,7 @@ def test_spread_with_half_the_strength_is_focus(images):
     for axis in (1, 2):  # a slow mean over the 9 pixels around each, fewer at the edges
         rows = [smooth.narrow(axis, max(0, i - 4), min(64, i + 5) - max(0, i - 4)).mean(axis) for i in range(64)]
         smooth = torch.stack(rows, axis)
-    mine = spread(smooth / smooth.sum((1, 2), keepdim=True), 0.5, images, 9)
+    mine = equal_shares(smooth / smooth.sum((1, 2), keepdim=True), 0.5, images, 9)
     torch.testing.assert_close(mine, focus(images, 9, maps=maps))
 
 
@@ -74,7 +74,7 @@ def test_positions_have_a_gradient_in_the_map(images):
     shape = images[:2].double()
 
     def places(each):
-        return spread(each, 0.7, shape, 5)
+        return equal_shares(each, 0.7, shape, 5)
 
     ours = torch.autograd.grad(places(density).double().sum(), density)[0]
     for index in [(0, 1, 2), (1, 4, 3)]:

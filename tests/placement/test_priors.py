@@ -102,7 +102,7 @@ def test_isotropic_with_196_tokens_is_the_vit_b16_grid():
 @pytest.mark.parametrize("rows, columns", [(14, 14), (9, 21), (30, 4), (1, 7)])
 def test_a_full_grid_of_tokens_is_that_grid(prior, rows, columns):
     images = torch.zeros(1, 3, rows * 16, columns * 16)
-    options = {"full": rows * columns} if prior is center else {}
+    options = {"cells": rows * columns} if prior is center else {}
     expected = [((r + 0.5) / rows, (c + 0.5) / columns) for r in range(rows) for c in range(columns)]
     torch.testing.assert_close(prior(images, rows * columns, **options)[0], torch.tensor(expected))
 
