@@ -1,12 +1,13 @@
 """The plot of most studies: bars in groups, with intervals."""
 
+import re
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from spot.errors import InputError
-from spot.plots.layout import PlainFigure, Row, colours_of, distinct, interval, legend, parts_of, quiet, wrapped
+from spot.plots.layout import PlainFigure, Row, colours_of, distinct, interval, legend, parts_of, quiet
 
 WIDTH = 0.84  # of a group, as a share of its spacing
 NUMBERED = 36  # the largest number of bars in a panel with space for their values
@@ -69,3 +70,13 @@ def grouped_bars(
     legend(figure, [Line2D([], [], color=colour, linewidth=7, label=name) for name, colour in colours.items()])
     figure.suptitle(title, fontsize=11)
     return figure
+
+
+def wrapped(name: str, letters: int) -> str:
+    """Wrap a name into lines of about `letters` characters: between words, after `_` or before `+`."""
+    lines = [""]
+    for piece in re.findall(r"\+?[^\s_+]*[\s_]*", name):
+        if piece and lines[-1] and len((lines[-1] + piece).rstrip()) > letters:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)

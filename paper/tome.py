@@ -154,9 +154,9 @@ STUDY = Study(
     "How much faster, and how much less accurate, are SPoT and ToMe than the dense model, in one run?",
     run,
     figure(
-        accuracy, points, line="method", across="speed-up", value="delta", low="delta_low",
-        high="delta_high", panel="backbone", log=False, across_label="speed-up over the dense ViT",
-        label="change in top-1, percentage points", title="What speed costs: SPoT and ToMe",
+        accuracy, points, line="method", across="speed-up", value="delta", panel="backbone", log=False,
+        across_label="speed-up over the dense ViT", label="change in top-1, percentage points",
+        title="What speed costs: SPoT and ToMe",
     ),
     TABLE,
 )  # fmt: skip

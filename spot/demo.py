@@ -21,7 +21,7 @@ from spot.placement.oracle import SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save
 from spot.plots.accuracy import accuracy
-from spot.plots.placements import Gallery, galleries
+from spot.plots.placements import Gallery, gallery_figure
 
 PRIORS = ("uniform", "gaussian", "sobol", "isotropic", "center", "salient", "focus")
 ORACLE, DROPOUT = "oracle", "patch dropout"
@@ -93,7 +93,7 @@ def draw_gallery(model: SpotViT, scenes: SceneBatch, result: SearchResult, count
         window=model.patch_size,
         title=f"{result.trajectory.shape[2]} tokens, moved by gradient: the class's probability before → after",
     )
-    save(galleries([part]), path)
+    save(gallery_figure([part]), path)
 
 
 def farewell(rows: Sequence[Mapping[str, Any]], sparse: int, cells: int, out: Path) -> None:

@@ -32,7 +32,7 @@ from spot.placement.glimpses import cut_out
 from spot.placement.saliency import resolve_saliency, rgb
 from spot.plots import save
 from spot.plots.layout import PlainFigure
-from spot.plots.placements import TOWARDS, Gallery, covered, draw_image, draw_windows, galleries
+from spot.plots.placements import TOWARDS, Gallery, covered, draw_image, draw_windows, gallery_figure
 from spot.store import read_json
 from spot.tokens.position_embedding import grid_positions
 
@@ -158,7 +158,7 @@ def gallery(vit: spot.SpotViT, model: spot.SpotViT, files: Sequence[Path]) -> Fi
     ways = Gallery(moved, paths, masks=masks, captions=changes, columns=4, title=title)
     title = "Moved adversarially, to make that class less probable"
     worse = Gallery(harmed, away, captions=falls, adversarial=True, columns=4, title=title)
-    return galleries([places, ways, worse], width=15)
+    return gallery_figure([places, ways, worse], width=15)
 
 
 def fits(source: Source, file: Path, tokens: int = 49) -> Figure:

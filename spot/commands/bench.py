@@ -81,7 +81,7 @@ def bench(
     ]  # fmt: skip
     if any(row["accuracy"] is not None for row in rows):
         figure = accuracy(
-            named, line="line", across="ms", value="accuracy", low="", high="", panel="panel",
+            named, line="line", across="ms", value="accuracy", panel="panel",
             across_label="ms per image", label="top-1 in percent", title=title,
         )  # fmt: skip
     else:

@@ -26,7 +26,7 @@ from spot.models.wrappers import TokenModel
 from spot.placement.priors import AnyPrior
 from spot.placement.saliency import maps_for, rgb
 from spot.placement.sizes import Scale
-from spot.plots.placements import prediction
+from spot.plots.placements import windows_figure
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def predict(
 def prediction_figure(made: Prediction, window: int) -> Figure:
     """Draw the photograph, its windows, the saliency map and the predicted classes."""
     title = report.printable(made.path.name)
-    return prediction(made.image, made.positions, window, made.rows, saliency=made.map, title=title)
+    return windows_figure(made.image, made.positions, window, made.rows, saliency=made.map, title=title)
 
 
 def picture_files(paths: Sequence[Path], out: Path) -> list[Path]:

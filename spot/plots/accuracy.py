@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from spot.errors import InputError
-from spot.plots.layout import MARKERS, Row, colours_of, columns_of, distinct, interval, legend, panels, parts_of
+from spot.plots.layout import MARKERS, Row, colours_of, distinct, interval, legend, panels, parts_of
 
 COSTS = {
     "tokens": "tokens",
@@ -25,8 +25,6 @@ def accuracy(
     line: str = "placement",
     across: str | None = None,
     value: str | None = None,
-    low: str = "low",
-    high: str = "high",
     panel: str | None = None,
     across_label: str = "",
     label: str = "",
@@ -41,7 +39,8 @@ def accuracy(
         line: the column that assigns rows to lines.
         across: column of the horizontal axis. By default tokens, with the costs that all rows contain. If methods of
             one budget differ in cost, each cost gets its own panel.
-        value: column of the vertical axis; by default top1, or knn without top1. low and high bound its interval.
+        value: column of the vertical axis; by default top1, or knn without top1. Its interval is in the columns
+            VALUE_low and VALUE_high; that of top1 in low and high.
         panel: a column with one panel for each of its values.
         log: whether the horizontal axis is logarithmic.
         numbers: a line and a column, whose values annotate that line's points.
@@ -49,6 +48,7 @@ def accuracy(
     value = value or next((name for name in SCORES if all(name in row for row in rows)), None)
     if not rows or value is None:
         raise InputError("a figure of accuracy needs rows with top1 or knn")
+    low, high = ("low", "high") if value == "top1" else (f"{value}_low", f"{value}_high")
     rows = [row for row in rows if row.get(value) is not None]
     costs = [name for name in COSTS if all(name in row for row in rows)] if across is None else [across]
     stacked = len({tuple(row[cost] for cost in costs) for row in rows}) == len({row[costs[0]] for row in rows})
@@ -57,7 +57,7 @@ def accuracy(
         shown = [("", list(rows), cost) for cost in costs]
     names = distinct(rows, line)
     colours, markers = colours_of(names), {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(names)}
-    figure, grid, spare = panels(len(shown), title, sharex=panel is not None)
+    figure, grid = panels(len(shown), title, label or SCORES.get(value, value), sharex=panel is not None)
     handles: dict[str, Any] = {}
     for axes, (name, part, cost) in zip(grid, shown, strict=True):
         for each in distinct(part, line):
@@ -67,7 +67,7 @@ def accuracy(
                 marker=markers[each], markersize=5.5, linewidth=1.3,
             )[0]  # fmt: skip
             for row in points:
-                interval(axes, row[cost], row, value, low if value != "knn" else None, high, colours[each])
+                interval(axes, row[cost], row, value, low, high, colours[each])
                 if numbers and each == numbers[0]:
                     place = (row[cost], row[value])
                     axes.annotate(
@@ -80,12 +80,8 @@ def accuracy(
             _ticks(axes, part, costs if stacked else [cost], {row[cost] for row in rows})
         axes.set_title(name, fontsize=10)
         axes.set_xlabel(across_label or "\n".join(COSTS.get(each, each) for each in (costs if stacked else [cost])))
-    for axes in grid[:: columns_of(len(shown))]:
-        axes.set_ylabel(label or SCORES.get(value, value))
-    by_budget = [sorted(part, key=lambda row: -row[costs[0]]) for part in (rows, shown[0][1])]
-    few = {str(row[line]): row[value] for part in by_budget for row in part}  # the first panel last
-    order = sorted(handles, key=lambda name: -few[name])
-    legend(figure, [handles[name] for name in order], spare)
+    at_fewest = {str(row[line]): row[value] for row in sorted(rows, key=lambda row: -row[costs[0]])}
+    legend(figure, [handles[name] for name in sorted(handles, key=lambda name: -at_fewest[name])])
     return figure
 
 
@@ -106,7 +102,7 @@ def throughput(rows: Sequence[Row], title: str = "") -> Figure:
     both = [row[name] for row in rows for name in ("MAC ratio", "speed-up")]
     least, most = min(both), max(both)
     ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if least / 1.5 <= tick <= most * 1.5]
-    for axes in (axes for axes in figure.axes if axes.lines):
+    for axes in figure.axes:
         axes.plot([least, most], [least, most], color="0.75", linewidth=1, zorder=0)
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):

@@ -1,6 +1,5 @@
 """Shared parts of figures: literal text, a grid of panels, one legend, and distinct colours and markers."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -31,32 +30,26 @@ class PlainFigure(Figure):
         super().draw(renderer)
 
 
-def panels(count: int, title: str = "", *, sharex: bool = True) -> tuple[PlainFigure, list[Axes], Axes | None]:
-    """A figure with `count` panels on common axes, and an empty panel for the legend if a row is not full."""
-    columns = columns_of(count)
+def panels(count: int, title: str, label: str, *, sharex: bool = True) -> tuple[PlainFigure, list[Axes]]:
+    """A figure with `count` panels in up to three columns. They share the vertical axis, whose label is `label`."""
+    columns = 2 if count == 4 else min(3, count)
     rows = -(-count // columns)
-    full = rows * columns == count
-    figure = PlainFigure(4.4 * columns + (1.8 if full else 0.2), 3.6 * rows + 0.4)
+    figure = PlainFigure(4.4 * columns + 1.8, 3.6 * rows + 0.4)
     grid = figure.subplots(rows, columns, sharex=sharex, sharey=True, squeeze=False).flatten().tolist()
     for spare in grid[count:]:
-        spare.axis("off")
+        spare.remove()
     for axes in grid[:count]:
         axes.tick_params(labelbottom=True)  # the panel below may be empty
         quiet(axes)
+    for axes in grid[:count:columns]:
+        axes.set_ylabel(label)
     figure.suptitle(title, fontsize=11)
-    return figure, grid[:count], None if full else grid[count]
+    return figure, grid[:count]
 
 
-def columns_of(count: int) -> int:
-    """Number of columns: up to three panels per row, four in a square. At most one place stays empty."""
-    return {4: 2, 7: 4, 8: 4, 10: 5}.get(count, min(3, count))
-
-
-def legend(figure: Figure, handles: Sequence[Any], spare: Axes | None = None) -> None:
-    """Draw one legend, in the empty panel or at the right."""
-    if spare is not None:
-        spare.legend(handles=handles, loc="center", frameon=False, fontsize=10)
-    elif len(handles) > 1:
+def legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """Draw one legend at the right, unless there is only one line."""
+    if len(handles) > 1:
         figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=9)
 
 
@@ -67,9 +60,9 @@ def quiet(axes: Axes, lines: Literal["both", "y"] = "both") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def interval(axes: Axes, x: float, row: Row, value: str, low: str | None, high: str | None, colour: Any) -> None:
+def interval(axes: Axes, x: float, row: Row, value: str, low: str, high: str, colour: Any) -> None:
     """Draw an error bar from low to high if the row has both."""
-    if low and high and row.get(low) is not None and row.get(high) is not None:
+    if row.get(low) is not None and row.get(high) is not None:
         span = [[max(0.0, row[value] - row[low])], [max(0.0, row[high] - row[value])]]
         axes.errorbar(x, row[value], yerr=span, fmt="none", ecolor=colour, elinewidth=1, capsize=2, alpha=0.7)
 
@@ -88,13 +81,3 @@ def parts_of(rows: Sequence[Row], column: str | None) -> dict[str, list[Row]]:
     """Group rows by the value of a column. Without a column, one group has an empty name."""
     names = [""] if column is None else distinct(rows, column)
     return {name: [row for row in rows if column is None or str(row[column]) == name] for name in names}
-
-
-def wrapped(name: str, letters: int) -> str:
-    """Wrap a name into lines of about `letters` characters: between words, after `_` or before `+`."""
-    lines = [""]
-    for piece in re.findall(r"\+?[^\s_+]*[\s_]*", name):
-        if piece and lines[-1] and len((lines[-1] + piece).rstrip()) > letters:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)

@@ -64,7 +64,7 @@ def placement_figure(
     return figure
 
 
-def prediction(
+def windows_figure(
     image: Tensor,
     positions: Tensor,
     window: int,
@@ -91,7 +91,7 @@ def prediction(
     if saliency is not None:
         draw_image(panels[0], image)
         panels[0].imshow(saliency.detach().cpu(), extent=(0, width, height, 0), cmap="magma", alpha=0.7)
-        panels[0].set_title("the map that places them", fontsize=10)
+        panels[0].set_title("saliency map", fontsize=10)
     draw_image(panels[-2], image)
     if positions.shape[-1] == 7:
         draw_regions(panels[-2], image, positions, TOWARDS(1.0))
@@ -100,7 +100,7 @@ def prediction(
         draw_windows(panels[-2], image, positions, window, TOWARDS(1.0))
         shown = covered(image, positions, window)
         draw_image(panels[-1], image, shown)
-        panels[-1].set_title(f"the model saw {shown.mean().item():.0%} of the pixels", fontsize=10)
+        panels[-1].set_title(f"the windows cover {shown.mean().item():.0%} of the pixels", fontsize=10)
     sides = window_sides(positions, window)
     side = f"{sides.min():.0f}" if sides.max() - sides.min() < 0.5 else f"{sides.min():.0f} to {sides.max():.0f}"
     panels[-2].set_title(f"{len(positions)} windows of {side} × {side}", fontsize=10)
@@ -141,7 +141,7 @@ class Gallery:
         self.columns = min(self.columns, len(self.images))
 
 
-def galleries(parts: Sequence[Gallery], width: float | None = None) -> Figure:
+def gallery_figure(parts: Sequence[Gallery], width: float | None = None) -> Figure:
     """Stack galleries vertically. Each gallery magnifies short moves by one factor, stated in its title."""
     width = width or 2.2 * max(part.columns for part in parts)
     heights = []
@@ -253,7 +253,7 @@ def draw_glimpses(axes: Axes, image: Tensor, positions: Tensor) -> None:
         row[:, : view.shape[-2], left : left + view.shape[-1]] = view
         left += view.shape[-1] + 4
     draw_image(axes, row)
-    axes.set_title(f"what they saw, {largest} × {largest} samples", fontsize=10)
+    axes.set_title(f"sampled with up to {largest} × {largest} pixels", fontsize=10)
 
 
 def draw_sizes(

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.patches import Rectangle
 
-from paper.plots import grouped_bars
+from paper.plots import grouped_bars, wrapped
 from spot.errors import InputError
 
 ROWS = [
@@ -52,3 +52,17 @@ def test_no_word_of_a_name_is_broken():
 def test_no_values_are_refused(rows):
     with pytest.raises(InputError, match="at least one row"):
         grouped_bars(rows, **COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "name, letters, expected",
+    [
+        ("vit_tiny_patch16_224+spot", 30, "vit_tiny_patch16_224+spot"),
+        ("vit_tiny_patch16_224+spot", 18, "vit_tiny_patch16_\n224+spot"),
+        ("vit_tiny_patch16_224+spot", 14, "vit_tiny_\npatch16_224\n+spot"),
+        ("incomprehensible", 8, "incomprehensible"),
+        ("49 (paper 50)", 8, "49\n(paper\n50)"),
+    ],
+)
+def test_names_break_between_words_and_never_in_one(name, letters, expected):
+    assert wrapped(name, letters) == expected

@@ -3,7 +3,7 @@
 import pytest
 
 from spot.errors import InputError
-from spot.plots.accuracy import accuracy, apart
+from spot.plots.accuracy import accuracy, apart, throughput
 
 ROWS = [
     {"placement": "isotropic", "tokens": 49, "gmacs": 0.29, "top1": 32.0, "low": 30.0, "high": 34.0},
@@ -18,7 +18,7 @@ def lines(axes):
 
 
 def names(figure):
-    (legend,) = figure.legends or [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    (legend,) = figure.legends
     return [text.get_text() for text in legend.get_texts()]
 
 
@@ -67,14 +67,14 @@ def test_nine_lines_differ_in_colour_and_in_marker():
 
 
 @pytest.mark.parametrize("backbones", ["ab", "abcde"])
-def test_panels_show_their_own_rows_and_a_free_place_has_the_legend(backbones):
+def test_panels_show_their_own_rows_beside_one_legend(backbones):
     rows = [{**row, "backbone": each, "top1": row["top1"] + ord(each)} for each in backbones for row in ROWS]
     figure = accuracy(rows, across="tokens", panel="backbone")
-    panels = [axes for axes in figure.axes if axes.lines]
-    assert [axes.get_title() for axes in panels] == list(backbones)
-    assert [lines(axes)["center"].get_ydata().tolist() for axes in panels] == [[5 + ord(each)] for each in backbones]
-    empty = [axes for axes in figure.axes if not axes.lines and not axes.get_legend()]
-    assert not empty and sorted(names(figure)) == ["center", "isotropic"]
+    assert [axes.get_title() for axes in figure.axes] == list(backbones)
+    assert [lines(axes)["center"].get_ydata().tolist() for axes in figure.axes] == [
+        [5 + ord(each)] for each in backbones
+    ]
+    assert sorted(names(figure)) == ["center", "isotropic"]
 
 
 def test_a_table_without_accuracy_is_refused():
@@ -92,3 +92,19 @@ def test_large_numbers_on_the_axis_have_no_exponent():
     (axes,) = accuracy(rows, across="cost").axes
     shown = [axes.xaxis.get_major_formatter()(tick, 0) for tick in (11.6, 100, 1578.4)]
     assert shown == ["11.6", "100", "1,578"]
+
+
+def test_throughput_has_a_panel_per_batch_size_a_line_per_method_and_the_diagonal():
+    rows = [{"method": "vit", "batch": batch, "budget": 196, "MAC ratio": 1.0, "speed-up": 1.0} for batch in (16, 1)]
+    rows += [
+        {"method": "spot", "batch": batch, "budget": budget, "MAC ratio": ratio, "speed-up": ratio - batch / 100}
+        for batch in (16, 1)
+        for budget, ratio in ((25, 8.0), (49, 4.0))
+    ]
+    one, many = throughput(rows, "bench").axes
+    assert (one.get_title(), many.get_title()) == ("batch 1", "batch 16")
+    vit, spot, diagonal = (line.get_xydata().tolist() for line in many.lines)
+    assert diagonal == [[1, 1], [8, 8]] and vit == [[1, 1]]
+    assert spot == [[4, 3.84], [8, 7.84]]
+    assert [text.get_text() for text in many.texts] == ["49", "25"]
+    assert [tick.get_text() for tick in many.get_xticklabels()] == ["1×", "2×", "4×", "8×"]

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from spot.errors import InputError
 from spot.plots import check_ending, save
 from spot.plots.accuracy import accuracy
-from spot.plots.layout import colours_of, columns_of, panels, wrapped
+from spot.plots.layout import colours_of
 
 
 def test_a_figure_is_saved_whole_or_not_at_all(tmp_path):
@@ -32,30 +32,5 @@ def test_names_from_outside_are_never_formulas(tmp_path):
     assert not any(text.get_parse_math() for text in texts)
 
 
-@pytest.mark.parametrize(
-    "count, columns", [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (6, 3), (7, 4), (8, 4), (9, 3), (10, 5)]
-)
-def test_panels_stand_in_rows_that_lack_one_at_most(count, columns):
-    assert columns_of(count) == columns
-    figure, grid, spare = panels(count)
-    assert len(grid) == count and all(axes.axison for axes in grid)
-    assert len({axes.get_subplotspec().rowspan.start for axes in grid}) == -(-count // columns)
-    assert len(figure.axes) == count + (spare is not None) and (spare is None or not spare.axison)
-
-
 def test_up_to_twelve_colours_differ():
     assert len({to_hex(colour) for colour in colours_of([str(index) for index in range(12)]).values()}) == 12
-
-
-@pytest.mark.parametrize(
-    "name, letters, expected",
-    [
-        ("vit_tiny_patch16_224+spot", 30, "vit_tiny_patch16_224+spot"),
-        ("vit_tiny_patch16_224+spot", 18, "vit_tiny_patch16_\n224+spot"),
-        ("vit_tiny_patch16_224+spot", 14, "vit_tiny_\npatch16_224\n+spot"),
-        ("incomprehensible", 8, "incomprehensible"),
-        ("49 (paper 50)", 8, "49\n(paper\n50)"),
-    ],
-)
-def test_names_break_between_words_and_never_in_one(name, letters, expected):
-    assert wrapped(name, letters) == expected

@@ -14,9 +14,10 @@ from spot.plots.placements import (
     draw_image,
     draw_paths,
     draw_sizes,
-    galleries,
+    gallery_figure,
     magnification,
     placement_figure,
+    windows_figure,
 )
 
 
@@ -83,7 +84,7 @@ def test_a_gallery_has_a_panel_per_image_and_none_empty():
         torch.rand(7, 3, 20, 20), trajectories, captions=[str(index) for index in range(7)],
         masks=torch.rand(7, 20, 20), window=4, columns=3, title="searched",
     )  # fmt: skip
-    (part,) = galleries([given]).subfigs
+    (part,) = gallery_figure([given]).subfigs
     assert [axes.get_title() for axes in part.axes] == ["0", "1", "2", "3", "4", "5", "6"]
     assert all(axes.images for axes in part.axes)
     assert part.get_suptitle() == "searched, moves drawn 3 × as long"
@@ -103,3 +104,22 @@ def test_sizes_are_outlined_where_they_change_along_the_path():
     assert outlines[-1].x0 + 32 == pytest.approx(70)  # 10 pixels to the right, drawn twice as far
     draw_sizes(unsized := Figure().subplots(), torch.zeros(3, 100, 100), steps[..., :2], 16)
     assert not unsized.collections
+
+
+@pytest.mark.parametrize("with_map", [False, True])
+def test_windows_pixels_seen_and_classes_have_a_panel_each(with_map):
+    image, positions = torch.rand(3, 40, 40), torch.tensor([[0.25, 0.25], [0.75, 0.75]])
+    rows = [{"class": "tabby, $tabby$ cat", "probability": 75.0}, {"class": "tiger cat", "probability": 20.5}]
+    saliency = torch.rand(40, 40) if with_map else None
+    figure = windows_figure(image, positions, 10, rows, saliency=saliency, title="cat.jpg")
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["saliency map"] * with_map + [
+        "2 windows of 10 × 10", "the windows cover 12% of the pixels", "",
+    ]  # fmt: skip
+    assert figure.get_suptitle() == "cat.jpg"
+    corners = [path.vertices[0].tolist() for path in figure.axes[-3].collections[-1].get_paths()]
+    assert corners == [[5, 5], [25, 25]]  # (x, y) of 10 × 10 windows around (10, 10) and (30, 30)
+    assert [bar.get_width() for bar in figure.axes[-1].patches] == [75.0, 20.5]
+    assert [text.get_text() for text in figure.axes[-1].texts] == ["tabby, $tabby$ cat, 75.0 %", "tiger cat, 20.5 %"]
+    if with_map:
+        assert torch.equal(torch.tensor(figure.axes[0].images[-1].get_array()), saliency)

@@ -172,11 +172,11 @@ def test_an_exported_graph_takes_regions(street):
 
 
 def test_a_picture_shows_regions_and_what_the_tokens_saw():
-    from spot.plots.placements import prediction
+    from spot.plots.placements import windows_figure
 
     image = torch.rand(3, 90, 130)
     positions = glimpse_positions(image[None], torch.tensor([[[0.4, 0.5, 20.0], [0.7, 0.2, 30.0]]]), 18, 8)[0]
-    figure = prediction(image, positions, 8, [{"class": "sign", "probability": 90.0}])
+    figure = windows_figure(image, positions, 8, [{"class": "sign", "probability": 90.0}])
     left, right, _ = figure.axes
     boxes = sorted(patch.get_bbox().bounds for patch in left.patches)
     assert [round(each[2]) for each in boxes] == [30, 30, 20, 20]  # on a dark edge each
