@@ -7,7 +7,7 @@ A key is a path relative to the data's root, including the split: train/danger/0
 """
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +54,10 @@ class LargePictures:
             image = np.array(open_image(self.root / key))
             self.read[key] = torch.from_numpy(image).permute(2, 0, 1).contiguous()
         return self.read[key]
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """The key and the pixels of each picture."""
+        return ((key, self.pixels(index)) for index, key in enumerate(self.keys))
 
     def part(self, keys: Iterable[str]) -> "LargePictures":
         """The pictures with these keys. They share the pixels in memory."""

@@ -97,6 +97,12 @@ class FinderNetwork(nn.Module):
         return self.head(F.silu(self.body(self.stem(with_colour_differences(pixels)))))
 
 
+def highest_peaks(scores: Tensor, count: int, window: int = 3) -> Tensor:
+    """Cells (B, count) of the highest peaks of scores (B, R, C). A peak is the maximum of a window around it."""
+    peak = scores == F.max_pool2d(scores[:, None], window, 1, window // 2)[:, 0]
+    return torch.where(peak, scores, scores - 1e3).flatten(1).topk(count).indices  # other cells rank after all peaks
+
+
 class Finder(Policy):
     """A policy that detects places in large pictures and puts tokens on glimpses of them; see the module docstring."""
 
@@ -182,9 +188,7 @@ class Finder(Policy):
         rows, columns = logits.shape[1:]
         if count > rows * columns:
             raise InputError(f"{count} places are more than the map's {rows * columns} cells; use fewer")
-        # A peak is at least as high as its eight neighbours. Other cells rank after all peaks.
-        peak = logits == F.max_pool2d(logits[:, None], 3, 1, 1)[:, 0]
-        _, cell = torch.where(peak, logits, logits - 1e3).flatten(1).topk(count)
+        cell = highest_peaks(logits, count)
         log_size, y, x = rest.take_along_dim(cell[:, None], 2).unbind(1)
         y = cell // columns + 0.5 + y.clamp(-MAX_OFFSET, MAX_OFFSET)
         x = cell % columns + 0.5 + x.clamp(-MAX_OFFSET, MAX_OFFSET)

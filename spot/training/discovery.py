@@ -13,6 +13,7 @@ without a likely place are excluded from later training.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +26,14 @@ from spot.errors import InputError
 from spot.models.family import Source, dense_model
 from spot.models.spot_vit import SpotViT
 from spot.options import GlimpseOptions
-from spot.placement.finder import MARGIN, Finder
+from spot.placement.finder import MARGIN, Finder, highest_peaks
 from spot.store import read_tensors, write_tensors
-from spot.training.finder import Places, detect, train_finder, view
+from spot.training.finder import Places, detect, glimpse_of, train_finder
 
 KIND = "spot_tiles"
-STEPS = 700  # of training the finder in a round
+TILES = 7  # tiles per forward pass
+BATCH = 24  # glimpses per forward pass
+FINDER_STEPS = 700  # of training the finder in a round
 SIDES = (48.0, 80.0)  # sides of candidates from tiles, in pixels
 LIKELY = (0.3, 0.5)  # minimum probability of the label at a place: for candidates from tiles, and from a finder
 DECAY = (0.03, 0.1)  # L2 penalty of the head, for the same two cases
@@ -40,17 +43,17 @@ DECAY = (0.03, 0.1)  # L2 penalty of the head, for the same two cases
 def tile_features(dense: SpotViT, pictures: LargePictures, folder: Path) -> list[Tensor]:
     """Tokens (R, C, D), float16, of each picture, computed in tiles of the model's size and cached in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    for index in report.track(range(len(pictures)), "tiles", len(pictures)):
-        file = folder / f"{pictures.keys[index].replace('/', '_')}.safetensors"
+    features = []
+    for key, picture in report.track(pictures.items(), "tiles", len(pictures)):
+        file = folder / f"{key.replace('/', '_')}.safetensors"
         if not file.is_file():
-            tokens = dense_tokens(dense, pictures.pixels(index).float()[None] / 127.5 - 1)
+            tokens = dense_tokens(dense, picture.float()[None] / 127.5 - 1)
             write_tensors(file, {"tokens": tokens.half()}, KIND, {})
-        made.append(read_tensors(file, KIND)[0]["tokens"])
-    return made
+        features.append(read_tensors(file, KIND)[0]["tokens"])
+    return features
 
 
-def dense_tokens(dense: SpotViT, image: Tensor, batch: int = 7) -> Tensor:
+def dense_tokens(dense: SpotViT, image: Tensor) -> Tensor:
     """Tokens (R, C, D) of an image (1, 3, H, W), from tiles of the model's size; overlapping tiles are averaged."""
     window, tile = dense.patch_size, dense.img_size[0]
     rows, columns = (length // window for length in image.shape[-2:])
@@ -64,7 +67,7 @@ def dense_tokens(dense: SpotViT, image: Tensor, batch: int = 7) -> Tensor:
     places = [(top, left) for top in starts[0] for left in starts[1]]
     tiles = torch.cat([image[..., top * window :, left * window :][..., :tile, :tile] for top, left in places])
     prefix = dense.num_prefix_tokens
-    tokens = torch.cat([dense.forward_features(part, dense.grid(part))[:, prefix:] for part in tiles.split(batch)])
+    tokens = torch.cat([dense.forward_features(part, dense.grid(part))[:, prefix:] for part in tiles.split(TILES)])
     total, times = torch.zeros(rows, columns, tokens.shape[-1]), torch.zeros(rows, columns, 1)
     for (top, left), each in zip(places, tokens, strict=True):
         total[top : top + cells, left : left + cells] += each.unflatten(0, (cells, cells))
@@ -97,9 +100,9 @@ def class_maps(
 
 
 @torch.no_grad()
-def pooled(model: SpotViT, views: Tensor, batch: int = 24) -> Tensor:
+def pooled_features(model: SpotViT, views: Tensor) -> Tensor:
     """Features (B, D) of glimpses (B, 3, S, S)."""
-    parts = views.split(batch)
+    parts = views.split(BATCH)
     return torch.cat(
         [model.forward_head(model.forward_features(part, model.grid(part)), pre_logits=True) for part in parts]
     )
@@ -125,14 +128,13 @@ def fit_head(model: SpotViT, features: Tensor, labels: Tensor, decay: float = 1e
         model.vit.head.bias.copy_(bias - (mean / width) @ weight)
 
 
-def peaks(scores: Tensor, count: int, window: int) -> Tensor:
+def peak_centers(scores: Tensor, count: int, window: int) -> Tensor:
     """Centres (count, 2), in pixels, of the highest peaks of scores (R, C), whose cells are `window` pixels wide."""
-    peak = scores == F.max_pool2d(scores[None, None], 5, 1, 2)[0, 0]
-    cell = torch.where(peak, scores, scores - 1e3).flatten().topk(count).indices
+    cell = highest_peaks(scores[None], count, 5)[0]
     return torch.stack([cell // scores.shape[1] + 0.5, cell % scores.shape[1] + 0.5], 1) * window
 
 
-def choose_places(
+def most_likely_places(
     model: SpotViT, pictures: LargePictures, candidates: Places, how: GlimpseOptions, none: int, *, later: bool
 ) -> dict[str, Tensor]:
     """Select the most likely of each picture's candidates (n, 3): (1, 4), y, x, size and weight, if likely enough.
@@ -141,15 +143,14 @@ def choose_places(
     """
     draw, samples = np.random.default_rng(how.seed), round(how.tokens**0.5) * model.patch_size
     features, others = {}, []
-    for index in report.track(range(len(pictures)), "candidates", len(pictures)):
-        key, picture = pictures.keys[index], pictures.pixels(index)
+    for key, picture in report.track(pictures.items(), "candidates", len(pictures)):
         height, width = picture.shape[1:]
         anywhere = torch.tensor([draw.uniform(0, height), draw.uniform(0, width), draw.uniform(20, 90)])
         squares = torch.cat([candidates[key][:, :3], anywhere[None]]).tolist()
-        views = torch.stack([view(picture, y, x, MARGIN * size, samples) for y, x, size in squares])
-        made = pooled(model, views / 127.5 - 1)
-        features[key] = made[:-1]
-        others.append(made[-1:])
+        views = torch.stack([glimpse_of(picture, y, x, MARGIN * size, samples) for y, x, size in squares])
+        pooled = pooled_features(model, views / 127.5 - 1)
+        features[key] = pooled[:-1]
+        others.append(pooled[-1:])
     label = dict(zip(pictures.keys, pictures.labels, strict=True))
     chosen = {key: 0 for key in pictures.keys if label[key] != none}
     likely = dict.fromkeys(chosen, 1.0)
@@ -175,13 +176,13 @@ def tile_candidates(scores: list[Tensor], pictures: LargePictures, none: int, wi
     for key, label, score in zip(pictures.keys, pictures.labels, scores, strict=True):
         asked = [label] if label != none else [each for each in range(len(pictures.classes)) if each != none]
         count = 1 if label == none else 3
-        middles = torch.cat([peaks(score[..., each], count, window) for each in asked])
+        middles = torch.cat([peak_centers(score[..., each], count, window) for each in asked])
         sides = middles.new_tensor(SIDES) / MARGIN
         candidates[key] = torch.cat([middles.repeat_interleave(2, 0), sides.repeat(len(middles))[:, None]], 1)
     return candidates
 
 
-def discover(
+def discover_places(
     model: SpotViT, source: Source, pictures: LargePictures, folder: Path, how: GlimpseOptions, none: int
 ) -> dict[str, Tensor]:
     """Places (n, 4) by key, learned from picture labels alone; see the module docstring.
@@ -202,10 +203,11 @@ def discover(
                 scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed=how.seed)
                 candidates = tile_candidates(scores, pictures, none, dense.patch_size)
             else:
-                given, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
-                train_finder(finder, given, places, steps=STEPS, each=8, mine=False, seed=how.seed, state=state)
+                located, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
+                options: dict[str, Any] = {"steps": FINDER_STEPS, "each": 8, "hard_negatives": False, "seed": how.seed}
+                train_finder(finder, located, places, **options, state=state)
                 candidates = detect(finder, pictures, 4)
-            chosen = choose_places(model, pictures, candidates, how, none, later=number > 0)
+            chosen = most_likely_places(model, pictures, candidates, how, none, later=number > 0)
             write_tensors(file, chosen, "spot_places", {})
         places = read_tensors(file, "spot_places", "places, as spot learn keeps them")[0]
     return places

@@ -28,40 +28,48 @@ from spot.placement.policy import build_policy
 from spot.training.optim import training_steps
 
 CROP = (128, 192)  # height and width, in pixels of the downscaled picture
+BATCH, SECOND_BATCH = 16, 128  # crops per step, and views per step of the second stage
 Places = Mapping[str, Tensor]
-NOWHERE = torch.zeros(0, 4)
+NO_PLACES = torch.zeros(0, 4)
 
 
-def shrunk(finder: Finder, picture: Tensor) -> Tensor:
-    """A uint8 picture (3, H, W) at the finder's input resolution, uint8."""
-    return finder.downscaled(picture.float()[None])[0].round().clamp(0, 255).byte()
+def network_input(finder: Finder, picture: Tensor) -> Tensor:
+    """A uint8 picture (3, H, W) at the resolution of the finder's network, uint8."""
+    return as_bytes(finder.downscaled(picture.float()[None])[0])
+
+
+def as_bytes(pixels: Tensor) -> Tensor:
+    return pixels.round().clamp(0, 255).byte()
 
 
 @torch.no_grad()
 def detect(finder: Finder, pictures: LargePictures, count: int) -> dict[str, Tensor]:
     """The `count` best places of each picture by key, (count, 4): y, x and size in pixels, and the score."""
     places, look = {}, finder.look.eval()
-    for index in report.track(range(len(pictures)), "detecting", len(pictures)):
-        picture = pictures.pixels(index)
-        maps = look(shrunk(finder, picture).float()[None] / 127.5 - 1)
+    for key, picture in report.track(pictures.items(), "detecting", len(pictures)):
+        maps = look(network_input(finder, picture).float()[None] / 127.5 - 1)
         found = finder.detect(maps, picture.float()[None] / 127.5 - 1, count)
         size = found.glimpses[0, :, 2:] / finder.margin
         middle = found.glimpses[0, :, :2] * found.glimpses.new_tensor(picture.shape[1:])
-        places[pictures.keys[index]] = torch.cat([middle, size, found.scores[0, :, None]], 1)
+        places[key] = torch.cat([middle, size, found.scores[0, :, None]], 1)
     return places
+
+
+def distances(found: Tensor, places: Tensor) -> Tensor:
+    """The distances (m, n) of m places from n others, in pixels: the larger of those in y and in x."""
+    return (found[:, None, :2] - places[None, :, :2]).abs().amax(-1)
 
 
 def false_positives(found: Places, places: Places) -> dict[str, Tensor]:
     """Those of the detections that are not near a known place of their picture."""
     wrong = {}
-    for key, each in found.items():
-        known = places.get(key, NOWHERE)
-        apart = (each[:, None, :2] - known[None, :, :2]).abs().amax(-1) > known[None, :, 2]
-        wrong[key] = each[apart.all(1)]
+    for key, detected in found.items():
+        known = places.get(key, NO_PLACES)
+        wrong[key] = detected[(distances(detected, known) > known[:, 2]).all(1)]
     return wrong
 
 
-def view(picture: Tensor, y: float, x: float, side: float, samples: int) -> Tensor:
+def glimpse_of(picture: Tensor, y: float, x: float, side: float, samples: int) -> Tensor:
     """A square of a uint8 picture, in pixels and within it, from 0 to 255: (3, samples, samples)."""
     height, width = picture.shape[1:]
     side = min(max(MIN_SIDE, side), height, width)
@@ -76,11 +84,10 @@ def make_crops(
     small: the pictures at the finder's input resolution. Returns the crops, uint8 (M, 3, h, w), and their
     `target_maps`: heatmaps (M, R, C), values (M, 3, R, C) and weights (M, R, C).
     """
-    made = []
-    for index, key in enumerate(pictures.keys):
-        reduced, ratio = small[index], small[index].shape[2] / pictures.pixels(index).shape[2]
-        height, width = reduced.shape[1:]
-        near, known = around.get(key, NOWHERE), places.get(key, NOWHERE)
+    crops = []
+    for reduced, (key, picture) in zip(small, pictures.items(), strict=True):
+        ratio, (height, width) = reduced.shape[2] / picture.shape[2], reduced.shape[1:]
+        near, known = around.get(key, NO_PLACES), places.get(key, NO_PLACES)
         for _ in range(each):
             zoom = math.exp(draw.uniform(-0.4, 0.4))
             rows, columns = (
@@ -98,8 +105,8 @@ def make_crops(
             inside = known.clone()
             inside[:, :2] = (known[:, :2] * ratio - known.new_tensor([top, left])) * scale / CELL
             inside[:, 2] = known[:, 2] * ratio * float(scale.prod().sqrt())
-            made.append((crop, *target_maps(inside)))
-    return [torch.stack(column) for column in zip(*made, strict=True)]
+            crops.append((crop, *target_maps(inside)))
+    return [torch.stack(column) for column in zip(*crops, strict=True)]
 
 
 def target_maps(places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +132,7 @@ def target_maps(places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return heatmap, values, weights
 
 
-def loss_of(maps: Tensor, heatmaps: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+def detection_loss(maps: Tensor, heatmaps: Tensor, values: Tensor, weights: Tensor) -> Tensor:
     """Focal loss on the heatmap plus smooth L1 loss on size and centre."""
     logits = maps[:, 0].float()
     likely = logits.sigmoid()
@@ -143,9 +150,8 @@ def train_finder(
     places: Places,
     *,
     steps: int = 2400,
-    batch: int = 16,
     each: int = 10,
-    mine: bool = True,
+    hard_negatives: bool = True,
     seed: int = 0,
     state: Path | None = None,
 ) -> Finder:
@@ -153,35 +159,33 @@ def train_finder(
 
     Args:
         each: number of crops per picture.
-        mine: add crops around false positives after a third of the steps.
+        hard_negatives: add crops around false positives after a third of the steps.
         state: a file from which an interrupted run resumes, removed at the end.
     """
     draw = np.random.default_rng(seed)
-    small = [shrunk(finder, pictures.pixels(index)) for index in range(len(pictures))]
+    small = [network_input(finder, picture) for _, picture in pictures.items()]
     crops = make_crops(pictures, small, places, places, each, draw)
-    average, mined = ModelEmaV3(finder.requires_grad_(True), decay=0.98), False
+    average = ModelEmaV3(finder.requires_grad_(True), decay=0.98)
     optimizer = torch.optim.AdamW(finder.parameters(), 3e-3, weight_decay=0.03)
     for step in training_steps(
         steps, finder, optimizer, "finder", clip=5.0, average=average, file=state, every=200, warmup=50
     ):
-        if mine and step >= steps // 3 and not mined:
+        if hard_negatives and step >= steps // 3:
             wrong = false_positives(detect(average.module, pictures, 6), places)
             more = make_crops(pictures, small, wrong, places, max(3, each // 3), draw)
-            crops, mined = [torch.cat(columns) for columns in zip(crops, more, strict=True)], True
-        rows = torch.from_numpy(draw.integers(0, len(crops[0]), batch))
+            crops, hard_negatives = [torch.cat(columns) for columns in zip(crops, more, strict=True)], False
+        rows = torch.from_numpy(draw.integers(0, len(crops[0]), BATCH))
         pixels, heatmaps, values, weights = (column[rows] for column in crops)
-        x = tinted(pixels, draw)
+        x = with_random_tint(pixels, draw)
         if draw.random() < 0.5:
             x, heatmaps, values, weights = (column.flip(-1) for column in (x, heatmaps, values, weights))
             values = values * values.new_tensor([1, 1, -1])[:, None, None]
-        loss_of(finder.look.train()(x), heatmaps, values, weights).backward()
+        detection_loss(finder.look.train()(x), heatmaps, values, weights).backward()
     finder.load_state_dict(average.module.state_dict())
-    if state is not None:
-        state.unlink(missing_ok=True)
     return finder.eval().requires_grad_(False)
 
 
-def tinted(pixels: Tensor, draw: np.random.Generator) -> Tensor:
+def with_random_tint(pixels: Tensor, draw: np.random.Generator) -> Tensor:
     """Scale uint8 pixels (B, 3, H, W) to about [−1, 1], with a random brightness and tint per image."""
 
     def random(shape: tuple[int, ...], low: float, high: float) -> Tensor:
@@ -198,7 +202,6 @@ def train_second_stage(
     *,
     candidates: int = 40,
     steps: int = 1000,
-    batch: int = 128,
     seed: int = 0,
 ) -> Finder:
     """Train a second stage to separate places from the first stage's false positives; returns a new finder."""
@@ -209,15 +212,15 @@ def train_second_stage(
     network.train().requires_grad_(True)
     hits, likely, misses = second_stage_views(first, pictures, places, draw)
     optimizer = torch.optim.AdamW(network.parameters(), 3e-3, weight_decay=0.05)
-    third = batch // 3
-    wanted = torch.cat([torch.ones(third), torch.zeros(batch - third)])
+    count, third = SECOND_BATCH, SECOND_BATCH // 3
+    wanted = torch.cat([torch.ones(third), torch.zeros(count - third)])
     for _ in training_steps(steps, network, optimizer, "second stage", warmup=50):
         rows = torch.from_numpy(draw.integers(0, len(hits), third))
-        others = torch.from_numpy(draw.integers(0, len(misses), batch - third))
+        others = torch.from_numpy(draw.integers(0, len(misses), count - third))
         pixels = torch.cat([hits[rows], misses[others]])
-        mirrored = torch.from_numpy(draw.random(batch) < 0.5)[:, None, None, None]
-        pixels = tinted(torch.where(mirrored, pixels.flip(-1), pixels), draw)
-        weights = torch.cat([likely[rows], torch.ones(batch - third)])
+        mirrored = torch.from_numpy(draw.random(count) < 0.5)[:, None, None, None]
+        pixels = with_random_tint(torch.where(mirrored, pixels.flip(-1), pixels), draw)
+        weights = torch.cat([likely[rows], torch.ones(count - third)])
         F.binary_cross_entropy_with_logits(network(pixels), wanted, weights).backward()
     return finder.eval().requires_grad_(False)
 
@@ -232,14 +235,14 @@ def second_stage_views(
     hits, likely, misses = [], [], []
 
     def look(picture: Tensor, y: float, x: float, size: float) -> Tensor:
-        return view(picture, y, x, VIEW_MARGIN * size, VIEW_SIDE).round().clamp(0, 255).byte()
+        return as_bytes(glimpse_of(picture, y, x, VIEW_MARGIN * size, VIEW_SIDE))
 
     detected = detect(first, pictures, 40)
     wrong = false_positives(detected, places)
-    for index, (key, found) in enumerate(detected.items()):
-        picture, known = pictures.pixels(index), places.get(key, NOWHERE)
+    for key, picture in pictures.items():
+        found, known = detected[key], places.get(key, NO_PLACES)
         misses += [look(picture, y, x, size) for y, x, size, _ in wrong[key].tolist()]
-        near = (found[:, None, :2] - known[None, :, :2]).abs().amax(-1) < known[None, :, 2] / 2  # (40, places)
+        near = distances(found, known) < known[:, 2] / 2  # (40, places)
         for row, (y, x, size, _) in enumerate(found.tolist()):
             if near[row].any():
                 hits.append(look(picture, y, x, size))

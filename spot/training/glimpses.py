@@ -29,15 +29,16 @@ from spot.models.spot_vit import SpotViT
 from spot.options import GlimpseOptions
 from spot.placement.finder import MARGIN, Finder
 from spot.placement.policy import read_policy_file
-from spot.training.discovery import discover, fit_head, pooled
+from spot.training.discovery import BATCH, discover_places, fit_head, pooled_features
 from spot.training.finder import (
-    NOWHERE,
+    NO_PLACES,
     Places,
     detect,
+    distances,
     false_positives,
+    glimpse_of,
     train_finder,
     train_second_stage,
-    view,
 )
 from spot.training.fresh import with_classifier
 from spot.training.optim import build_optimizer, training_steps
@@ -77,28 +78,28 @@ class Glimpses:
         views, labels = [], []
         for row in rows:
             square, label = self.square(row, draw)
-            views.append(color_jitter(view(self.pictures.pixels(row), *square, self.samples) / 255, draw))
+            views.append(color_jitter(glimpse_of(self.pictures.pixels(row), *square, self.samples) / 255, draw))
             labels.append(label)
         return torch.stack(views) * 2 - 1, torch.tensor(labels)
 
     def square(self, row: int, draw: np.random.Generator) -> tuple[tuple[float, float, float], int]:
         """A glimpse (y, x, side) in pixels, with a small random shift and resizing, and its label."""
         key, label = self.pictures.keys[row], self.pictures.labels[row]
-        places = self.places.get(key, NOWHERE)
+        places = self.places.get(key, NO_PLACES)
         height, width = self.pictures.pixels(row).shape[1:]
         if len(places) and not (self.none is not None and draw.random() < ELSEWHERE):
             share = places[:, 3].numpy().astype(float)
             place = places[draw.choice(len(places), p=share / share.sum())]
         else:
             label = label if self.none is None else self.none
-            wrong = self.mistaken.get(key, NOWHERE)
+            wrong = self.mistaken.get(key, NO_PLACES)
             if len(wrong) and draw.random() < 0.7:
                 place = wrong[draw.integers(len(wrong))]
             else:
                 for _ in range(20):  # away from the places
                     size = math.exp(draw.normal(*self.log_size))
                     place = torch.tensor([draw.uniform(0, height), draw.uniform(0, width), size])
-                    if ((places[:, :2] - place[:2]).abs().amax(1) > places[:, 2] + size).all():
+                    if (distances(place[None], places) > places[:, 2] + size).all():
                         break
         y, x, size = place[:3].tolist()
         side = min(MARGIN * size * math.exp(draw.normal(0, 0.18)), float(min(height, width)))
@@ -106,11 +107,11 @@ class Glimpses:
         return (y, x, side), label
 
 
-def color_jitter(view: Tensor, draw: np.random.Generator) -> Tensor:
-    """A view (3, H, W) from 0 to 1 with random brightness, contrast and saturation."""
-    view = view * draw.uniform(0.6, 1.5) + draw.uniform(-0.12, 0.12)
-    grey = view.mean(0, keepdim=True)
-    return grey + (view - grey) * draw.uniform(0.6, 1.4)
+def color_jitter(pixels: Tensor, draw: np.random.Generator) -> Tensor:
+    """Change brightness, contrast and saturation of pixels (3, H, W) from 0 to 1 at random."""
+    pixels = pixels * draw.uniform(0.6, 1.5) + draw.uniform(-0.12, 0.12)
+    grey = pixels.mean(0, keepdim=True)
+    return grey + (pixels - grey) * draw.uniform(0.6, 1.4)
 
 
 def train_classifier(
@@ -118,38 +119,30 @@ def train_classifier(
     glimpses: Glimpses,
     *,
     epochs: int = 8,
-    views: int = 3,
-    batch: int = 24,
-    lr: float = 1e-4,
-    smoothing: float = 0.05,
     state: Path | None = None,
 ) -> SpotViT:
     """Fit the head of a model on glimpses, then fine-tune all weights; changes and returns the model.
 
-    views: number of random glimpses per picture for fitting the head.
     state: a file from which an interrupted run resumes, removed at the end.
     """
     draw, count = np.random.default_rng(glimpses.seed), len(glimpses.pictures)
-    steps, order = epochs * max(1, count // batch), list[int]()
-    optimizer = build_optimizer(model, override(find_recipe("finetune-small"), {"lr": lr}))
+    steps, order = epochs * max(1, count // BATCH), list[int]()
+    optimizer = build_optimizer(model, override(find_recipe("finetune-small"), {"lr": 1e-4}))
     if state is None or not state.is_file():
-        rows = [int(row) for _ in range(views) for row in draw.permutation(count)]
-        taken = [rows[begin : begin + batch] for begin in range(0, len(rows), batch)]
-        made = []
-        for part in report.track(taken, "features", len(taken)):
-            images, labels = glimpses.batch(part, draw)
-            made.append((pooled(model.eval(), images), labels))
-        features, known = (torch.cat(column) for column in zip(*made, strict=True))
+        rows = [int(row) for _ in range(3) for row in draw.permutation(count)]
+        pooled = []
+        for begin in report.track(range(0, len(rows), BATCH), "features"):
+            images, labels = glimpses.batch(rows[begin : begin + BATCH], draw)
+            pooled.append((pooled_features(model.eval(), images), labels))
+        features, known = (torch.cat(column) for column in zip(*pooled, strict=True))
         fit_head(model, features, known)
     for _ in training_steps(steps, model, optimizer, "fine-tuning", clip=1.0, file=state):
-        if len(order) < batch:
+        if len(order) < BATCH:
             order = [int(row) for row in draw.permutation(count)]
-        part, order = order[:batch], order[batch:]
-        images, labels = glimpses.batch(part, draw)
+        rows, order = order[:BATCH], order[BATCH:]
+        images, labels = glimpses.batch(rows, draw)
         logits = model.train()(images, model.grid(images))
-        F.cross_entropy(logits, labels, label_smoothing=smoothing).backward()
-    if state is not None:
-        state.unlink(missing_ok=True)
+        F.cross_entropy(logits, labels, label_smoothing=0.05).backward()
     return model.eval()
 
 
@@ -186,16 +179,16 @@ def learn_to_find(
         model = with_classifier(at_budget(source, how.tokens), len(pictures.classes), None, how.seed, anew=True)
         model.class_names = list(pictures.classes)
         finder = Finder(model.patch_size, longest=how.longest, about={"model": model.name, "made": folder.settings})
-        for index, key in enumerate(pictures.keys):
+        for key, picture in pictures.items():
             try:
-                finder.refuse(pictures.pixels(index)[None])
+                finder.refuse(picture[None])
             except InputError as error:
                 raise InputError(f"{key}: {error}") from None
         if boxes is not None:
             places = boxes_to_places(read_boxes(boxes, pictures))
         else:
-            assert none is not None
-            places = discover(model.eval(), source, pictures, out / "discovery", how, none)
+            assert none is not None  # checked above
+            places = discover_places(model.eval(), source, pictures, out / "discovery", how, none)
         pictures, file = pictures.with_places(places, none), out / "finder.safetensors"
         first = out / "first-stage.safetensors" if how.candidates else file
         if not first.is_file():

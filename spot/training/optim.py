@@ -109,7 +109,8 @@ def training_steps(
 
     Before a step it sets the learning rate (linear warm-up, then cosine decay) and clears the gradients. After the
     caller's backward pass it clips the gradients to the norm `clip`, and updates the weights and their `average`.
-    The state is saved to `file` every `every` steps. An interrupted run resumes from there.
+    The state is saved to `file` every `every` steps. An interrupted run resumes from there. The file is removed at the
+    end.
     """
     rates, first = [group["lr"] for group in optimizer.param_groups], 0
     parts: dict[str, Any] = {"network": network, "optimizer": optimizer}
@@ -133,3 +134,5 @@ def training_steps(
             average.update(network)
         if file is not None and (step + 1) % every == 0:
             write_state(file, {"step": step + 1, **{name: part.state_dict() for name, part in parts.items()}})
+    if file is not None:
+        file.unlink(missing_ok=True)

@@ -14,8 +14,8 @@ from spot.options import GlimpseOptions
 from spot.placement.finder import Finder
 from spot.placement.glimpses import cut_out, glimpse_positions
 from spot.training import discovery
-from spot.training.discovery import dense_tokens, peaks
-from spot.training.finder import detect, loss_of, target_maps, train_finder, train_second_stage
+from spot.training.discovery import dense_tokens, peak_centers
+from spot.training.finder import detect, detection_loss, target_maps, train_finder, train_second_stage
 from spot.training.glimpses import Glimpses, learn_to_find
 from tests.tokens.test_regions import NANO, nano
 
@@ -102,9 +102,9 @@ def test_what_the_network_is_to_say_is_1_at_the_middle_of_a_place():
     torch.testing.assert_close(values[:, 4, 10], torch.tensor([0.0, -0.2, 0.3]), atol=1e-6, rtol=0)
     assert weights[4, 10] == 1 and weights[0, 0] == 0
     said = torch.cat([torch.full((1, 16, 24), -9.0), values])
-    missed = loss_of(said[None], heatmap[None], values[None], weights[None])
+    missed = detection_loss(said[None], heatmap[None], values[None], weights[None])
     said[0, 4, 10] = 9.0
-    found = loss_of(said[None], heatmap[None], values[None], weights[None])
+    found = detection_loss(said[None], heatmap[None], values[None], weights[None])
     assert found < missed / 5
 
 
@@ -112,7 +112,7 @@ def test_a_finder_learns_where_discs_are(street):
     torch.manual_seed(0)
     pictures = LargePictures.open(street)
     places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
-    finder = train_finder(Finder(8, longest=160, width=8, body=16), pictures, places, steps=60, batch=8, each=4)
+    finder = train_finder(Finder(8, longest=160, width=8, body=16), pictures, places, steps=100, each=4)
     hits = []
     for key, found in detect(finder, pictures, 1).items():
         if len(places[key]):
@@ -127,7 +127,7 @@ def test_the_second_stage_tells_discs_from_what_else_was_found(street):
     pictures = LargePictures.open(street)
     places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
     first = Finder(8, longest=160, width=4, body=8).eval()
-    finder = train_second_stage(first, pictures, places, candidates=30, steps=60, batch=32)
+    finder = train_second_stage(first, pictures, places, candidates=30, steps=60)
     for name, tensor in first.look.state_dict().items():
         assert torch.equal(finder.look.state_dict()[name], tensor)  # the first stage is the same
     discs, others = [], []
@@ -162,12 +162,12 @@ def test_tiles_give_every_patch_its_token():
 def test_the_highest_peaks_of_scores_are_in_pixels():
     scores = torch.zeros(10, 12)
     scores[2, 3], scores[2, 4], scores[8, 9] = 5.0, 4.0, 3.0
-    assert peaks(scores, 2, 8).tolist() == [[20.0, 28.0], [68.0, 76.0]]
+    assert peak_centers(scores, 2, 8).tolist() == [[20.0, 28.0], [68.0, 76.0]]
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_model_learns_to_find_and_goes_on_where_it_stopped(street, tmp_path, told, monkeypatch):
-    monkeypatch.setattr(discovery, "STEPS", 8)
+    monkeypatch.setattr(discovery, "FINDER_STEPS", 8)
     source = spot.adapt("vit_tiny_patch16_224", **NANO)
     how = GlimpseOptions(tokens=9, longest=160, candidates=4, steps=8, epochs=1, rounds=1)
     boxes = street / "boxes.csv" if told else None
