@@ -58,40 +58,38 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str = "") -> None:
     """Print rows as a table. Columns that do not fit the width follow in another table, which repeats the first."""
-    names = columns(rows)
-    cells = {name: [name, *(text(row.get(name), digits) for row in rows)] for name in names}
-    words = {name: [cell_len(word) for cell in cells[name] for word in cell.split()] for name in names}
-    least = {name: min(max(words[name], default=1), console.width - 4) for name in names}
-    parts = [names[:1]] if names else []
-    for name in names[1:]:
-        if _room([*parts[-1], name], least) < 0 and len(parts[-1]) > 1:
-            parts.append(names[:1])
-        parts[-1].append(name)
+    cells = {name: [name, *(text(row.get(name), digits) for row in rows)] for name in columns(rows)}
+    widest = {name: max(map(cell_len, cells[name])) for name in cells}
+    words = {name: max((cell_len(word) for cell in cells[name] for word in cell.split()), default=1) for name in cells}
+    narrowest = {name: min(words[name], console.width - 4) for name in cells}  # wraps between words, not inside
+
+    def excess(names: Sequence[str], widths: Mapping[str, int]) -> int:
+        """The width that a table lacks; each column has a border and a space on either side."""
+        return 1 + sum(widths[name] + 3 for name in names) - console.width
+
+    tables: list[list[str]] = []
+    for name in cells:
+        if not tables or (len(tables[-1]) > 1 and excess([*tables[-1], name], narrowest) > 0):
+            tables.append([next(iter(cells))])
+        if name not in tables[-1]:
+            tables[-1].append(name)
     # Title and caption are printed separately: rich would wrap them to the width of a narrow table.
     if title:
         console.print(Text(printable(title), style="italic"))
-    for part in parts:
-        table, room = Table(), _room(part, least)
-        widths = dict(least)
-        more = {name: max(map(cell_len, cells[name])) - least[name] for name in part}
-        for left, name in zip(range(len(part), 0, -1), sorted(part, key=more.__getitem__), strict=True):
-            widths[name] += max(0, min(more[name], room // left))  # an equal share of the room, up to the longest cell
-            room -= widths[name] - least[name]
-        for name in part:
+    for names in tables:
+        table, widths = Table(), dict(widest)
+        for name in sorted(names, key=widest.__getitem__, reverse=True):  # the widest column wraps first
+            widths[name] = max(narrowest[name], widths[name] - max(0, excess(names, widths)))
+        for name in names:
             numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
             # A word wider than the terminal is folded, not cut: a cut number misleads.
             justify: Any = "right" if numeric else "left"
             table.add_column(Text(name), justify=justify, overflow="fold", width=widths[name])
-        for line in zip(*(cells[name][1:] for name in part), strict=True):
+        for line in zip(*(cells[name][1:] for name in names), strict=True):
             table.add_row(*map(Text, line))
         console.print(table)
     if caption:
         console.print(Text(printable(caption), style="dim italic"))
-
-
-def _room(names: Sequence[str], widths: Mapping[str, int]) -> int:
-    """The width that columns leave on the terminal; each has a border and a space on either side."""
-    return console.width - 1 - sum(widths[name] + 3 for name in names)
 
 
 def say(sentence: str) -> None:
@@ -115,13 +113,13 @@ def markdown(rows: Sequence[Row], *, digits: int = 2) -> str:
 @cache
 def versions() -> dict[str, str]:
     """The versions of this package, its main dependencies, Python and the platform."""
-    made = {"python": platform.python_version(), "platform": platform.platform()}
+    found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("spot-vit", "torch", "torchvision", "timm", "accelerate", "numpy"):
         try:
-            made[name] = version(name)
+            found[name] = version(name)
         except PackageNotFoundError:
-            made[name] = "absent"
-    return made
+            found[name] = "absent"
+    return found
 
 
 def command(program: str = "spot") -> str:
@@ -159,11 +157,9 @@ def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
             continue
         if file is not folder and file.is_dir():
             raise InputError(f"a file was expected for the results, but {file} is a folder; name a file in it")
-        there = next(each for each in (file, *file.absolute().parents) if each.exists())
+        parents = [*([file] if file is folder else []), *file.absolute().parents]
         try:
-            if there == file != folder:  # an existing file or device: check its folder
-                there = file.parent
-            with tempfile.TemporaryFile(dir=there):
+            with tempfile.TemporaryFile(dir=next(parent for parent in parents if parent.exists())):
                 pass
         except OSError as error:
             hint = "choose another folder" if file is folder else "choose another place"

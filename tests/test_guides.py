@@ -45,7 +45,7 @@ BLOCK = re.compile(r"(?:<!-- guide: (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w
 MARKS = ("needs ../shared", "not run, ")
 TRAIN = ["--limit", "8", "--val-limit", "8", "--set", "batch_size=4", "epochs=1", "warmup_epochs=0"]
 LIMITS = {
-    "demo": ["--scenes", "32", "--gallery", "2", "--tokens", "9"],
+    "demo": ["--scenes", "32", "--tokens", "9"],
     "evaluate": ["--limit", "8", "--workers", "0"],
     "search": ["--limit", "8", "--workers", "0", "--steps", "1"],
     "saliency": ["--limit", "8"],

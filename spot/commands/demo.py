@@ -2,17 +2,9 @@
 
 from pathlib import Path
 
-from spot import options
-
 
 def demo(
-    *,
-    model: str = "scenes-a",
-    tokens: tuple[int, ...] = (9, 16, 36, 64),
-    scenes: int = 320,
-    gallery: int = 10,
-    out: Path = Path("demo"),
-    seed: options.Seed = 0,
+    *, model: str = "scenes-a", tokens: tuple[int, ...] = (9, 16, 36, 64), scenes: int = 320, out: Path = Path("demo")
 ) -> None:
     """Show the method: a table of accuracies, searched placements, and accuracy against cost.
 
@@ -24,17 +16,15 @@ def demo(
         model: a model of the built-in scenes
         tokens: budgets
         scenes: number of scenes to classify
-        gallery: number of searched placements to draw
         out: folder for the pictures
     """
-    import spot
     from spot import report
-    from spot.demo import on_scenes
+    from spot.demo import run_demo
     from spot.errors import InputError
 
-    if scenes < 32 or gallery < 1:
-        raise InputError("the demo needs at least 32 scenes, so that every class is there, and one for the gallery")
-    if not tokens or len(set(tokens)) < len(tokens):
-        raise InputError(f"tokens must be different numbers, got {' '.join(map(str, tokens)) or 'none'}")
+    if scenes < 32:
+        raise InputError(f"the demo needs at least 32 scenes, so that every class is there, got {scenes}")
+    if not tokens:
+        raise InputError("tokens must be one or more numbers, got none")
     report.check_outputs(folder=out)
-    on_scenes(model, spot.load(model), tokens, scenes, gallery, out, seed)
+    run_demo(model, tuple(dict.fromkeys(tokens)), scenes, out)
