@@ -1,19 +1,26 @@
-"""Measurements on disk, keyed by everything that determines them (spot/evaluation/cache.py).
+"""Measurements on disk: one file per entry, named by a hash of everything that determines it.
 
-Entries are written atomically, so a study that was killed finds its finished measurements. An entry of another
-version of this program, or a damaged one, is reported and measured again.
+The hash (of `about`) covers the weights, the positions on one fixed image (and thus every constant of a prior), the
+budget, the seed, the image files and the saliency maps. A change of any of these gives another file. Entries are
+written atomically, so a study that was killed finds its finished measurements. An entry of another version of this
+program, or a damaged one, is reported and measured again.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+import spot
 from spot import report
 from spot.errors import InputError
-from spot.evaluation.cache import entry_path, spot_version
-from spot.store import read_tensors, write_tensors
+from spot.evaluation.accuracy import Setting, model_of
+from spot.hashes import hash_json, hash_tensors
+from spot.placement.files import Placements
+from spot.store import encode_names, read_tensors, write_tensors
 
 KEY, FORMAT = "spot-measurement", 3
 
@@ -25,8 +32,10 @@ class Cache:
         self.folder = Path(folder)
 
     def path(self, about: Mapping[str, Any]) -> Path:
-        """The file for the measurement with this description."""
-        return entry_path(self.folder, about)
+        """The file for the measurement with this description: a readable name and a hash of `about`."""
+        words = [str(about[name]) for name in ("name", "placement", "tokens", "seed") if about.get(name) is not None]
+        words = [re.sub(r"[^A-Za-z0-9_.-]+", "-", word) for word in words]
+        return self.folder / str(about["kind"]) / f"{'-'.join([*words, hash_json(about)[:12]])}.safetensors"
 
     def get(self, about: Mapping[str, Any]) -> dict[str, Tensor] | None:
         """The measurement, if this version of the program has stored it."""
@@ -39,12 +48,44 @@ class Cache:
             report.warn(f"{error}; it is measured again")
             return None
         made = (header.get("format"), header.get("spot"))
-        if made != (FORMAT, spot_version()):
+        if made != (FORMAT, spot.__version__):
             report.warn(f"{path} was made by another version ({made[1]}, format {made[0]}), so it is measured again")
             return None
         return tensors
 
     def put(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Store a measurement."""
-        header = {"format": FORMAT, "spot": spot_version(), "about": dict(about)}
+        header = {"format": FORMAT, "spot": spot.__version__, "about": dict(about)}
         write_tensors(self.path(about), tensors, KEY, header)
+
+
+def determinants(setting: Setting, weights: str, images: str, maps: str = "") -> dict[str, Any]:
+    """Everything that determines the result of a setting, as JSON.
+
+    Args:
+        weights: `hash_model` of the setting's SpotViT.
+        images: `hash_images` of the images, and their transform.
+        maps: `hash_maps` of the saliency maps; ignored for priors that need none.
+    """
+    return {
+        "model": type(setting.model).__name__,
+        "weights": weights,
+        "placement": setting.name,
+        "tokens": setting.tokens,
+        "seed": setting.seed,
+        "places": hash_places(setting),
+        "images": images,
+        "maps": maps if setting.needs_map else "",
+    }
+
+
+@torch.no_grad()
+def hash_places(setting: Setting) -> str:
+    """Hash a setting's positions: the given ones, or those on one fixed image with a fixed saliency map."""
+    if isinstance(setting.placement, Placements):
+        given = setting.placement
+        return hash_tensors({"positions": given.positions, "keys": encode_names(given.keys)})
+    height, width = model_of(setting).spot_vit.img_size
+    ramp = torch.linspace(0.1, 1, height)[:, None] * torch.linspace(1, 0.1, width)
+    image = ramp.expand(1, 3, height, width).to(next(model_of(setting).parameters()).device)
+    return hash_tensors({"positions": setting.place(image, ["probe"], ramp[None])})

@@ -25,7 +25,7 @@ from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.draws import Draw, generator
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate
+from spot.evaluation.accuracy import Setting, evaluate, model_of, with_models
 from spot.evaluation.cost import macs
 from spot.hashes import hash_file
 from spot.models.family import Source, at_budget, dense_model
@@ -185,11 +185,12 @@ def measured(way: str, base: Path, train: Path, val: Path, runs: Path, merged: b
     model = spot.load(run / "model")
     settings = {}
     for tokens in BUDGETS:
-        settings[tokens, False] = Setting(baseline or "isotropic", tokens, scale=None if baseline else scale).of(model)
+        settings[tokens, False] = Setting(baseline or "isotropic", tokens, scale=None if baseline else scale)
         if merged:
             even = model.at(prior="isotropic", scale="auto")
             merging = Merging(even, tokens, "isotropic") if way == FIRST else SmallerMerged(model, tokens)
             settings[tokens, True] = Setting(model=merging)
+    settings = dict(zip(settings, with_models(model, list(settings.values())), strict=True))
     file = run / ("merged.pt" if merged else "trained.pt")
     if not file.is_file():
         result = evaluate(model, loader(data_for(model, str(val))), list(settings.values()))
@@ -216,7 +217,7 @@ def merged_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
     rows = []
     for tokens, merged, way in product(BUDGETS, (False, True), found):
         setting, right = found[way][tokens, merged]
-        model: Any = setting.module
+        model: Any = model_of(setting)
         blocks = enumerate(model.schedule() if merged else ())
         rows.append(
             {

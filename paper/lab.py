@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from paper.backbone import Backbone, budgets
-from paper.cache import Cache
+from paper.cache import Cache, determinants
 from paper.settings import StudySettings
 from paper.sources import Sources
 from paper.statistics import Predictions
 from paper.study import PAPER_IMAGES
-from spot.data.loader import loader
+from spot.data.images import Data
+from spot.data.loader import Loader, loader
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate
-from spot.evaluation.cache import determinants
+from spot.evaluation.accuracy import Setting, evaluate, model_of, with_models
 from spot.evaluation.cost import macs
-from spot.evaluation.knn import build_banks, classify
+from spot.evaluation.knn import Bank, classify, compute_banks
 from spot.models.baselines import BASELINES
 from spot.models.wrappers import TokenModel
 from spot.placement.dataset_search import search_dataset
@@ -126,16 +126,15 @@ class Lab:
         """The setting with its model, which a study may have built itself: a baseline uses the plain ViT if known."""
         name = setting.placement
         if setting.model is not None:
-            return setting
+            return with_models(backbone.loaded, [setting])[0]
         if not isinstance(name, str) or name not in (*PRIORS, LEARNED, *BASELINES):
             raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
-        if name in BASELINES:
-            return setting.of(backbone.parent or backbone.loaded)
-        return setting.of(backbone.at(setting.tokens))
+        source = (backbone.parent or backbone.loaded) if name in BASELINES else backbone.at(setting.tokens)
+        return with_models(source, [setting])[0]
 
     def model(self, backbone: Backbone, setting: Setting) -> TokenModel:
         """The model of a setting, called `model(images)`, for timing."""
-        return self.candidate(backbone, setting).module
+        return model_of(self.candidate(backbone, setting))
 
     def cost(self, backbone: Backbone, setting: Setting) -> dict[str, Any]:
         """The cost of one image's prediction: GMACs including its saliency map, and `maps`, the GMACs of the map alone.
@@ -143,12 +142,12 @@ class Lab:
         maps is None if the map's cost is unknown, and absent if no map is used.
         """
         candidate = self.candidate(backbone, setting)
-        reads, kind = candidate.needs_map, type(candidate.bound).__name__
+        reads, kind = candidate.needs_map, type(candidate.model).__name__
         maps = self.sources.maps_cost() if reads else None
         own = setting.placement if kind == "ToMe" or setting.placement == LEARNED else ""
-        key = (backbone.hash, kind, own, candidate.budget, str(setting.scale))
+        key = (backbone.hash, kind, own, candidate.tokens, str(setting.scale))
         if key not in self._macs:  # for priors that ignore the image the cost depends only on the budget
-            self._macs[key] = macs(candidate.module)
+            self._macs[key] = macs(model_of(candidate))
         cost = {"GMACs": (self._macs[key] + (maps or 0)) / 1e9}
         return cost | {"maps": None if maps is None else maps / 1e9} if reads else cost
 
@@ -246,11 +245,14 @@ class Lab:
         missing = [
             index for index, (right, vote) in enumerate(known) if right is None or (abouts[index][1] and not vote)
         ]
-        # In groups, so that features fit into memory and an interruption loses little work.
-        count = len(self.sources.images(backbone.model))
-        at_once = max(1, min(AT_ONCE, int(MEMORY / (4 * count * backbone.model.embed_dim))))
         for knn in (False, True):  # features are needed only for kNN
             rows = [index for index in missing if (pairs[index][1] is not None) == knn]
+            if not rows:
+                continue
+            # In groups, so that features fit into memory and an interruption loses little work.
+            model, sources = backbone.model, self.sources
+            count = max(len(sources.images(model)), len(sources.bank(model)) if knn else 0)
+            at_once = max(1, min(AT_ONCE, int(MEMORY / (4 * count * model.embed_dim))))
             for group in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
                 made = self._measured(backbone, [pairs[index] for index in group], oracle)
                 for index, entries in zip(group, made, strict=True):
@@ -268,25 +270,12 @@ class Lab:
         self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], oracle: bool
     ) -> list[tuple[Tensors, Tensors | None]]:
         """Outcomes and kNN votes of some candidates, in one pass over the images; all of them vote or none."""
-        model, given = backbone.model, self.settings
+        model = backbone.model
         candidates, voters = [each for each, _ in pairs], [bank for _, bank in pairs if bank is not None]
-        banks = []
-        if voters:
-            maps = any(each.needs_map for each in voters)
-            banks = build_banks(
-                model,
-                self.sources.bank(model),
-                voters,
-                self.cache.folder,
-                saliency=self.sources.saliency(model, str(given.bank)) if maps else None,
-                maps=self.sources.maps_hash() if maps else "",
-                memory=MEMORY,
-                **self.loading,
-            )
-        sharing = {"process": self.state.process_index, "processes": self.state.num_processes}
+        banks = self._banks(backbone, voters) if voters else []
         made = evaluate(
             model,
-            loader(self.sources.images(model, oracle=oracle), given.batch_size, given.workers, **sharing),
+            self._batches(self.sources.images(model, oracle=oracle)),
             candidates,
             saliency=self.sources.saliency(model) if any(each.needs_map for each in candidates) else None,
             features=bool(banks),
@@ -301,8 +290,37 @@ class Lab:
         votes = [{"right": answer[:, 0].cpu() == made.labels} for answer in answers]
         return list(zip(outcomes, votes, strict=True))
 
+    def _banks(self, backbone: Backbone, voters: Sequence[Setting]) -> list[Bank]:
+        """kNN banks with these placements, cached. Missing ones are computed in one pass over the bank's images."""
+        model = backbone.model
+        images = self.sources.images_hash(model, bank=True)
+        abouts = [{"kind": "banks", **self._determinants(backbone, voter, images)} for voter in voters]
+        known = [self.cache.get(about) for about in abouts]
+        self.state.wait_for_everyone()  # before the first process writes entries that others look for
+        missing = [index for index, bank in enumerate(known) if bank is None]
+        if missing:
+            maps = any(voters[index].needs_map for index in missing)
+            made = compute_banks(
+                model,
+                self._batches(self.sources.bank(model)),
+                [voters[index] for index in missing],
+                saliency=self.sources.saliency(model, str(self.settings.bank)) if maps else None,
+                shown=self.main,
+            )
+            for index, bank in zip(missing, made, strict=True):
+                known[index] = bank._asdict()
+                self._keep(abouts[index], known[index])
+            self.state.wait_for_everyone()
+        return [Bank(**bank) for bank in known if bank is not None]  # all are there by now
+
+    def _batches(self, images: Data) -> Loader:
+        """This process's share of the batches."""
+        given = self.settings
+        sharing = {"process": self.state.process_index, "processes": self.state.num_processes}
+        return loader(images, given.batch_size, given.workers, **sharing)
+
     def _determinants(self, backbone: Backbone, candidate: Setting, images: str) -> dict[str, Any]:
-        vits = [each.vit for each in (candidate.bound.spot_vit, backbone.parent) if each is not None]
+        vits = [each.vit for each in (model_of(candidate).spot_vit, backbone.parent) if each is not None]
         own = len({id(vit) for vit in vits}) == len(vits)  # not the parent's weights
         maps = self.sources.maps_hash() if candidate.needs_map else ""
         return determinants(candidate, backbone.hash if own else backbone.parent_hash, images, maps)

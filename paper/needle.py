@@ -20,7 +20,7 @@ from paper.sources import scene_masks
 from paper.statistics import accuracy_row, difference
 from paper.study import Result, Row, Study, Table, cell, figure, signed
 from spot.data.difficulty import difficulty_of
-from spot.evaluation.accuracy import Setting
+from spot.evaluation.accuracy import Setting, model_of, with_models
 from spot.evaluation.cost import macs
 from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
@@ -81,7 +81,7 @@ def measured(lab: Lab, backbone: Backbone, size: int, tokens: int) -> list[Row]:
     rows: list[Row] = []
     for name, outcome in outcomes.items():
         row: Row = {"backbone": backbone.name, "pixels": size, "tokens": tokens, "placement": name}
-        row |= {"used": made[name].budget, **accuracy_row(outcome.right), "gmacs": costs[name] / 1e9}
+        row |= {"used": made[name].tokens, **accuracy_row(outcome.right), "gmacs": costs[name] / 1e9}
         row |= {"cost": costs[name] / costs[DENSE]}
         if name != DENSE:
             dense = outcomes[DENSE].right
@@ -106,7 +106,8 @@ def candidates(lab: Lab, backbone: Backbone, size: int, tokens: int) -> dict[str
         compared["learned"] = Setting("learned", tokens, model=model)
     keys = lab.sources.images(model).keys
     placed = told(model, boxes(keys, lab.settings.data), size, tokens)
-    return compared | {TOLD: Setting(Placements(list(keys), placed), name=TOLD, model=model)}
+    compared[TOLD] = Setting(Placements(list(keys), placed), name=TOLD, model=model)
+    return dict(zip(compared, with_models(model, list(compared.values())), strict=True))
 
 
 def spectral(policy: Policy, model: SpotViT) -> Callable[..., Tensor]:
@@ -148,11 +149,11 @@ def told(model: SpotViT, at: Tensor, size: int, tokens: int) -> Tensor:
 
 def cost(candidate: Setting, size: int) -> int:
     """Multiply-adds of one image's prediction, including its placement."""
-    model, shape = candidate.bound.spot_vit, (3, size, size)
+    model, shape = model_of(candidate).spot_vit, (3, size, size)
     if candidate.placement == "learned":
-        return macs(candidate.module, shape)
-    looked = spectral_macs(size) if candidate.label in (SPECTRAL, STRONGLY) else 0
-    return macs(model, shape, candidate.budget) + looked
+        return macs(model_of(candidate), shape)
+    looked = spectral_macs(size) if candidate.name in (SPECTRAL, STRONGLY) else 0
+    return macs(model, shape, candidate.tokens) + looked
 
 
 TABLE: Table = {

@@ -12,9 +12,9 @@ from typing import Any
 
 from paper.lab import Lab
 from paper.study import Figure, Result, Row, Study, cell
+from spot import __version__
 from spot.errors import InputError
 from spot.evaluation.accuracy import wilson
-from spot.evaluation.cache import spot_version
 from spot.hashes import hash_json
 from spot.options import TrainOptions
 from spot.plots.training import training_logs
@@ -89,7 +89,7 @@ def small_run(lab: Lab) -> dict[str, list[Row]]:
         )
     parent: Any = backbone.parent
     recipe = override(find_recipe(RECIPE), CHANGES)
-    mark = hash_json([as_dict(recipe), SCENES, VALIDATED, backbone.parent_hash, spot_version()])[:12]
+    mark = hash_json([as_dict(recipe), SCENES, VALIDATED, backbone.parent_hash, __version__])[:12]
     folder = lab.cache.folder / "retrofit" / f"{backbone.name}-{mark}"
     options = TrainOptions(
         data="scenes", out=folder, limit=SCENES, val="scenes", val_limit=VALIDATED, checkpoint_minutes=0.2

@@ -13,10 +13,10 @@ from spot.data.difficulty import Difficulty, difficulty_of
 from spot.data.folders import read_keys
 from spot.data.images import Data, Images, data_for
 from spot.data.scenes import CLASSES, Scenes
+from spot.data.shards import Shards
 from spot.errors import InputError
 from spot.evaluation.accuracy import Maps
-from spot.evaluation.cache import hash_images, hash_maps
-from spot.hashes import hash_json
+from spot.hashes import hash_file, hash_json
 from spot.models.spot_vit import SpotViT
 from spot.placement.saliency import SaliencyMaps, map_macs, maps_about, resolve_saliency
 
@@ -117,3 +117,29 @@ def scene_masks(keys: Sequence[str], data: str = SCENES) -> Tensor:
     """Object masks (B, H, W) of scenes, by key and the name of their data set."""
     split, difficulty = keys[0].partition("/")[0], difficulty_of(data) or Difficulty()
     return Scenes(split, difficulty=difficulty).draw([int(key.rpartition("/")[2]) for key in keys]).masks
+
+
+def hash_images(data: Data) -> str:
+    """Hash a data set: it changes when an image is added, removed, renamed or rewritten."""
+    if isinstance(data, Scenes):
+        return hash_json(["scenes", data.split, data.seed, data.length, str(data.difficulty)])
+    about: list[Any] = data.source.state() if isinstance(data.source, Shards) else []
+    for key, index in zip(data.keys, data.order, strict=True):
+        about.append(key)
+        if isinstance(data.source, list):  # files; a timm data set has only keys
+            path, label = data.source[index]
+            state = Path(path).stat()
+            about += [label, state.st_size, state.st_mtime_ns]
+    return hash_json(about)
+
+
+def hash_maps(source: str) -> str:
+    """The name of a source of saliency maps, with a hash of its files."""
+    path, content = Path(source), source
+    if path.is_file():
+        content = hash_file(path)
+    elif path.is_dir():
+        files = [(file, file.stat()) for file in sorted(path.rglob("*.png"))]
+        listing = [[str(file.relative_to(path)), state.st_size, state.st_mtime_ns] for file, state in files]
+        content = hash_json(listing)
+    return f"{path.name} {hash_json(content)[:12]}"

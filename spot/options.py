@@ -145,11 +145,9 @@ class EvaluateOptions(LoadingOptions):
     glimpses: Several[int] = ()
     """for models of spot learn --look glimpses: numbers of places to classify. Default: the trained number"""
     knn: Maybe[Path] = None
-    """labelled images, or a bank file: also measure the kNN accuracy of the features"""
+    """labelled images, or a file of spot embed: also measure the kNN accuracy of the features"""
     k: int = 20
     """number of neighbours for kNN"""
-    cache: Maybe[Path] = None
-    """folder for kNN banks. Default: spot/knn in the user's cache"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ Any number of processes therefore gives the same results.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from spot.models.tome import ToMe
 from spot.models.wrappers import TokenModel
 from spot.placement.files import Placements
 from spot.placement.oracle import frozen
-from spot.placement.priors import AnyPrior, Prior, resolve_prior
+from spot.placement.priors import AnyPrior, check_tokens, resolve_prior
 from spot.placement.sizes import Scale
 
 Maps = Callable[[Tensor, Sequence[str]], Tensor]  # images, keys → saliency (B, H, W)
@@ -52,6 +52,8 @@ class Setting:
     name: name in tables; by default that of the prior or baseline.
     scale: scale of a prior's windows; by default the model's.
     model: a SpotViT or a baseline; by default the model passed to `evaluate`. A baseline places its own tokens.
+
+    `with_models` fills in name, tokens and model. The properties and `place` need the model.
     """
 
     placement: AnyPrior | Placements | None = None
@@ -61,73 +63,17 @@ class Setting:
     scale: Scale | None = None
     model: TokenModel | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.placement, Placements):
-            if self.tokens not in (None, self.placement.tokens):
-                raise InputError(f"the placements have {self.placement.tokens} tokens, not {self.tokens}")
-        elif self.model is not None and self.placement is not None:
-            resolve_prior(self.placement)  # raises InputError for an unknown prior
-        elif self.model is not None and self.tokens not in (None, self.model.tokens):
-            raise InputError(f"{self.label} has {self.model.tokens} tokens, not {self.tokens}")
-
-    def of(self, source: Source) -> "Setting":
-        """The setting with its model: the source's weights for its budget, or the named baseline built on them."""
-        if self.model is not None:
-            return self
-        if isinstance(self.placement, str) and self.placement in BASELINES:
-            baseline = BASELINES[self.placement].build(source, self.tokens)
-            return Setting(seed=self.seed, name=self.label, model=baseline)
-        tokens = self.placement.tokens if isinstance(self.placement, Placements) else self.tokens
-        model = source if isinstance(source, SpotViT) else at_budget(source, tokens)
-        return replace(self, placement=model.prior if self.placement is None else self.placement, model=model)
-
-    @property
-    def bound(self) -> TokenModel:
-        """The model of a setting that has one; see `of`."""
-        assert self.model is not None, "a setting is measured with a model: setting.of(model)"
-        return self.model
-
-    @property
-    def label(self) -> str:
-        if self.name or isinstance(self.placement, str):
-            return self.name or str(self.placement)
-        if self.placement is None:
-            return "own" if self.model is None else type(self.model).__name__
-        return "Placements" if isinstance(self.placement, Placements) else resolve_prior(self.placement).name
-
-    @property
-    def budget(self) -> int:
-        """The number of tokens."""
-        if isinstance(self.placement, Placements):
-            return self.placement.tokens
-        return self.bound.tokens if self.tokens is None else self.tokens
-
-    @property
-    def prior(self) -> Prior | None:
-        """The prior that places the tokens; None for a baseline or given placements."""
-        if self.placement is None or isinstance(self.placement, Placements):
-            return None
-        return resolve_prior(self.placement)
-
     @property
     def random(self) -> bool:
         """Whether the placement depends on the seed."""
-        if isinstance(self.placement, Placements):
-            return False
-        return self.bound.random if self.prior is None else self.prior.random
+        return not isinstance(self.placement, Placements) and model_of(self).random
 
     @property
     def needs_map(self) -> bool:
         """Whether the prior needs saliency maps."""
-        return self.prior is not None and self.prior.needs_map
-
-    @property
-    def module(self) -> TokenModel:
-        """A model with this placement built in, called as `module(images)`, to measure its latency and MACs."""
-        if isinstance(self.model, SpotViT):
-            prior = None if isinstance(self.placement, Placements) else self.placement
-            return self.model.at(tokens=self.budget, prior=prior, scale=self.scale)
-        return self.bound
+        if isinstance(self.placement, Placements) or not isinstance(self.model, SpotViT):
+            return False
+        return self.model.resolved_prior().needs_map
 
     def place(self, images: Tensor, keys: Sequence[str], maps: Tensor | None = None) -> Tensor:
         """Positions (B, N, 2). Randomness depends only on an image's key and the seed.
@@ -136,11 +82,52 @@ class Setting:
         """
         if isinstance(self.placement, Placements):
             return self.placement.positions_for(keys).to(images.device)
-        if self.placement is None:
-            return self.bound.place(images, keys=keys, seed=self.seed)
-        how: dict[str, Any] = {"keys": keys, "seed": self.seed, "maps": maps if self.needs_map else None}
-        how |= {} if self.scale is None else {"scale": self.scale}
-        return self.bound.place(images, tokens=self.tokens, prior=self.placement, **how)
+        return model_of(self).place(images, keys=keys, seed=self.seed, maps=maps if self.needs_map else None)
+
+
+def model_of(setting: Setting) -> TokenModel:
+    """The model of a setting that has one; called as `model(images)` it places the setting's tokens."""
+    assert setting.model is not None, "with_models gives a setting its model"
+    return setting.model
+
+
+def with_models(source: Source, settings: Sequence[Setting | str]) -> list[Setting]:
+    """Settings, or names of priors and baselines, with their models, tokens and names.
+
+    A model has the setting's budget, prior and scale. Settings of one budget share weights.
+    """
+
+    @cache
+    def build(baseline: str | None, tokens: int | None) -> TokenModel:
+        return BASELINES[baseline].build(source, tokens) if baseline else at_budget(source, tokens)
+
+    return [_with_model(Setting(each) if isinstance(each, str) else each, build) for each in settings]
+
+
+def _with_model(setting: Setting, build: Callable[[str | None, int | None], TokenModel]) -> Setting:
+    placement, tokens, model, name = setting.placement, setting.tokens, setting.model, setting.name
+    if tokens is not None:
+        check_tokens(tokens)
+    if isinstance(placement, Placements):
+        if tokens not in (None, placement.tokens):
+            raise InputError(f"the placements have {placement.tokens} tokens, not {tokens}")
+        model = build(None, placement.tokens) if model is None else model
+        if isinstance(model, SpotViT):
+            model = model.at(tokens=placement.tokens, scale=setting.scale)
+        return replace(setting, tokens=placement.tokens, name=name or "Placements", model=model)
+    if model is None and isinstance(placement, str) and placement in BASELINES:
+        model = build(placement, tokens)
+        return replace(setting, placement=None, tokens=model.tokens, name=name or placement, model=model)
+    model = build(None, tokens) if model is None else model
+    if isinstance(model, SpotViT):
+        model = model.at(tokens=tokens, prior=placement, scale=setting.scale)
+        name = name or resolve_prior(model.prior if placement is None else placement).name
+    elif placement is not None:
+        raise InputError(f"{type(model).__name__} places tokens in its own way; a prior goes with its SpotViT")
+    name = name or type(model).__name__
+    if tokens not in (None, model.tokens):
+        raise InputError(f"{name} has {model.tokens} tokens, not {tokens}")
+    return replace(setting, tokens=model.tokens, name=name, model=model)
 
 
 @dataclass
@@ -166,8 +153,9 @@ class Evaluation:
         """Group the indices of settings that differ only in their seed."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for index, each in enumerate(self.settings):
-            given = id(each.placement) if isinstance(each.placement, Placements) else None
-            groups.setdefault((each.label, each.budget, each.scale, each.bound.spot_vit, given), []).append(index)
+            placement = each.placement if isinstance(each.placement, str) else id(each.placement)
+            key = (each.name, each.tokens, each.scale, placement, model_of(each).spot_vit.vit)
+            groups.setdefault(key, []).append(index)
         return list(groups.values())
 
     def row(self, members: list[int]) -> dict[str, Any]:
@@ -175,8 +163,8 @@ class Evaluation:
         first = self.settings[members[0]]
         top1, top5 = ((self.ranks[members] < top).double().mean(1) for top in (1, 5))
         return {
-            "placement": first.label,
-            "tokens": first.budget,
+            "placement": first.name,
+            "tokens": first.tokens,
             # All seeds use the same images. They reduce the variance of the mean but do not enlarge the sample.
             **top1_row(top1.mean().item(), len(self.keys)),
             "top5": 100 * top5.mean().item(),
@@ -185,18 +173,6 @@ class Evaluation:
             "seeds": len(members),
             "images": len(self.keys),
         }
-
-
-def with_models(source: Source, settings: Sequence[Setting | str]) -> list[Setting]:
-    """Bind settings, or names of priors and baselines, to their models. Settings of one budget share a model."""
-    made: dict[int, SpotViT] = {}
-    bound = []
-    for each in settings:
-        setting = (Setting(each) if isinstance(each, str) else each).of(source)
-        if isinstance(source, Family) and isinstance(setting.model, SpotViT) and each is not setting:
-            setting = replace(setting, model=made.setdefault(setting.budget, setting.model))
-        bound.append(setting)
-    return bound
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -248,7 +224,7 @@ def evaluate(
     check_kind("data", data, Loader, str, Path)
     check_kind("settings", settings, list, tuple)
     bound = with_models(model, settings)
-    models = [each.bound for each in bound]
+    models = [model_of(setting) for setting in bound]
     some = models[0].spot_vit if isinstance(model, Family) else model
     batches = data if isinstance(data, Loader) else loader(data_for(some, data))
     maps = some.saliency_maps if saliency is None else saliency
@@ -259,10 +235,10 @@ def evaluate(
             task = bar.add_task(title, total=batches.samples)
             for batch in batches:
                 images = batch.images.to(next(models[0].parameters()).device, non_blocking=True)
-                known = maps(images, batch.keys) if any(setting.needs_map for setting in bound) else None
+                batch_maps = maps(images, batch.keys) if any(setting.needs_map for setting in bound) else None
                 results, pooled = [], []
                 for setting in bound:
-                    head = head_of(setting.bound, images, setting.place(images, batch.keys, known))
+                    head = head_of(model_of(setting), images, setting.place(images, batch.keys, batch_maps))
                     results.append(judge(head().float().cpu(), batch, accuracy=accuracy))
                     pooled += [head(pre_logits=True).float().cpu()] if features else []
                 done.append((batch.keys, batch.labels, torch.stack(results), pooled))
@@ -304,9 +280,9 @@ def judge(logits: Tensor, batch: Batch, *, accuracy: bool = True) -> Tensor:
             what = f"label {label}, but the model has {classes} classes" if label >= 0 else "no label"
             raise InputError(f"accuracy needs labels; image {key} has {what}")
     logits = logits.double()
-    own = logits.gather(1, labels[:, None])
+    of_label = logits.gather(1, labels[:, None])
     # The lower class index wins a tie, as in argmax. In this form, NaN logits count as wrong.
-    ahead = ~(logits <= own) | ((logits == own) & (torch.arange(classes) < labels[:, None]))
+    ahead = ~(logits <= of_label) | ((logits == of_label) & (torch.arange(classes) < labels[:, None]))
     loss = F.cross_entropy(logits, labels, reduction="none")
     return torch.stack([predictions, ahead.sum(1).double(), loss], 1)
 

@@ -5,10 +5,8 @@ compared.rows            # a row per placement and budget, percentages with 95 %
 compared.evaluation      # the results of each image
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,10 @@ from spot.data.difficulty import difficulty_of
 from spot.data.images import Data, Images, data_for, open_data
 from spot.data.loader import loader
 from spot.errors import InputError
-from spot.evaluation.accuracy import Evaluation, Maps, Setting, evaluate, with_models
-from spot.evaluation.cache import hash_maps
+from spot.evaluation.accuracy import Evaluation, Setting, evaluate, model_of, with_models
 from spot.evaluation.cost import macs
 from spot.evaluation.early_exit import measure
-from spot.evaluation.knn import Bank, build_banks, knn_rows
-from spot.hashes import hash_model
+from spot.evaluation.knn import Bank, check_k, compute_banks, knn_rows, read_bank
 from spot.models.baselines import BASELINES
 from spot.models.cascade import Cascade
 from spot.models.family import Source, at_budget
@@ -75,7 +71,7 @@ class Comparison:
     def predictions(self) -> list[dict[str, Any]]:
         """A row for each image: its key, its label, and the prediction of each setting."""
         made = self.evaluation
-        names = [f"{each.label} {each.budget} seed {each.seed}" for each in made.settings]
+        names = [f"{each.name} {each.tokens} seed {each.seed}" for each in made.settings]
         return [
             {"key": key, "label": label, **dict(zip(names, classes, strict=True))}
             for key, label, classes in zip(made.keys, made.labels.tolist(), made.predictions.T.tolist(), strict=True)
@@ -90,66 +86,64 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
         cascade: early exit to evaluate too.
         options: fields of `spot.options.EvaluateOptions`.
     """
-    asked, state = EvaluateOptions(**options), this_process()
-    model = at_budget(source).to(state.device)  # for anything independent of the budget
-    priors = [read_prior(each, source) or each for each in asked.prior]
-    maps = maps_for(model, priors or (model.prior,), asked.saliency, data)
-    settings = chosen_settings(source, model, priors, asked)
-    for each in settings:
-        each.bound.to(state.device)
+    chosen, state = EvaluateOptions(**options), this_process()
     if cascade is not None and state.num_processes > 1:
         raise InputError("a cascade is measured by one process; leave out early exit, or start one")
-    images, classified = open_labelled(model, data, need_classes=asked.knn is None, **asked.opening())
-    shape, reading = None, asked.readers()
+    model = at_budget(source).to(state.device)  # for anything independent of the budget
+    priors = [read_prior(each, source) or each for each in chosen.prior]
+    maps = maps_for(model, priors or (model.prior,), chosen.saliency, data)
+    settings = chosen_settings(source, model, priors, chosen)
+    for setting in settings:
+        model_of(setting).to(state.device)
+    images, classified = open_labelled(model, data, need_classes=chosen.knn is None, **chosen.opening())
+    shape, reading = None, chosen.readers()
     if model.fit == "full" and isinstance(images, Images):  # pictures of any size, one at a time
         shape, reading = tuple(some[0].shape) if (some := images[0]) else None, {**reading, "batch_size": 1}
-    batches = loader(images, **reading, process=state.process_index, processes=state.num_processes)
+    reading |= {"process": state.process_index, "processes": state.num_processes}
+    batches, shown = loader(images, **reading), state.is_main_process
     banks: list[Bank] = []
-    if asked.knn is not None:
-        bank_maps = maps_for(model, priors or (model.prior,), asked.saliency, asked.knn)
-        banks = banks_of(model, images, classified, settings, asked, bank_maps)
-        weights, classes = hash_model(settings[0].bound.spot_vit), list(images.classes)
-        banks[0].refuse_other(str(asked.knn), model.embed_dim, weights=weights, classes=classes)
-        banks[0].refuse_vote(asked.k)
-    made = evaluate(
-        model, batches, settings, saliency=maps, features=bool(banks), accuracy=classified, shown=state.is_main_process
-    )
-    vote: dict[str, Any] = {"k": asked.k, "device": state.device}
-    votes = knn_rows(made, banks, **vote) if banks else repeat({})
+    if chosen.knn is not None and chosen.knn.suffix == ".safetensors":
+        banks = [read_bank(chosen.knn, [model_of(each).spot_vit for each in settings], images.classes)] * len(settings)
+    elif chosen.knn is not None:
+        bank_maps = maps_for(model, priors or (model.prior,), chosen.saliency, chosen.knn)
+        labelled = open_bank(model, chosen.knn, None if classified else images.classes, chosen.skip_unreadable)
+        banks = compute_banks(model, loader(labelled, **reading), settings, saliency=bank_maps, shown=shown)
+    if banks:
+        check_k(banks[0], chosen.k)
+    made = evaluate(model, batches, settings, saliency=maps, features=bool(banks), accuracy=classified, shown=shown)
+    votes = knn_rows(made, banks, k=chosen.k, device=state.device) if banks else [{}] * len(settings)
     rows = []
-    for members, row, voted in zip(made.groups(), made.rows(), votes, strict=False):
-        about = {"placement": row["placement"], "tokens": row["tokens"]}
+    for members, row, vote in zip(made.groups(), made.rows(), votes, strict=False):
         first = made.settings[members[0]]
-        saliency_cost = (map_macs(asked.saliency or "spectral") or 0) if first.needs_map else 0
-        cost = (macs(first.module, shape) + saliency_cost) / 1e9
-        row = row if classified else {name: row[name] for name in ("seeds", "images")}
-        rows.append({**about, "gmacs": cost, **row, **voted})
+        saliency_cost = (map_macs(chosen.saliency or "spectral") or 0) if first.needs_map else 0
+        cost = (macs(model_of(first), shape) + saliency_cost) / 1e9
+        measured = row if classified else {name: row[name] for name in ("seeds", "images")}
+        rows.append({"placement": first.name, "tokens": first.tokens, "gmacs": cost, **measured, **vote})
     if cascade is not None:
         rows.append(measure(cascade.to(state.device), batches))
     return Comparison(rows, made, classified)
 
 
 def chosen_settings(
-    source: Source, model: SpotViT, priors: Sequence[AnyPrior], asked: EvaluateOptions
+    source: Source, model: SpotViT, priors: Sequence[AnyPrior], chosen: EvaluateOptions
 ) -> list[Setting]:
     """One setting for each prior, baseline, budget and seed; by default the model's prior and budget."""
-    if asked.seeds < 1:
-        raise InputError(f"at least one seed is needed, got {asked.seeds}")
-    chosen: list[Setting] = []
-    own = () if asked.baseline or asked.placements else (model.prior,)
-    for name in (*asked.baseline, *(priors or own)):
+    if chosen.seeds < 1:
+        raise InputError(f"at least one seed is needed, got {chosen.seeds}")
+    settings: list[Setting] = []
+    if not (chosen.prior or chosen.baseline or chosen.placements):
+        priors = () if chosen.glimpses or model.fit == "full" else (model.prior,)
+    for name in (*chosen.baseline, *priors):
         dense = isinstance(name, str) and name in BASELINES and BASELINES[name].dense
-        chosen += [Setting(name, budget) for budget in ((None,) if dense else asked.tokens or (model.tokens,))]
-    stems = [path.stem for path in asked.placements]
-    names = [str(path) if stems.count(path.stem) > 1 else path.stem for path in asked.placements]
-    chosen += [Setting(Placements.load(path), name=name) for path, name in zip(asked.placements, names, strict=True)]
-    others = asked.prior or asked.baseline or asked.placements
-    if asked.glimpses or (model.fit == "full" and not others):
-        several = [Glimpsed(model, count) for count in asked.glimpses or (None,)]
-        chosen = chosen if others else []
-        chosen += [Setting(model=each, name=f"glimpses: {each.glimpses}") for each in several]
-    settings = with_models(source, chosen)
-    return [replace(each, seed=seed) for each in settings for seed in range(asked.seeds if each.random else 1)]
+        settings += [Setting(name, budget) for budget in ((None,) if dense else chosen.tokens or (model.tokens,))]
+    stems = [path.stem for path in chosen.placements]
+    names = [str(path) if stems.count(path.stem) > 1 else path.stem for path in chosen.placements]
+    settings += [Setting(Placements.load(path), name=name) for path, name in zip(chosen.placements, names, strict=True)]
+    if chosen.glimpses or not settings:
+        several = [Glimpsed(model, count) for count in chosen.glimpses or (None,)]
+        settings += [Setting(model=each, name=f"glimpses: {each.glimpses}") for each in several]
+    settings = with_models(source, settings)
+    return [replace(each, seed=seed) for each in settings for seed in range(chosen.seeds if each.random else 1)]
 
 
 def open_labelled(model: SpotViT, data: str | Path, *, need_classes: bool, **opening: Any) -> tuple[Data, bool]:
@@ -164,24 +158,9 @@ def open_labelled(model: SpotViT, data: str | Path, *, need_classes: bool, **ope
     return open_data(data, transform=model.transform(), **opening), False
 
 
-def banks_of(
-    model: SpotViT,
-    images: Data,
-    classified: bool,
-    settings: Sequence[Setting],
-    asked: EvaluateOptions,
-    maps: Maps | None,
-) -> list[Bank]:
-    """A kNN bank for each setting: one bank file for all, or one built per setting from images with the same labels."""
-    source = Path(str(asked.knn))
-    if source.suffix == ".safetensors":
-        return [Bank.load(source)] * len(settings)
-    opening: dict[str, Any] = {"split": "train", "skip": asked.opening()["skip"]}
-    if classified:
-        labelled = data_for(model, source, limit=BANK_IMAGES if difficulty_of(source) else None, **opening)
-    else:
-        labelled = open_data(source, transform=model.transform(), classes=images.classes, **opening)
-    folder = asked.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot" / "knn"
-    made_by = "" if maps is None else hash_maps(asked.saliency or "spectral")
-    loading: dict[str, Any] = {**asked.readers(), "saliency": maps, "maps": made_by}
-    return build_banks(model, labelled, settings, folder, shown=this_process().is_main_process, **loading)
+def open_bank(model: SpotViT, data: Path, classes: Sequence[str] | None, skip: bool) -> Data:
+    """The labelled images of a kNN bank, with the given classes or, by default, the model's."""
+    if classes is None:
+        limit = BANK_IMAGES if difficulty_of(data) else None
+        return data_for(model, data, split="train", limit=limit, skip=skip)
+    return open_data(data, split="train", transform=model.transform(), classes=classes, skip=skip)

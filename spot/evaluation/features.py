@@ -5,7 +5,9 @@ A feature depends only on the image, its key and the settings. The file is a pla
 
     values["features"]   float32 (M, D), the classifier's input
     values["labels"]     int64 (M,), -1 for images without a label
-    metadata             model, model_hash, tokens, prior, scale, seed
+    metadata             model, model_hash, tokens, prior, scale, seed, classes
+
+`spot evaluate --knn FILE` reads it as a bank (spot/evaluation/knn.py).
 """
 
 from pathlib import Path
@@ -45,7 +47,7 @@ def embed(
     inner, count = model.spot_vit, model.tokens if tokens is None else tokens
     chosen = resolve_prior(inner.prior if prior is None else prior).name
     about = {"model": inner.name, "model_hash": hash_model(inner), "prior": chosen, "tokens": count}
-    about = as_json({**about, "scale": inner.scale, "seed": seed})
+    about = as_json({**about, "scale": inner.scale, "seed": seed, "classes": list(data.classes)})
 
     @torch.no_grad()
     def make(images: Tensor, labels: Tensor, keys: list[str]) -> Placements:

@@ -9,8 +9,6 @@ import torch
 from PIL import Image
 
 from spot.cli import main
-from spot.evaluation.knn import Bank
-from spot.hashes import hash_model
 from spot.placement.files import Placements
 from tests.conftest import make_nano, write_noise
 
@@ -94,10 +92,13 @@ def test_salient_placements_take_maps_from_a_saliency(evaluated, named):
     assert evaluated("--prior", "salient", *named, "--tokens", "4")[0][0]["placement"] == "salient"
 
 
-def test_neighbours_vote_from_images_and_then_from_the_cache(evaluated, images, tmp_path, capsys):
-    rows, _ = evaluated("--tokens", "4", "9", "--k", "1", "--knn", images, "--cache", tmp_path / "cache")
+def test_neighbours_vote_from_images_and_from_a_file_of_features(evaluated, model, images, tmp_path, capsys):
+    rows, _ = evaluated("--tokens", "4", "9", "--k", "1", "--knn", images)
     assert [row["knn"] for row in rows] == [100.0, 100.0]  # each is its own neighbour
-    assert len(list((tmp_path / "cache" / "banks").iterdir())) == 2
+    file = str(tmp_path / "features.safetensors")
+    main(["embed", str(images), "--model", model, "--tokens", "4", "--workers", "0", "--out", file])
+    (row,), _ = evaluated("--tokens", "4", "--k", "1", "--knn", file)
+    assert row["knn"] == 100.0
     assert "kNN" in capsys.readouterr().out
 
 
@@ -106,7 +107,7 @@ def test_neighbours_vote_for_classes_the_model_does_not_have(evaluated, model, i
         shutil.rmtree(images / name)
     for name in map(str, range(4)):
         (images / name).rename(images / f"kind {name}")
-    (row,), _ = evaluated("--knn", images, "--k", "1", "--tokens", "4", "--cache", tmp_path / "cache")
+    (row,), _ = evaluated("--knn", images, "--k", "1", "--tokens", "4")
     assert row["knn"] == 100.0 and "top1" not in row
     assert "only neighbours vote" in " ".join(capsys.readouterr().out.split())
     assert "10 unnamed classes, the data 4 class folders" in refused("evaluate", model, "--data", images)
@@ -115,25 +116,17 @@ def test_neighbours_vote_for_classes_the_model_does_not_have(evaluated, model, i
 def test_a_model_without_a_classifier_has_neighbours_only(evaluated, model, images, tmp_path, refused):
     make_nano(num_classes=0).save_pretrained(model)
     assert "its features can be measured with knn=FOLDER (--knn FOLDER)" in refused("evaluate", model, "--data", images)
-    (row,), _ = evaluated("--knn", images, "--k", "1", "--cache", tmp_path / "cache")
+    (row,), _ = evaluated("--knn", images, "--k", "1")
     assert row["knn"] == 100.0 and "top1" not in row
 
 
 # Bad input -----------------------------------------------------------------------------------------
 
 
-def test_a_bank_with_other_features_is_refused(evaluated, nano, model, images, tmp_path, refused):
-    path = tmp_path / "bank.safetensors"
-    wanted = ["--knn", path, "--tokens", 4, "--k"]
-    command = ["evaluate", model, "--data", images, "--workers", 0, *wanted]
-    assert "bank.safetensors is missing" in refused(*command, 1)
-    Bank(torch.eye(7), torch.arange(7)).save(path)
-    assert "has features of width 7, the model of width 32" in refused(*command, 1)
-    Bank(torch.eye(32), torch.arange(32) % 10, {"weights": "0" * 16}).save(path)
-    assert "was made with weights=" in refused(*command, 1)
-    Bank(torch.eye(32), torch.arange(32) % 10, {"weights": hash_model(nano)}).save(path)
-    assert "holds 32 images, so k is from 1 to 32" in refused(*command, 33)
-    evaluated(*wanted, 1)
+def test_neighbours_that_do_not_exist_are_refused(evaluated, model, images, tmp_path, refused):
+    command = ["evaluate", model, "--data", images, "--workers", 0, "--tokens", 4, "--knn"]
+    assert "bank.safetensors is missing" in refused(*command, tmp_path / "bank.safetensors")
+    assert "holds 20 images, so k is from 1 to 20" in refused(*command, images, "--k", 21)
 
 
 def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_windows(evaluated, model, images, refused):

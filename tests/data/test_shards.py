@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
+from paper.sources import hash_images
 from spot.cli import main
 from spot.data.images import Images, open_data
 from spot.data.loader import loader as batches_of
 from spot.data.scenes import draw_scenes
 from spot.errors import InputError
-from spot.evaluation.cache import hash_images
 
 
 def plain(image):

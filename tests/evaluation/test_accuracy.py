@@ -13,7 +13,7 @@ from spot.data.loader import Batch, loader
 from spot.data.picture import evaluation_transform
 from spot.draws import generator_for
 from spot.errors import InputError
-from spot.evaluation.accuracy import Setting, evaluate, judge, wilson
+from spot.evaluation.accuracy import Setting, evaluate, judge, wilson, with_models
 from spot.evaluation.cost import macs
 from spot.models.baselines import BASELINES
 from spot.models.elastic import ElasticViT
@@ -105,7 +105,7 @@ def test_predictions_are_those_of_one_image_at_a_time(nano, data, batch_size):
     cases = [("isotropic", 4, 0), ("uniform", 4, 0), ("uniform", 4, 1), ("sobol", 9, 7)]
     found = evaluate(nano, loader(data, batch_size), [Setting(*case) for case in cases])
     assert found.keys == sorted(data.keys)
-    assert [candidate.budget for candidate in found.settings] == [4, 4, 4, 9]
+    assert [setting.tokens for setting in found.settings] == [4, 4, 4, 9]
     for predictions, case in zip(found.predictions, cases, strict=True):
         assert predictions.tolist() == one_by_one(nano, data, *case)
     assert found.predictions[1].tolist() != found.predictions[2].tolist()  # the seed does something
@@ -152,7 +152,7 @@ def test_every_image_is_decoded_once_for_all_settings(nano, folder):
 def test_without_a_setting_of_its_own_the_models_budget_counts(nano, data):
     nano.tokens = 7
     found = evaluate(nano, loader(data, 8), [Setting("center")])
-    assert found.settings[0].budget == 7
+    assert found.settings[0].tokens == 7
     assert (nano.tokens, nano.prior) == (7, "isotropic")  # left as it was
 
 
@@ -164,7 +164,7 @@ def test_placements_are_found_by_key_and_not_by_order(nano, data):
     with torch.no_grad():
         expected = {key: int(nano(image[None], by_key[key][None]).argmax()) for image, _, key in data}
     assert found.predictions[0].tolist() == [expected[key] for key in found.keys]
-    assert found.settings[0].budget == 5
+    assert found.settings[0].tokens == 5
 
 
 def test_an_image_without_a_placement_is_named(nano, data):
@@ -233,10 +233,10 @@ def test_baselines_go_by_their_names(nano, data):
     expected = evaluate(nano, loader(data, 8), [Setting(model=model) for model in by_hand])
     assert torch.equal(found.losses, expected.losses)
     assert [row["placement"] for row in found.rows()] == list(names)
-    assert [candidate.random for candidate in found.settings] == [BASELINES[name].random for name in names]
-    assert [candidate.model.random for candidate in found.settings] == [BASELINES[name].random for name in names]
+    assert [setting.random for setting in found.settings] == [BASELINES[name].random for name in names]
+    assert [setting.model.random for setting in found.settings] == [BASELINES[name].random for name in names]
     with pytest.raises(InputError, match="plain ViT has all 16 tokens of its grid, not 5"):
-        Setting("plain", 5).of(nano)
+        with_models(nano, [Setting("plain", 5)])
 
 
 def test_a_budget_that_contradicts_the_placements_is_refused(nano, data):
@@ -290,7 +290,8 @@ def test_a_real_model_is_right_where_timm_is_right(name, shared_data, request):
 def test_a_setting_s_scale_is_in_what_is_timed_and_counted(nano):
     nano.scale = "auto"
     images = torch.zeros(1, 3, 32, 32)
-    own, fixed = (Setting("isotropic", 4, scale=scale).of(nano).module for scale in (None, 1))
+    settings = with_models(nano, [Setting("isotropic", 4, scale=scale) for scale in (None, 1)])
+    own, fixed = (setting.model for setting in settings)
     assert own.place(images).shape[-1] == 3  # with sizes
     assert fixed.place(images).shape[-1] == 2
     assert macs(fixed) < macs(own)  # which need the image's pyramid

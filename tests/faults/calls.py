@@ -159,7 +159,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # a call that is right and quick; PICTURE
 }
 OPTIONS = (
     *("--model", "--weights", "--tokens", "--prior", "--scale", "--saliency", "--seed", "--limit", "--split", "--fit"),
-    *("--batch-size", "--json", "--plot", "--predictions", "--knn", "--k", "--temperature", "--cache", "--placements"),
+    *("--batch-size", "--json", "--plot", "--predictions", "--knn", "--k", "--placements"),
     *("--baseline", "--label", "--objective", "--lr", "--optimizer", "--preset", "--keep", "--grid", "--top", "--data"),
     *("--out", "--set", "--fresh", "--teacher", "--val", "--leave-out", "--prompt", "--method", "--base", "--classes"),
     *("--skip-unreadable", "--seeds", "--workers", "--accumulate", "--help", "--what", "--snap"),

@@ -7,7 +7,7 @@ import torch
 
 from spot.data.images import open_data
 from spot.data.picture import evaluation_transform
-from spot.evaluation.knn import build_banks
+from spot.evaluation.features import embed
 from spot.models.checkpoints import save_folder
 from spot.placement.dataset_search import search_dataset
 from spot.placement.saliency import write_maps
@@ -36,9 +36,9 @@ def jobs(pictures: Path) -> dict[str, Job]:
         )
         return digest(folder / "p.safetensors")
 
-    def banks(folder: Path) -> str:
-        build_banks(model, data, ["isotropic", "uniform"], folder / "banks", shown=False)  # type: ignore[list-item]
-        return digest(*sorted((folder / "banks").rglob("*.safetensors")))
+    def features(folder: Path) -> str:
+        embed(model, data, folder / "f.safetensors", tokens=4, batch_size=2, shown=False)
+        return digest(folder / "f.safetensors")
 
     def maps(folder: Path) -> str:
         write_maps(raw, folder / "maps", "spectral")
@@ -59,7 +59,7 @@ def jobs(pictures: Path) -> dict[str, Job]:
         small_run("cls-in1k", pictures, folder / "run", batch_size=2, epochs=1.0, randaug=None, mix_share=0.0)
         return digest(folder / "run" / "model" / "model.safetensors")
 
-    return {"search": search, "banks": banks, "maps": maps, "model": model_folder, "files": files, "train": train}
+    return {"search": search, "features": features, "maps": maps, "model": model_folder, "files": files, "train": train}
 
 
 def to_tensor(picture) -> torch.Tensor:

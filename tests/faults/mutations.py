@@ -14,7 +14,6 @@ from PIL import Image
 
 from paper.cache import Cache
 from spot.data.picture import open_image
-from spot.evaluation.knn import Bank, classify
 from spot.hashes import hash_tensors
 from spot.models.checkpoints import load_file, read_state
 from spot.models.deltas import apply_delta, save_delta
@@ -47,9 +46,6 @@ def formats(folder: Path) -> dict[str, Format]:
     def model_read(path: Path) -> Any:
         with torch.no_grad():
             return finite(load_file(path)(image, tokens=4)).tolist()
-
-    def bank_read(path: Path) -> Any:
-        return classify(torch.ones(2, 8), Bank.load(path), k=2).tolist()
 
     def placements_read(path: Path) -> Any:
         made = Placements.load(path)
@@ -91,11 +87,9 @@ def formats(folder: Path) -> dict[str, Format]:
 
     from spot.models.checkpoints import save_file_whole
 
-    features = torch.nn.functional.normalize(torch.rand(6, 8), dim=1)
     places = Placements(["a", "b"], torch.rand(2, 4, 2), {"m": 1}, {"losses": torch.rand(2)})
     add("model", ".safetensors", lambda p: save_file_whole(model, p), model_read, checked=True, header="spot_vit")
     add("placements", ".safetensors", places.save, placements_read, checked=True, header="spot-placements")
-    add("bank", ".safetensors", Bank(features, torch.arange(6)).save, bank_read, checked=True, header="spot-knn-bank")
     add("delta", ".safetensors", lambda p: save_delta(make_nano(1), base, p, base="vit_tiny_patch16_224"), delta_read,
         checked=True, header="spot_delta")  # fmt: skip
     Cache(folder / "c").put(ABOUT, {"ranks": torch.arange(5)})

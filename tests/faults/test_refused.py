@@ -12,8 +12,6 @@ import spot
 from spot.data.images import Images
 from spot.data.loader import Loader, loader
 from spot.errors import InputError
-from spot.evaluation.compare import compare
-from spot.evaluation.knn import Bank
 from spot.models.checkpoints import model_config
 from spot.models.deltas import save_delta
 from spot.placement.oracle import frozen
@@ -121,16 +119,6 @@ def test_a_pickle_of_weights_that_makes_no_sense_is_one_sentence(tmp_path, more)
     torch.save({**AUTHORS, **more}, tmp_path / "a.pth")
     with pytest.raises(InputError, match=r"a\.pth"):
         spot.load(tmp_path / "a.pth")
-
-
-@pytest.mark.parametrize(
-    "labels", [torch.arange(3), torch.zeros(4), torch.tensor([0, 1, 2, 10**15]), torch.tensor([0, -1, 2, 3])], ids=str
-)
-def test_a_bank_whose_labels_make_no_sense_is_refused(tmp_path, labels):
-    about = {"version": 2, "about": {}}
-    write_tensors(tmp_path / "b.safetensors", {"features": torch.rand(4, 8), "labels": labels}, "spot-knn-bank", about)
-    with pytest.raises(InputError, match="damaged kNN bank"):
-        Bank.load(tmp_path / "b.safetensors")
 
 
 def test_a_map_of_a_damaged_image_is_one_sentence(tmp_path):
@@ -287,27 +275,6 @@ def test_features_are_the_same_from_several_threads(placement):
     logits = expected.features[0] @ model.vit.head.weight.T + model.vit.head.bias
     assert torch.equal(logits.argmax(1), expected.predictions[0])
     assert model.training
-
-
-def test_a_bank_of_other_maps_is_another_bank(tmp_path):
-    """Both were found under one name, so the second evaluation voted with features of the first one's places."""
-    for label, colour in enumerate(("red", "blue")):
-        for index in range(2):
-            path = tmp_path / "data" / str(label) / f"{index}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (32, 32), colour).save(path)
-            for maps, side in (("left", 0), ("right", 16)):
-                picture = Image.new("L", (32, 32))
-                picture.paste(255, (side, 0, side + 16, 32))
-                (tmp_path / maps / str(label)).mkdir(parents=True, exist_ok=True)
-                picture.save(tmp_path / maps / str(label) / path.name)
-    cache = tmp_path / "cache"
-    for maps in ("left", "right"):
-        compare(
-            make_nano(), tmp_path / "data", prior=("salient",), saliency=str(tmp_path / maps), tokens=(4,),
-            knn=tmp_path / "data", cache=cache, k=1, workers=0,
-        )  # fmt: skip
-    assert len(list(cache.rglob("*.safetensors"))) == 2
 
 
 def test_a_full_disk_as_torch_says_it_is_one_sentence():

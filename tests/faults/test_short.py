@@ -48,7 +48,9 @@ def filled(folder):
     return tally
 
 
-@pytest.mark.parametrize(("name", "every"), [("files", 7), ("search", 11), ("maps", 23), ("banks", 9), ("train", 31)])
+@pytest.mark.parametrize(
+    ("name", "every"), [("files", 7), ("search", 11), ("maps", 23), ("features", 9), ("train", 31)]
+)
 def test_work_that_was_killed_goes_on_to_the_same_result(name, every, elsewhere, tmp_path):
     """The long form kills before every operation."""
     tally, operations = elsewhere(killed, name, every, tmp_path)

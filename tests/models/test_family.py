@@ -116,12 +116,12 @@ def test_larger_images_count_their_own_cells(family):
 
 def test_settings_of_one_budget_share_a_model_and_baselines_have_the_weights_of_theirs(family, files):
     one, two, other = with_models(family, [Setting("isotropic", 49), Setting("center", 49), Setting("center", 25)])
-    assert one.model is two.model is not other.model
+    assert one.model.vit is two.model.vit is not other.model.vit
     images = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
-        torch.testing.assert_close(Setting("plain").of(family).model(images), files[2].vit(images))
-        dropped = Setting("patch-dropout", 70).of(family).model
-    torch.testing.assert_close(dropped.spot_vit.vit.head.weight, family.model(tokens=70).vit.head.weight)
+        plain, dropped = with_models(family, ["plain", Setting("patch-dropout", 70)])
+        torch.testing.assert_close(plain.model(images), files[2].vit(images))
+    torch.testing.assert_close(dropped.model.spot_vit.vit.head.weight, family.model(tokens=70).vit.head.weight)
 
 
 def test_a_family_and_a_model_are_asked_alike(family):

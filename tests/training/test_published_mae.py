@@ -58,7 +58,7 @@ def test_retrofitting_goes_on_with_the_decoder_of_the_file(tmp_path, data, pretr
     options = TrainOptions(data=str(data), out=tmp_path / "tuned")
     tuned = run(labelled, small_recipe("mae-finetune", epochs=1.0), options)
     assert tuned.vit.global_pool == "avg"
-    bank = ("--knn", str(data), "--k", "1", "--cache", str(tmp_path / "cache"))
+    bank = ("--knn", str(data), "--k", "1")
     for model in ("run", "tuned"):  # before it has a classifier too
         table = tmp_path / f"{model}.json"
         given = ("--data", str(data), "--prior", "isotropic", "--tokens", "4", *bank, "--json", str(table))
