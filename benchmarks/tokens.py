@@ -58,12 +58,12 @@ def against_grid_sample(images: Tensor, tokens: int, rounds: int) -> list[dict]:
 
 @torch.no_grad()
 def against_scale_1(images: Tensor, tokens: int, rounds: int) -> list[dict]:
-    """Windows of scale 2 from a pyramid, and building its two levels, against windows of scale 1."""
-    positions, levels = torch.rand(BATCH, tokens, 2), pyramid(images, SIZE, 2.0)
+    """Windows of scale 2, and building the two levels of their pyramid, against windows of scale 1."""
+    positions = torch.rand(BATCH, tokens, 2)
     large = sized(positions, 2.0)
     small = {"windows of scale 1": lambda images: spot.windows(images, positions, SIZE)}
     calls = {
-        "windows of scale 2": lambda images: spot.windows(levels, large, SIZE),
+        "windows of scale 2": lambda images: spot.windows(images, large, SIZE),
         "building two levels": lambda images: pyramid(images, SIZE, 2.0),
     }
     return [compared({"spot": call, **small}, images, rounds, name, tokens) for name, call in calls.items()]

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spot.models.wrappers import TokenModel
 from spot.placement.priors import uniform
-from spot.tokens.pyramid import top_level
+from spot.tokens.pyramid import coarsest_level
 
 
 def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int | None = None) -> int:
@@ -55,7 +55,7 @@ def macs(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int | 
 def pyramid_flops(shape: Sequence[int], scale: float) -> int:
     """FLOPs to downsample an image (C, H, W) to the pyramid levels for this scale: one per downsampled pixel."""
     channels, height, width = shape
-    return sum(channels * (height // 2**level) * (width // 2**level) for level in range(top_level(scale)))
+    return sum(channels * (height // 2**level) * (width // 2**level) for level in range(coarsest_level(scale)))
 
 
 def image_shape(model: TokenModel) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from spot.placement.priors import PRIORS, AnyPrior, Prior, check_tokens, resolve_prior
 from spot.placement.sizes import Scale, check_size, resolve_scale, sized
 from spot.tokens.position_embedding import GaussianKernels
-from spot.tokens.pyramid import traced
+from spot.tokens.pyramid import is_traced
 from spot.tokens.tokenizer import Fixed, Tokenizer
 from spot.tokens.windows import fixed_windows
 
@@ -50,7 +50,7 @@ def fixed_placement(
         or images.device.type != "cpu"
         or images.dtype == torch.float64
         or images.requires_grad
-        or traced()
+        or is_traced()
         or is_in_torch_dispatch_mode()
     ):
         return None

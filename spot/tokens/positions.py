@@ -15,7 +15,7 @@ from functools import cache
 from torch import Tensor
 
 from spot.errors import InputError, check_kind
-from spot.tokens.pyramid import readable
+from spot.tokens.pyramid import can_read
 
 COLUMNS = (2, 3, 7)
 
@@ -37,7 +37,7 @@ def check_positions(positions: Tensor) -> None:
         raise InputError(f"positions must be fractions, in float32, got {positions.dtype}")
     if positions.ndim == 3 and positions.shape[1] == 0:
         raise InputError("positions must have at least one token, got (B, 0, 2)")
-    if positions.ndim != 3 or not readable(positions):
+    if positions.ndim != 3 or not can_read(positions):
         return
     if not bool(positions.isfinite().all()):
         raise InputError("positions must be finite, got NaN or infinity; fractions of height and width are needed")

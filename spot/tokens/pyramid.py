@@ -13,7 +13,6 @@ error against an antialiased bicubic resize of photographs from 224 to 144 pixel
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,24 +21,18 @@ from torch import Tensor
 from spot.errors import InputError
 
 
-class Pyramid(NamedTuple):
-    """An image batch and its shrunk copies. Build it once to read the same images many times."""
+def pyramid(images: Tensor, size: int, scale: float | None = None) -> list[Tensor]:
+    """Images (B, C, H, W) and the smaller levels that windows of K = size samples may need.
 
-    levels: tuple[Tensor, ...]  # (B, C, H, W), then about half the height and width of the level before
-
-
-def pyramid(images: Tensor, size: int, scale: float | None = None) -> Pyramid:
-    """The levels that windows of K = size samples may need, up to the scale at which one covers the image.
-
-    scale: the largest scale that will be used, if known; fewer levels are then built.
+    scale: the largest scale that will be used, if known. Default: the scale at which a window covers the image.
     """
     levels = [images]
-    for _ in range(top_level(largest_scale(images.shape[-2:], size) if scale is None else scale)):
+    for _ in range(coarsest_level(largest_scale(images.shape[-2:], size) if scale is None else scale)):
         levels.append(halve(levels[-1]))
-    return Pyramid(tuple(levels))
+    return levels
 
 
-def top_level(scale: float) -> int:
+def coarsest_level(scale: float) -> int:
     """The coarsest level that windows of this scale are read from."""
     return math.ceil(math.log2(max(scale, 1)) - 1e-6)
 
@@ -73,21 +66,21 @@ def scale_range(scale: Tensor, shape: Sequence[int], size: int) -> tuple[float, 
     return low, high
 
 
-def scaled_windows(source: Pyramid, positions: Tensor, scale: Tensor, size: int) -> Tensor:
+def scaled_windows(levels: Sequence[Tensor], positions: Tensor, scale: Tensor, size: int) -> Tensor:
     """Windows at positions (B, N, 2) and scales (B, N): (B, N, C, K, K), in the positions' dtype."""
-    shape, top = source.levels[0].shape[-2:], len(source.levels) - 1
-    if readable(scale):
-        return scaled_reader(positions, scale, shape, size, top)(source)
+    shape, top = levels[0].shape[-2:], len(levels) - 1
+    if can_read(scale):
+        return scaled_reader(positions, scale, shape, size, top)(levels)
     below, share = _detail(scale, top)
     points = _points(positions, scale, shape, size)
-    lower = _gathered(source, points, below)
-    return torch.lerp(lower, _gathered(source, points, below + 1), share[..., None, None, None]) if top else lower
+    lower = _gathered(levels, points, below)
+    return torch.lerp(lower, _gathered(levels, points, below + 1), share[..., None, None, None]) if top else lower
 
 
 def scaled_reader(
     positions: Tensor, scale: Tensor, shape: Sequence[int], size: int, top: int
-) -> Callable[[Pyramid], Tensor]:
-    """A function that returns scaled_windows of pyramids with levels 0 to `top`, of images of this shape.
+) -> Callable[[Sequence[Tensor]], Tensor]:
+    """A function that returns scaled_windows of levels 0 to `top`, for images of this shape.
 
     All images share the positions (1, N, 2). Values that depend only on positions are computed here, once.
     """
@@ -101,23 +94,19 @@ def scaled_reader(
         y, x = (points[:, :, axis] * (2 / length) - 1 for axis, length in enumerate((height, width)))
         return torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
 
-    where = {}
+    grids, weights = {}, {}
     for number in numbers:
         lengths = [-(-length // 2**number) * 2**number for length in shape]  # differ by level only for odd sides
-        where[number] = places(*lengths)
+        grids[number] = places(*lengths)
+        weight = torch.where(below == number, 1 - share, torch.where(below + 1 == number, share, 0))
+        weights[number] = weight[..., None, None, None]
 
-    def weight(number: int) -> Tensor:
-        each = torch.where(below == number, 1 - share, torch.where(below + 1 == number, share, 0))
-        return each[..., None, None, None]
-
-    weights = {number: weight(number) for number in numbers}
-
-    def read(source: Pyramid) -> Tensor:
+    def read(levels: Sequence[Tensor]) -> Tensor:
         sampled = {}
         for number in numbers:
-            level = source.levels[number].to(points.dtype)  # bfloat16 images are interpolated in float32
-            own = where[number].expand(level.shape[0], -1, -1, -1)
-            pixels = F.grid_sample(level, own, padding_mode="border", align_corners=False)
+            level = levels[number].to(points.dtype)  # bfloat16 images are interpolated in float32
+            grid = grids[number].expand(level.shape[0], -1, -1, -1)
+            pixels = F.grid_sample(level, grid, padding_mode="border", align_corners=False)
             sampled[number] = pixels.unflatten(2, (-1, size)).transpose(1, 2)
         if first == last and len(numbers) == 2:
             return torch.lerp(sampled[first], sampled[first + 1], share[..., None, None, None])
@@ -142,9 +131,9 @@ def _points(positions: Tensor, scale: Tensor, shape: Sequence[int], size: int) -
     return (positions * positions.new_tensor(shape))[..., None] + (offsets * scale[..., None])[:, :, None]
 
 
-def _gathered(source: Pyramid, points: Tensor, level: Tensor) -> Tensor:
+def _gathered(levels: Sequence[Tensor], points: Tensor, level: Tensor) -> Tensor:
     """Windows with a separate level for each token (B, N). Reads no values, so it can be traced and suits a GPU."""
-    sizes = [level.shape[-2:] for level in source.levels]
+    sizes = [level.shape[-2:] for level in levels]
     heights, widths = (torch.tensor(each, device=level.device)[level] for each in zip(*sizes, strict=True))
     starts = [sum(height * width for height, width in sizes[:number]) for number in range(len(sizes))]
     begin = torch.tensor(starts, device=level.device)[level]
@@ -157,7 +146,7 @@ def _gathered(source: Pyramid, points: Tensor, level: Tensor) -> Tensor:
         both = torch.cat([whole, whole + 1], -1).long()
         pixels.append(both.clamp(min=0).minimum((length - 1)[..., None]))
     index = begin[..., None, None] + pixels[0][..., :, None] * widths[..., None, None] + pixels[1][..., None, :]
-    planes = torch.cat([each.flatten(2) for each in source.levels], 2)
+    planes = torch.cat([each.flatten(2) for each in levels], 2)
     index = index.flatten(2)[:, :, None].expand(-1, -1, planes.shape[1], -1)
     corners = planes[:, None].expand(-1, index.shape[1], -1, -1).gather(3, index)
     size = points.shape[-1]
@@ -166,12 +155,12 @@ def _gathered(source: Pyramid, points: Tensor, level: Tensor) -> Tensor:
     return torch.lerp(left[..., :size, :], left[..., size:, :], fractions[0][..., None, :, None])
 
 
-def readable(values: Tensor) -> bool:
+def can_read(values: Tensor) -> bool:
     """Whether there are values, and reading them neither breaks a trace nor waits for a device."""
-    return values.device.type == "cpu" and values.numel() > 0 and not traced()
+    return values.device.type == "cpu" and values.numel() > 0 and not is_traced()
 
 
-def traced() -> bool:
+def is_traced() -> bool:
     """Whether operators are being traced or transformed, so that control flow must not depend on values."""
     compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()  # is_tracing covers torch.onnx's old exporter
     return compiling or torch._C._are_functorch_transforms_active()

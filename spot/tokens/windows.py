@@ -10,42 +10,39 @@ grid sampler, and exact if the offset is zero: on the ViT's own grid the windows
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from spot.errors import InputError, check_kind
 from spot.tokens.positions import COLUMNS
-from spot.tokens.pyramid import Pyramid, pyramid, readable, scale_range, scaled_reader, scaled_windows, top_level
+from spot.tokens.pyramid import can_read, coarsest_level, pyramid, scale_range, scaled_reader, scaled_windows
 
 
-def windows(images: Tensor | Pyramid, positions: Tensor, size: int) -> Tensor:
+def windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
     """Read a K × K window of every image (B, C, H, W) at every position → (B, N, C, K, K).
 
     Differentiable in images, positions and scale. The result has the images' dtype.
 
     Args:
-        images: floating point (B, C, H, W), or their Pyramid, which can be built once for many calls.
+        images: floating point (B, C, H, W).
         positions: float32 (or float64) (B, N, 2), (y, x) as a fraction of height and width; or (B, N, 3) with each
             window's scale, the distance between its samples in pixels, so that it spans `scale * size` pixels. Above 1
             samples come from the image's pyramid, without aliasing (spot/tokens/pyramid.py). The region in positions
             (B, N, 7) has no effect here.
         size: K, the number of samples along each side.
     """
-    levels = images if isinstance(images, Pyramid) else Pyramid((images,))
-    pixels = levels.levels[0]
-    check(pixels, positions, size)
-    positions, scales = positions[..., :2], positions[..., 2] if positions.shape[-1] > 2 else None
-    if scales is None:
-        return _at_level(levels, 0, positions, size)
-    known = scale_range(scales, pixels.shape[-2:], size) if readable(scales) else None
-    level = None if known is None or scales.requires_grad else _one_level(*known)
-    if not isinstance(images, Pyramid) and level != 0:
-        levels = pyramid(pixels, size, None if known is None else known[1])
+    check(images, positions, size)
+    if positions.shape[-1] == 2:
+        return _at_level([images], 0, positions, size)
+    positions, scales = positions[..., :2], positions[..., 2]
+    low, high = scale_range(scales, images.shape[-2:], size) if can_read(scales) else (None, None)
+    levels = pyramid(images, size, high)
+    level = None if low is None or high is None or scales.requires_grad else _one_level(low, high)
     if level is not None:
         return _at_level(levels, level, positions, size)
-    return scaled_windows(levels, positions, scales, size).to(pixels.dtype)
+    return scaled_windows(levels, positions, scales, size).to(images.dtype)
 
 
 def fixed_windows(positions: Tensor, shape: tuple[int, int], size: int) -> Callable[[Tensor], Tensor]:
@@ -57,22 +54,21 @@ def fixed_windows(positions: Tensor, shape: tuple[int, int], size: int) -> Calla
     low, high = scale_range(scales, shape, size)
     level, places = _one_level(low, high), positions[None, :, :2]
     if level is None:
-        read = scaled_reader(places, scales[None], shape, size, top_level(high))
+        read = scaled_reader(places, scales[None], shape, size, coarsest_level(high))
         return lambda images: read(pyramid(images, size, high)).to(images.dtype)
     lengths = tuple(-(-length // 2**level) for length in shape)
     starts = _starts(places, shape, lengths, level, size)
 
     def read_level(images: Tensor) -> Tensor:
-        levels = pyramid(images, size, high) if level else Pyramid((images,))
-        top, left, y, x = (each.expand(images.shape[0], -1) for each in starts)
-        return _from_starts(levels.levels[level], (top, left, y, x), size)
+        top, left, y, x = (start.expand(images.shape[0], -1) for start in starts)
+        return _from_starts(pyramid(images, size, high)[level], (top, left, y, x), size)
 
     return read_level
 
 
-def _at_level(levels: Pyramid, level: int, positions: Tensor, size: int) -> Tensor:
+def _at_level(levels: Sequence[Tensor], level: int, positions: Tensor, size: int) -> Tensor:
     """Windows whose samples are one pixel of a level apart: integer crops and two interpolations."""
-    images, (height, width) = levels.levels[level], levels.levels[0].shape[-2:]
+    images, (height, width) = levels[level], levels[0].shape[-2:]
     return _from_starts(images, _starts(positions, (height, width), tuple(images.shape[-2:]), level, size), size)
 
 
@@ -91,7 +87,7 @@ def _starts(positions: Tensor, shape: tuple[int, int], lengths: tuple[int, ...],
 def _from_starts(images: Tensor, starts: Starts, size: int) -> Tensor:
     """The windows (B, N, C, K, K) that begin there."""
     top, left, fraction_y, fraction_x = starts
-    if readable(images) and not images.requires_grad and images.shape[-1] > size:
+    if can_read(images) and not images.requires_grad and images.shape[-1] > size:
         if not (torch.is_grad_enabled() and fraction_y.requires_grad):
             return _in_chunks(images, starts, size)
         crops = _crop_runs(images, top, left, size + 1)
