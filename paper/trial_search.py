@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from spot.errors import InputError
 from spot.placement.oracle import Model, SearchResult, descent, frozen, snapped
-from spot.placement.priors import drawn
+from spot.placement.priors import draw_rows
 
 REACH = 1.5  # cells: on the grid a token stays or moves to one of its eight neighbours, all equally likely
 SHARE = 0.5  # of the tokens that move in a pass
@@ -51,7 +51,7 @@ def trial_search(
         count = len(positions[rows])
         return torch.rand(count, passes - 1, positions.shape[1], 3, generator=generator)
 
-    numbers = drawn(draw, len(images), None, keys, 0).to(positions.device)
+    numbers = draw_rows(draw, len(images), None, keys, 0).to(positions.device)
     moves = (2 * numbers[..., :2] - 1) * reach * (numbers[..., 2:] < SHARE)
     here = snapped(positions, grid) if on_grid else moved(positions, 0, size)
     with frozen(model):

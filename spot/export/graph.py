@@ -70,13 +70,13 @@ class Graph(nn.Module):
         policy, positions, largest = None, None, max(model.img_size) / model.patch_size
         if built_in:
             prior = model.resolved_prior()
-            if prior.random or (prior.looks and type(prior.draw) is not Policy):
+            if prior.random or (prior.uses_image and type(prior.draw) is not Policy):
                 why = "draws at random" if prior.random else "looks at the image"
                 raise InputError(
                     f"the prior {prior.name} {why} and cannot be built in; export with positions as an input"
                 )
             placed = model.place(blank(model))
-            policy, positions = (model.policy, None) if prior.looks else (None, placed)
+            policy, positions = (model.policy, None) if prior.uses_image else (None, placed)
             columns = placed.shape[-1]
             largest = float(placed[..., 2].max()) if columns > 2 else 1.0
         self.built_in, self.columns = built_in, columns
@@ -218,7 +218,7 @@ def blank(model: SpotViT) -> Tensor:
 def fixed_positions(model: SpotViT) -> list[list[float]] | None:
     """The model's own positions (N, 2 or 3) if they are the same for every image, else None."""
     prior = resolve_prior(model.prior)
-    return None if prior.random or prior.looks else model.place(blank(model))[0].tolist()
+    return None if prior.random or prior.uses_image else model.place(blank(model))[0].tolist()
 
 
 def is_standard(block: nn.Module) -> bool:

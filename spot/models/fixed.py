@@ -43,7 +43,7 @@ def fixed_placement(
         drawing
         or PRIORS.get(chosen.name) is not chosen
         or chosen.random
-        or chosen.looks
+        or chosen.uses_image
         or count > MOST_FIXED
         or type(model.tokenizer) is not Tokenizer
         or type(images) is not Tensor

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
-from spot.placement.priors import AnyPrior, check_tokens, drawn
+from spot.placement.priors import AnyPrior, check_tokens, draw_rows
 from spot.tokens.tokenizer import Tokenizer
 
 
@@ -70,7 +70,7 @@ class Wrapper(nn.Module):
         def draw(rows: slice, generator: Generator | None) -> Tensor:
             return self.draw(images[rows], count, generator)
 
-        return drawn(draw, len(images), generator, keys if self.random else None, seed)
+        return draw_rows(draw, len(images), generator, keys if self.random else None, seed)
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
         """Features (B, P + N, D) at the given positions, by default those of `place`."""

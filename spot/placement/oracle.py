@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from spot.errors import InputError, check_kind, unknown
-from spot.placement.priors import check_images, drawn, omega
+from spot.placement.priors import check_images, draw_rows, omega
 from spot.placement.sizes import from_steps, step_limits, to_steps
 from spot.tokens.positions import COLUMNS, check_positions
 
@@ -310,7 +310,7 @@ def wrong_labels(
         return (torch.rand(len(labels[rows]), generator=generator, dtype=torch.float64) * (classes - 1)).long()
 
     names = None if keys is None else [f"label of {key}" for key in keys]
-    wrong = drawn(draw, len(labels), generator, names, seed).to(labels.device)
+    wrong = draw_rows(draw, len(labels), generator, names, seed).to(labels.device)
     return wrong + (wrong >= labels)
 
 

@@ -76,7 +76,7 @@ class Policy(nn.Module):
     """A learned prior: images → importance map → positions, for any budget of at least `min_tokens`."""
 
     random = False  # attributes that spot.placement.priors reads from any prior
-    looks = True
+    uses_image = True
     fit = "crop"  # how a photograph becomes its input; see spot.data.picture.photo_transform
     __name__ = "learned"
     kind: Mapping[str, Any] = {"look": "thumbnail", "sizes": 0.0}  # in files; version 0.2 reads both

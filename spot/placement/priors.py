@@ -189,9 +189,9 @@ class Prior:
     learned: bool = False  # a placeholder for a model's policy; see SpotViT.resolved_prior
 
     @property
-    def looks(self) -> bool:
+    def uses_image(self) -> bool:
         """Whether positions depend on the content of the image."""
-        return self.needs_map or self.learned or getattr(self.draw, "looks", False)
+        return self.needs_map or self.learned or getattr(self.draw, "uses_image", False)
 
     def __call__(
         self,
@@ -228,7 +228,7 @@ class Prior:
             return self.draw(images[rows], tokens, generator, **extra)
 
         count = images.shape[0]  # not len(): it would fix the batch when traced
-        positions = drawn(place, count, generator, keys if self.random else None, seed)
+        positions = draw_rows(place, count, generator, keys if self.random else None, seed)
         if not isinstance(positions, Tensor) or positions.ndim != 3 or positions.shape[1] != tokens:
             got = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
             raise InputError(f"the prior {self.name} must give positions ({len(images)}, {tokens}, 2), got {got}")
@@ -286,7 +286,7 @@ def _without_model(images: Tensor, tokens: int, generator: Generator | None = No
     raise InputError("a learned prior places tokens for its model; use model.place, or model.policy itself")
 
 
-def drawn(
+def draw_rows(
     draw: Callable[[slice, Generator | None], Tensor],
     count: int,
     generator: Generator | None,
