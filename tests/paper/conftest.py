@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paper import timing
 from paper.backbone import backbones
 from paper.lab import Lab
 from paper.settings import StudySettings
@@ -39,3 +40,16 @@ def make_lab(small, tmp_path):
         return Lab(backbones([str(small / name) for name in models]), StudySettings(**given), cache=cache)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def lab(make_lab, shared_cache, monkeypatch):
+    """Both models, with few rounds of timing, and one cache for all tests of a file."""
+    monkeypatch.setattr(timing, "ROUNDS", 3)
+    monkeypatch.setitem(timing.BATCH, "cpu", 2)
+    return make_lab(cache=shared_cache)

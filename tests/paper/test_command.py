@@ -8,19 +8,14 @@ import pytest
 from paper import cache
 from paper.__main__ import main
 from spot import store
-from spot.models.checkpoints import save_folder
-from tests.conftest import make_nano, write_noise
 
 
 @pytest.fixture
-def given(tmp_path):
-    """The options that name two small models and forty images."""
-    write_noise(tmp_path / "images", 40, (32, 32))
-    for seed, name in enumerate(("one", "two")):
-        save_folder(make_nano(seed), tmp_path / name)
+def given(small, tmp_path):
+    """The options that name two small models and sixty images."""
     return [
-        *("--model", str(tmp_path / "one"), str(tmp_path / "two")),
-        *("--data", str(tmp_path / "images"), "--tokens", "4", "9", "--seeds", "2", "--workers", "0"),
+        *("--model", str(small / "one"), str(small / "two")),
+        *("--data", str(small / "images"), "--tokens", "4", "9", "--seeds", "2", "--workers", "0"),
         *("--out", str(tmp_path / "out")),
     ]
 
@@ -39,7 +34,7 @@ def test_a_study_writes_its_table_figure_and_everything_as_json_and_redraws_with
     assert {path.name for path in out.glob("transfer.*")} == {f"transfer.{end}" for end in ("json", "md", "png", "pdf")}
     assert (out / "transfer.png").read_bytes()[:4] == b"\x89PNG" and (out / "transfer.pdf").read_bytes()[:4] == b"%PDF"
     content = json.loads((out / "transfer.json").read_text())
-    assert content["settings"]["images"] == 40 and content["settings"]["tokens"] == [4, 9]
+    assert content["settings"]["images"] == 60 and content["settings"]["tokens"] == [4, 9]
     assert set(content["settings"]["models"]) == {"one", "two"}
     assert content["versions"]["torch"] and content["settings"]["command"].startswith("python -m paper")
     assert "paper: MAE-IN1k → CLS-IN21k | 25 | 46.85 | 56.7 | +9.9" in (out / "transfer.md").read_text()

@@ -22,16 +22,10 @@ from spot.models.resize import Resize
 from spot.models.tome import ToMe
 
 
-@pytest.fixture(scope="module")
-def shared_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def lab(make_lab, shared_cache, monkeypatch):
-    monkeypatch.setattr(timing, "ROUNDS", 3)
-    monkeypatch.setitem(timing.BATCH, "cpu", 2)
-    return make_lab(["one"], cache=shared_cache)
+def lab(lab):
+    lab.backbones = lab.backbones[:1]
+    return lab
 
 
 def test_budgets_are_the_papers_on_its_grid_and_tenths_of_any_other():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper import classification, off_grid, priors, robustness, saliency_gain, timing, transfer
+from paper import classification, off_grid, priors, robustness, saliency_gain, transfer
 from paper.saliency_gain import score
 from paper.statistics import predicted
 from paper.study import STUDIES, Result, cell, find_study, signed, with_counts
@@ -16,18 +16,6 @@ from tests.conftest import random_policy
 
 ELSEWHERE = ("needle", "anytime", "retrofit")  # studies with a test file of their own, and the logs of training
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "spot.tex"
-
-
-@pytest.fixture(scope="module")
-def shared_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def lab(make_lab, shared_cache, monkeypatch):
-    monkeypatch.setattr(timing, "ROUNDS", 3)
-    monkeypatch.setitem(timing.BATCH, "cpu", 2)
-    return make_lab(cache=shared_cache)
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name not in ELSEWHERE])
