@@ -1,14 +1,13 @@
 """Train the built-in models from nothing: `make assets`, or python -m tools.make_assets.
 
-Runs the commands of CARDS one after the other in the folder --runs. What is
-done is skipped and what was interrupted goes on. After each, the model is written to spot/assets as
-float16, measured on scenes that no training has seen, and the model card README.md is written anew.
+Runs the commands of CARDS in the folder --runs. Finished commands are skipped, and interrupted ones resume. After each
+command the model is written to spot/assets as float16 and measured on scenes that were not used for training, and the
+model card is written.
 """
 
 import csv
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from spot.evaluation.accuracy import Setting, evaluate
 from spot.hashes import hash_model
 from spot.models.checkpoints import save_file_whole
 from spot.models.family import Family, Source, at_budget
-from spot.models.shipped import ALIASES, LIST
+from spot.models.shipped import ALIASES
 from spot.store import read_json, write_json, write_text
 from spot.training.recipes import NEEDLE
 
@@ -35,7 +34,7 @@ ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 
 @dataclass(frozen=True)
 class Step:
-    """One command; what it makes is shipped under the name, unless another step goes on from it."""
+    """One command, and the name of its model."""
 
     name: str
     about: str
@@ -114,7 +113,7 @@ NEEDLE_STEPS = (
 
 @dataclass(frozen=True)
 class Card:
-    """A model card: its file, what it says first, the steps that make its models, and with what these are measured."""
+    """A model card: its file, its introduction, the steps that make its models, and how these are measured."""
 
     file: str
     words: str
@@ -126,28 +125,19 @@ class Card:
 
 
 def main(runs: Path = Path("runs/assets")) -> None:
-    """Make everything that is not there yet: the models for scenes, and the one for scenes of the setting needle."""
+    """Make the models that do not exist yet: those for scenes, and the one for scenes of the setting needle."""
     runs.mkdir(parents=True, exist_ok=True)
     for card in CARDS:
         for number, step in enumerate(card.steps, 1):
             if not (runs / step.name / "model" / "model.safetensors").is_file():
-                train(step, runs)
+                words = [*step.command.format(runs=runs).split(), "--data", step.data, "--val", step.data]
+                call(*words, "--checkpoint-minutes", "2", "--out", runs / step.name)
             if step.shipped:
                 ship(runs / step.name / "model", ASSETS / f"{step.name}.safetensors")
                 write_card(card, card.steps[:number], runs)
 
 
-def train(step: Step, runs: Path) -> None:
-    """Run the step's command to its end, noting the commit and the time it began at."""
-    note = runs / f"{step.name}.json"
-    if not note.is_file():
-        began = {"commit": commit(), "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-        write_json(note, began)
-    words = [*step.command.format(runs=runs).split(), "--data", step.data, "--val", step.data]
-    call(*words, "--checkpoint-minutes", "2", "--out", runs / step.name)
-
-
-def record(name: str, accuracy: Mapping[int, float], data: str, base: str = "", path: Path = LIST) -> None:
+def record(path: Path, name: str, accuracy: Mapping[int, float], data: str, base: str = "") -> None:
     """Write a model's measured accuracy, top-1 in percent by number of tokens, to the list of models."""
     known = read_json(path, "the list of models") if path.is_file() else {}
     alias = next((alias for alias, full in ALIASES.items() if full == name), "")
@@ -162,15 +152,6 @@ def call(*words: object) -> None:
     report.console.print(f"spot {' '.join(command)}", soft_wrap=True)
     if code := subprocess.run([sys.executable, "-m", "spot", *command], check=False).returncode:
         raise SystemExit(f"spot {command[0]} stopped with code {code}; the same command goes on from there")
-
-
-def commit() -> str:
-    """The commit of this checkout."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def ship(trained: Path, file: Path) -> None:
@@ -192,15 +173,13 @@ def measured(model: Source, file: Path, settings: Sequence[Setting], data: str, 
 
 
 def write_card(card: Card, steps: Sequence[Step], runs: Path) -> None:
-    """Write the model card from the logs of these steps and the accuracy of what they ship."""
+    """Write the model card from the logs of these steps and the accuracy of their models."""
     accuracy, making, commands, logs = [], [], [], []
     settings = [Setting(prior, tokens) for prior in card.priors for tokens in card.budgets]
     for step in steps:
         epochs = epochs_of(runs / step.name)
         minutes = sum(float(row["seconds"]) for row in epochs) / 60
-        note = runs / f"{step.name}.json"
         line: dict[str, Any] = {"model": step.name, "what": step.about, "minutes": round(minutes) if epochs else None}
-        line |= {"commit": "unknown", "began": "unknown", **(read_json(note) if note.is_file() else {})}
         if step.shipped:
             model = spot.load(ASSETS / f"{step.name}.safetensors")
             line["parameters"] = f"{sum(each.numel() for each in model.parameters()):,}"
@@ -208,7 +187,7 @@ def write_card(card: Card, steps: Sequence[Step], runs: Path) -> None:
             rows = measured(model, file, settings, card.data, split="test", limit=card.images)
             accuracy += table(step.name, rows, card.priors)
             top1 = {row["tokens"]: row["top1"] for row in rows if row["placement"] == "isotropic"}
-            record(step.name, top1, "scenes", path=ASSETS / "models.json")
+            record(ASSETS / "models.json", step.name, top1, "scenes")
         making.append(line)
         commands.append(f"spot {step.command.format(runs='runs/assets')} --data {step.data} --val {step.data}")
         logs += [f"{step.name}\n\n" + report.markdown([curve(row) for row in epochs])] if epochs else []

@@ -1,12 +1,16 @@
 """Retrofit two real ViTs without labels: python -m tools.make_retrofits WEIGHTS TRAIN VAL.
 
 WEIGHTS holds timm's files (NAME.safetensors), TRAIN unlabelled photographs, VAL validation images that no training
-touches. For each ViT `spot retrofit` is run in --runs with two seeds (what is done is skipped, what was interrupted
-goes on), without the images of tools/set_aside.txt. The mean of what the two changed gets a policy
-(`spot learn`), and goes on with recipe distil-again. What is half way between goes to spot/assets, as a delta whose
-weights depend on the budget, with its policy inside, and its cascade, calibrated on the images set aside. On those,
-without labels, is measured how much of the change suits which budget. Then the ViT before, the delta as shipped and
-what it was made of are measured on VAL, once, and RETROFITS.md and models.json are written anew.
+uses. For each ViT:
+
+1. `spot retrofit` runs with two seeds, without the images of tools/set_aside.txt. Their weights are averaged.
+2. `spot learn` trains a policy for the mean, and `spot retrofit` continues with the recipe distil-again.
+3. The midpoint of both is written to spot/assets: a delta whose weights depend on the budget, with its policy, and a
+   cascade that is calibrated on the images set aside.
+4. On these images, without labels, the agreement with the dense ViT is measured for shares of the change.
+5. The original ViT, the delta and its parts are measured on VAL, and RETROFITS.md and models.json are written.
+
+Runs are kept in --runs: finished ones are skipped, and interrupted ones resume.
 """
 
 import copy
@@ -48,18 +52,18 @@ EARLY, COST = (49, 64, 81, 100), 0.65  # tokens a cascade may begin with, and it
 
 
 def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/retrofits")) -> None:
-    """Make and measure what is not there yet."""
+    """Make and measure both retrofits."""
     rows: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     shares, logs = [], []
-    looker = next(iter(RETROFITS))  # whose class attention all policies learn from
+    attention_teacher = next(iter(RETROFITS))  # all policies learn from its class attention
     for name, changes in RETROFITS.items():
         base = weights / f"{name}.safetensors"
         where = ["--weights", base, "--data", train, "--leave-out", SET_ASIDE]
-        teacher = ["--teacher", looker, "--teacher-weights", weights / f"{looker}.safetensors"]
+        teacher = ["--teacher", attention_teacher, "--teacher-weights", weights / f"{attention_teacher}.safetensors"]
         settings = [*(Setting("isotropic", tokens) for tokens in BUDGETS), Setting("center", BUDGETS[0])]
         before = spot.load(name, weights=base)
-        rows.append(line(name, measured(before, runs / "accuracy.json", settings, str(val))))
+        rows.append(card_row(name, measured(before, runs / "accuracy.json", settings, str(val))))
         taught = {}
         for seed in SEEDS:
             run = taught[f"{name}+spot, seed {seed}"] = runs / (f"{name}-seed-{seed}" if seed else name)
@@ -81,10 +85,10 @@ def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/retrofit
             shares += [{"retrofit": title, **row} for row in each]
             family = Family(delta_of(run, name, base), weights=base)
             found = measured(family, runs / "accuracy.json", settings, str(val))
-            (rows if run == final else steps).append(line(title, found))
+            (rows if run == final else steps).append(card_row(title, found))
             if run == final:
                 top1 = {row["tokens"]: row["top1"] for row in found if row["placement"] == "isotropic"}
-                record(title, top1, "ImageNet", name, ASSETS / "models.json")
+                record(ASSETS / "models.json", title, top1, "ImageNet", name)
         for run in (runs / name, runs / f"{name}-seed-1", runs / f"{name}-again"):
             log = report.markdown([minutes(row) for row in epochs_of(run)])
             recipe = read_json(run / "run.json")["settings"]["recipe"]
@@ -139,7 +143,7 @@ def mean_of(runs: Sequence[Path], out: Path) -> Path:
 
 
 def agreements(before: spot.SpotViT, run: Path, train: Path) -> list[dict[str, Any]]:
-    """How often shares of the change say what the ViT before says on its grid, in percent, on images set aside."""
+    """Agreement with the original ViT on its grid, in percent, for shares of the change, on images set aside."""
     file = run / "shares.json"
     if not file.is_file():
         data = images_set_aside(before, train)
@@ -158,15 +162,15 @@ def agreements(before: spot.SpotViT, run: Path, train: Path) -> list[dict[str, A
 
 @torch.no_grad()
 def mixture(before: spot.SpotViT, after: spot.SpotViT, share: float) -> spot.SpotViT:
-    """A model with the weights of one and a share of the way to another's."""
+    """A model with a share of the change from one model's weights to another's."""
     made = copy.deepcopy(after)
     for ours, theirs in zip(made.vit.parameters(), before.vit.parameters(), strict=True):
         ours.copy_(torch.lerp(theirs, ours, share))
     return made
 
 
-def line(title: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A model's row of the card: top-1 by setting, and what half an interval is at most."""
+def card_row(title: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A model's row of the card: top-1 by setting, and half the width of its widest interval."""
     widest = max((row["high"] - row["low"]) / 2 for row in rows)
     cells = {f"{row['placement']} {row['tokens']}": row["top1"] for row in rows}
     return {"model": title, **cells, "±": widest, "images": rows[0]["images"]}
