@@ -49,4 +49,4 @@ def blocks(vit: torch.nn.Module, tokens: Tensor, image: Tensor) -> Tensor:
 
 
 def embed(model: spot.SpotViT, image: Tensor) -> Tensor:
-    return model.embed(image, model.placed(image))[0]
+    return model.embed(image, model.place(image))[0]

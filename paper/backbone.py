@@ -14,7 +14,7 @@ from paper.provenance import file_hashes
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.hashes import hash_model
-from spot.models.deltas import is_delta, read_about
+from spot.models.deltas import is_delta, read_delta
 from spot.models.family import Family, Source, at_budget
 from spot.models.loading import load, load_source
 from spot.models.resize import small_grid
@@ -62,7 +62,7 @@ class Backbone:
         if f"{self.source}-grid" in built_in():
             return load(f"{self.source}-grid").to(self.device)
         if path.is_file() and is_delta(path):
-            return load(read_about(path)["base"], weights=self.weights).to(self.device)
+            return load(read_delta(path)[1]["base"], weights=self.weights).to(self.device)
         if self.source in built_in():
             return None
         if path.exists():  # a folder or file that spot saved names its base timm ViT

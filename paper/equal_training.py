@@ -128,7 +128,7 @@ class SmallerMerged(ToMe):
         """The centres of the smaller image's patches (B, N, 2)."""
         return self.places.to(images.device).expand(len(images), -1, -1)
 
-    def _encoded(self, images: Tensor, positions: Any, **placing: Any) -> Any:
+    def _encoded(self, images: Tensor, positions: Any, **placement: Any) -> Any:
         return super()._encoded(shrunk(images, len(self.places), self.model.patch_size), self.place(images))
 
 

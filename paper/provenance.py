@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spot.hashes import hash_tensors
-from spot.models.deltas import POLICY, is_delta, read_about
+from spot.models.deltas import POLICY, is_delta, read_delta
 from spot.models.shipped import find
 from spot.store import read_tensors
 
@@ -43,6 +43,6 @@ def comment(models: Mapping[str, str | Path]) -> str:
     """The comment above a table that names these models' files; base is the ViT that a retrofit is based on."""
     parts = []
     for name, source in models.items():
-        known = file_hashes(source) | ({"base": read_about(find(source))["hash"]} if is_delta(find(source)) else {})
+        known = file_hashes(source) | ({"base": read_delta(find(source))[1]["hash"]} if is_delta(find(source)) else {})
         parts.append(" ".join([name, *(word for pair in known.items() for word in pair)]))
     return f"<!-- of: {', '.join(parts)} -->"

@@ -42,7 +42,7 @@ from paper.study import find_study
 from spot import report
 from spot.data.images import open_data
 from spot.errors import unknown
-from spot.models.checkpoints import read_state
+from spot.models.checkpoints import read_weights
 from spot.models.mae import DECODER_NAMES, Decoder
 from spot.options import TrainOptions
 from spot.placement.saliency import check_method, write_maps
@@ -181,7 +181,7 @@ def retrofit_mae(setup: Setup) -> None:
     file = setup.file(FULL)
     model = spot.load(MAE, weights=file, **setup.cut)
     recipe = override(find_recipe("mae-in1k"), {**setup.changes, **setup.decoder})
-    train(model, recipe, setup.options("mae"), decoder=read_state(file))
+    train(model, recipe, setup.options("mae"), decoder=read_weights(file))
 
 
 def finetune_mae(setup: Setup) -> None:

@@ -13,7 +13,7 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.models import checkpoints, shipped
-from spot.models.deltas import is_delta, read_about
+from spot.models.deltas import is_delta, read_delta
 from spot.models.shipped import built_in
 
 NAMES = ("scenes-a", "scenes-a-grid", "scenes-b", "scenes-b-grid", "scenes-mae")
@@ -84,7 +84,7 @@ def test_its_policy_finds_the_needle():
 def test_a_real_retrofit_is_a_delta_of_at_most_8_megabytes_on_the_timm_model_it_names(name):
     path = built_in()[name]
     assert is_delta(path) and path.stat().st_size <= 8e6
-    assert read_about(path)["base"] + "+spot" == name
+    assert read_delta(path)[1]["base"] + "+spot" == name
     assert f"| {name} |" in path.with_name("RETROFITS.md").read_text()
 
 
@@ -106,7 +106,7 @@ def test_a_real_retrofit_reads_few_tokens_and_still_its_grid(name, shared_data):
 def test_the_card_names_every_model_and_the_file_is_half_precision(name):
     card = built_in()[name].with_name("README.md").read_text()
     assert f"| {name} |" in card
-    assert {tensor.dtype for tensor in checkpoints.read_state(built_in()[name]).values()} == {torch.float16}
+    assert {tensor.dtype for tensor in checkpoints.read_weights(built_in()[name]).values()} == {torch.float16}
 
 
 def test_a_missing_asset_is_one_sentence(monkeypatch):

@@ -23,7 +23,7 @@ from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.hashes import hash_model
-from spot.models.checkpoints import save_file_whole
+from spot.models.checkpoints import save_model
 from spot.models.family import Family, Source, at_budget
 from spot.models.shipped import ALIASES
 from spot.store import read_json, write_json, write_text
@@ -158,7 +158,7 @@ def ship(trained: Path, file: Path) -> None:
     """Write a trained model as float16, unless that is done: the same weights may give other bytes."""
     model = spot.load(trained).half().float()
     if not file.is_file() or hash_model(spot.load(file)) != hash_model(model):
-        save_file_whole(model, file, dtype=torch.float16)
+        save_model(model, file, dtype=torch.float16)
 
 
 def measured(model: Source, file: Path, settings: Sequence[Setting], data: str, **options: Any) -> list[dict[str, Any]]:

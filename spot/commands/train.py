@@ -82,8 +82,8 @@ def train(
     """
     from spot import report
     from spot.errors import unknown
-    from spot.models.checkpoints import read_state
-    from spot.models.family import Family, full_retrofit
+    from spot.models.checkpoints import read_weights
+    from spot.models.family import Family
     from spot.models.loading import load_source
     from spot.models.mae import has_decoder
     from spot.processes import this_process
@@ -101,14 +101,16 @@ def train(
     teacher = decoder = None
     if options.fresh is None:
         source = load_source(name, weights=options.weights)
-        if isinstance(source, Family) and recipe.objective == "distil":
-            teacher = source.model(source.cells)
-        model = full_retrofit(source)
+        if isinstance(source, Family):
+            teacher = source.model(source.cells) if recipe.objective == "distil" else None
+            model = source.model(source.min_tokens or 1)  # training starts from the whole change
+        else:
+            model = source
     else:
         given = parse_assignments(options.fresh, "--fresh takes timm's options as NAME=VALUE")
         model = fresh(name, given, recipe.seed)
     if recipe.objective == "mae":
-        state = {} if options.weights is None else read_state(options.weights)
+        state = {} if options.weights is None else read_weights(options.weights)
         decoder = state if has_decoder(state) else None
         if decoder is None and options.fresh is None and this_process().is_main_process:
             report.say(

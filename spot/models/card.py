@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from huggingface_hub import ModelCard, ModelCardData
+
 from spot import report
 from spot.hashes import hash_model
 from spot.placement.priors import resolve_prior
@@ -9,39 +11,53 @@ from spot.placement.priors import resolve_prior
 if TYPE_CHECKING:
     from spot.models.spot_vit import SpotViT
 
-PAPER = "https://openreview.net/forum?id=XrBzSmzAVo"
+CARD = """---
+{data}
+---
+
+# {name}
+
+A {name} whose tokens can be placed anywhere in an image ([SPoT](https://openreview.net/forum?id=XrBzSmzAVo)):
+{height} × {width} pixels, windows of {window}, {classes} classes. Its own placement is {prior} with {tokens} tokens;
+any other is an argument.
+
+```python
+import spot
+
+model = spot.load("NAME")  # the name of this repository or folder
+logits = model(images, tokens=49)
+```
+
+## Licence
+
+Weights: {licence}. Code: Apache-2.0.
+
+Weights {hash}, spot-vit {version}.
+"""
 
 
-def card(model: "SpotViT", name: str = "", licence: str = "") -> str:
-    """A card in Markdown, with the hub's YAML header.
-
-    Args:
-        name: the name to pass to spot.load, by default the model's own.
-        licence: of the weights; by default timm's entry, or unknown if there is none.
-    """
-    name = name or model.name
-    config = getattr(model.vit, "pretrained_cfg", None) or {}
-    licence = licence or config.get("license") or ""
-    front = {"library_name": "spot-vit", "pipeline_tag": "image-classification", "base_model": config.get("hf_hub_id")}
-    lines = ["---", *(f"{key}: {value}" for key, value in front.items() if value)]
-    lines += [f"license: {licence}"] if licence else []
-    lines += ["tags:", "- vision-transformer", "- token-placement", "- timm", "---", "", f"# {name}", ""]
+def model_card(model: "SpotViT") -> ModelCard:
+    """A card in Markdown with the hub's YAML header; the licence of the weights is that of timm's entry."""
+    config = model.pretrained_cfg
+    data = ModelCardData(
+        library_name="spot-vit",
+        pipeline_tag="image-classification",
+        base_model=config.get("hf_hub_id"),
+        license=config.get("license"),
+        tags=["vision-transformer", "token-placement", "timm"],
+    )
     height, width = model.img_size
-    lines += [
-        f"A {model.name} whose tokens can be placed anywhere in an image ([SPoT]({PAPER})): {height} × {width} pixels, "
-        f"windows of {model.patch_size}, {model.num_classes} classes. Its own placement is "
-        f"{resolve_prior(model.prior).name} with {model.tokens} tokens; any other is an argument.",
-        "",
-        "```python",
-        "import spot",
-        "",
-        f'model = spot.load("{name}")',
-        "logits = model(images, tokens=49)",
-        "```",
-        "",
-        "## Licence",
-        "",
-    ]
-    lines += [f"Weights: {licence or 'as their base model, which does not say here'}. Code: Apache-2.0."]
-    lines += ["", f"Weights {hash_model(model)}, spot-vit {report.versions()['spot-vit']}."]
-    return "\n".join(lines) + "\n"
+    text = CARD.format(
+        data=data.to_yaml(),
+        name=model.name,
+        height=height,
+        width=width,
+        window=model.patch_size,
+        classes=model.num_classes,
+        prior=resolve_prior(model.prior).name,
+        tokens=model.tokens,
+        licence=data.license or "as their base model, whose licence is unknown here",
+        hash=hash_model(model),
+        version=report.versions()["spot-vit"],
+    )
+    return ModelCard(text)

@@ -30,7 +30,7 @@ from spot.models.tome import ToMe
 from spot.models.wrappers import TokenModel
 from spot.placement.priors import check_images
 from spot.store import read_json, write_json
-from spot.tokens.tokenizer import Tokenizer, positions_of
+from spot.tokens.tokenizer import Tokenizer
 
 FORMAT = 2
 
@@ -187,5 +187,5 @@ def predict_stage(model: Any, images: Tensor, last: bool) -> tuple[Tensor, Tenso
         if type(vit.tokenizer) is not Tokenizer or tuple(images.shape[-2:]) != vit.img_size:
             return positions, model(images, positions)
         return positions, model(images) if isinstance(model, ToMe) else vit.vit(images)  # timm's patches are cheaper
-    placed = vit.placed(images)
-    return positions_of(placed, images), model(images, placed)
+    positions = vit.place(images)
+    return positions, model(images, positions)

@@ -7,7 +7,7 @@ Pickles are always opened with weights_only=True.
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,55 +26,57 @@ from spot.models.spot_vit import SpotViT
 from spot.models.timm_vit import TimmViT, create_timm, refuse_unfit
 from spot.placement.policy import Policy, build_policy
 from spot.placement.priors import resolve_prior
-from spot.store import as_json, read_tensors, write_json, write_tensors
-from spot.store import read_state as read_pickle
+from spot.store import as_json, read_state, read_tensors, write_json, write_tensors
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.tokenizer import Tokenizer
 
 HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # options of a download
 DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
-PLACING = ("tokens", "prior", "scale")  # the saved placement options
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
+MAX_BLOCKS, MAX_SIDE = 1000, 20_000  # a header can claim any size
 
 
-def refitted(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
+def with_options(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     """The model rebuilt with other timm options; timm adapts its weights as it does pretrained ones."""
     if not options:
         return model
     if type(model.tokenizer) is not Tokenizer:
         raise InputError(f"the authors' checkpoints are loaded as they are, got {', '.join(options)}")
-    given = {**model.options, **options}
-    with torch.device("meta"):
-        refuse_unfit(create_timm(model.name, **given))
-    known = {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
-    vit = timm_with(model.name, given, state_dict=model.vit.state_dict(), source="", **known)
-    tokens = model.tokens if model.tokens != len(model.grid()) else None
-    placing: Any = {"tokens": tokens, "prior": model.prior, "scale": model.scale, "saliency": model.saliency}
-    fitted = SpotViT(vit, **placing, sigma=model.sigma, options=given)
-    fitted.policy, fitted.retrofit_hash = model.policy, model.retrofit_hash
-    fitted.class_names = model.class_names if fitted.num_classes == model.num_classes else None
-    return fitted
+    options = {**model.options, **options}
+    overlay = {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
+    other = SpotViT(
+        vit_with_weights(model.name, options, state_dict=model.vit.state_dict(), source="", **overlay),
+        tokens=model.tokens if model.tokens != len(model.grid()) else None,
+        prior=model.prior,
+        scale=model.scale,
+        saliency=model.saliency,
+        sigma=model.sigma,
+        options=options,
+    )
+    other.policy, other.retrofit_hash = model.policy, model.retrofit_hash
+    other.class_names = model.class_names if other.num_classes == model.num_classes else None
+    return other
 
 
 def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
     """Adapt a pretrained timm ViT, with weights from timm or from a file."""
-    state = {} if weights is None else read_state(weights)  # refuses invalid files before timm opens them
+    state = {} if weights is None else read_weights(weights)  # refuses invalid files before timm opens them
     options, published = as_published(state, dict(options))
     cache_dir = options.pop("cache_dir", None)  # an option of the download, not of the model
     with torch.device("meta"), downloading(name):  # of "hf-hub:…" the configuration
         vit = create_timm(name, **options)
         refuse_unfit(vit)  # before weights are downloaded
     if weights is not None:
-        return SpotViT(timm_with(name, options, file=str(weights), **published), options=options)
+        return SpotViT(vit_with_weights(name, options, file=str(weights), **published), options=options)
     repo, file = (vit.pretrained_cfg.get(key) or "" for key in ("hf_hub_id", "hf_hub_filename"))
-    files = [each for each in (file, WEIGHTS, "pytorch_model.bin") if each]
+    files = [name for name in (file, WEIGHTS, "pytorch_model.bin") if name]
     advice = "; if you have the weights in a file, give weights=FILE (--weights FILE)"
     with downloading(name, repo.split("@")[0], files, advice, cache_dir=cache_dir):
         return SpotViT(create_timm(name, pretrained=True, cache_dir=cache_dir, **options), options=options)
 
 
-def timm_with(name: str, options: Mapping[str, Any], **overlay: Any) -> TimmViT:
+def vit_with_weights(name: str, options: Mapping[str, Any], **overlay: Any) -> TimmViT:
     """A timm ViT with weights of a `file` or `state_dict`; timm resizes position tables and replaces heads as usual."""
     vit = create_timm(name, pretrained=True, pretrained_cfg_overlay={"custom_load": False, **overlay}, **options)
     vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
@@ -87,9 +89,9 @@ def downloading(name: str, repo: str = "", files: Sequence[str] = (), advice: st
 
     If no such file of the repository is cached, the hub is asked once before: its own client would retry for a minute.
     """
-    place = {key: hub.get(key) for key in ("cache_dir", "revision")}
+    cache = {key: hub.get(key) for key in ("cache_dir", "revision")}
     try:
-        if repo and not any(isinstance(try_to_load_from_cache(repo, file, **place), str) for file in files):
+        if repo and not any(isinstance(try_to_load_from_cache(repo, file, **cache), str) for file in files):
             file_exists(repo, files[0], revision=hub.get("revision"), token=hub.get("token"))
     except Exception as error:  # its type depends on the hub's HTTP client
         raise InputError(f"cannot download {name} ({error}){advice}") from error
@@ -104,11 +106,11 @@ def downloading(name: str, repo: str = "", files: Sequence[str] = (), advice: st
 
 def save_folder(model: SpotViT, folder: str | Path) -> None:
     """Write a model as a folder with model.safetensors and config.json; each file is written atomically."""
-    config = save_file_whole(model, Path(folder) / WEIGHTS)
+    config = save_model(model, Path(folder) / WEIGHTS)
     write_json(Path(folder) / CONFIG, {KEY: config})
 
 
-def save_file_whole(model: SpotViT, path: str | Path, *, dtype: torch.dtype | None = None) -> dict[str, Any]:
+def save_model(model: SpotViT, path: str | Path, *, dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Write a model as one safetensors file, optionally in another dtype, and return its configuration."""
     config = model_config(model)
     state = {
@@ -133,12 +135,12 @@ def model_config(model: SpotViT) -> dict[str, Any]:
     options |= {"img_size": list(model.img_size), "num_classes": model.num_classes}
     if model.vit.global_pool != "map":
         options["global_pool"] = model.vit.global_pool
-    known = {**model.pretrained_cfg, **model.data_config}
+    data = {**model.pretrained_cfg, **model.data_config}
     config = {
         "format": FORMAT,
         "model": model.name,
         "options": options,
-        "data": {key: known[key] for key in DATA if known.get(key) is not None},
+        "data": {key: data[key] for key in DATA if data.get(key) is not None},
         "tokens": model.tokens,
         "prior": model.prior,
         "saliency": model.saliency if isinstance(model.saliency, str) else "spectral",
@@ -152,9 +154,9 @@ def model_config(model: SpotViT) -> dict[str, Any]:
         config["class_names"] = list(names)
     config = as_json(config)
     with torch.device("meta"):
-        again = build(config)
+        rebuilt = build(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if shapes != {name: tensor.shape for name, tensor in again.state_dict().items()}:
+    if shapes != {name: tensor.shape for name, tensor in rebuilt.state_dict().items()}:
         raise InputError(
             f"timm cannot rebuild this ViT from its name {model.name!r}; build it with "
             "spot.adapt(name, **options) so that its options are known"
@@ -164,15 +166,12 @@ def model_config(model: SpotViT) -> dict[str, Any]:
 
 def build(config: Mapping[str, Any]) -> SpotViT:
     """A model with a saved configuration and newly initialised weights."""
-    if config.get("format") != FORMAT:
-        raise InputError(f"this model was saved in format {config.get('format')!r}; this version reads {FORMAT}")
+    check_config(config)
     options: dict[str, Any]
     options, overlay = (
         {key: tuple(value) if isinstance(value, list) else value for key, value in config[part].items()}
         for part in ("options", "data")
     )
-    refuse_steering(config["model"], options, overlay)
-    refuse_nonsense(options, overlay, config)
     vit = create_timm(config["model"], pretrained_cfg_overlay=overlay, **options)
     authors = config["tokenizer"] == "authors"
     model = SpotViT(
@@ -192,7 +191,7 @@ def build(config: Mapping[str, Any]) -> SpotViT:
     return model
 
 
-def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_saved(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and configuration of a safetensors file that SPoT wrote, or of a save_pretrained folder."""
     if path.is_dir():
         for name in (CONFIG, WEIGHTS):
@@ -203,9 +202,9 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return read_tensors(path, KEY, "a SPoT model", advice)
 
 
-def load_file(path: Path) -> SpotViT:
+def load_saved(path: Path) -> SpotViT:
     """A model from one safetensors file that SPoT wrote, or from a folder that save_pretrained wrote."""
-    state, config = read_file(path)
+    state, config = read_saved(path)
     try:
         with torch.device("meta"):  # needs no memory, whatever sizes the header claims
             refuse_misfit(str(path), state, build(config).state_dict())
@@ -214,13 +213,8 @@ def load_file(path: Path) -> SpotViT:
         raise InputError(f"{path} cannot be loaded: {error}") from error
     except Exception as error:  # raised by timm for invalid options
         raise InputError(f"the configuration in {path} is damaged ({error!r:.200}); save the model again") from error
-    return filled(model, {name: tensor.float() for name, tensor in state.items()}, path)
-
-
-def build_again(path: Path, options: Mapping[str, Any]) -> SpotViT:
-    """A saved model's architecture with random weights."""
-    config = read_file(path)[1]
-    return build({**config, "options": {**config["options"], **options}})
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return model.eval()
 
 
 def load_pretrained(model_id: str, **options: Any) -> SpotViT:
@@ -230,16 +224,16 @@ def load_pretrained(model_id: str, **options: Any) -> SpotViT:
         hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin adds others
         with downloading(model_id, model_id, [WEIGHTS], **hub):
             path = Path(hf_hub_download(model_id, WEIGHTS, **hub))
-    return load_file(path).at(**{name: options.get(name) for name in PLACING})
+    return load_saved(path).at(**{name: options.get(name) for name in ("tokens", "prior", "scale")})
 
 
-def read_state(path: str | Path) -> dict[str, Tensor]:
+def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, or of a pickle that holds only weights."""
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}")
     if Path(path).suffix == ".safetensors":
         return read_tensors(path)[0]
-    state = read_pickle(path)
+    state = read_state(path)
     for wrapper in ("model", "state_dict", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
@@ -250,11 +244,44 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
 
 
-def filled(model: SpotViT, state: Mapping[str, Tensor], path: Path) -> SpotViT:
-    """The model with these weights, which must fit exactly."""
-    refuse_misfit(str(path), state, model.state_dict())
-    model.load_state_dict(state)
-    return model.eval()
+# Checks of a configuration, which may come from a stranger
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse values that make timm open or download files, fail only later, or exhaust the memory."""
+    if config.get("format") != FORMAT:
+        raise InputError(f"this model was saved in format {config.get('format')!r}; this version reads {FORMAT}")
+    options, data = config["options"], config["data"]
+    allowed = {key for kind in (VisionTransformer, Eva) for key in inspect.signature(kind.__init__).parameters}
+    check_base(config["model"], sorted({*options} - allowed) + sorted({*data} - {*DATA}))
+    check_numbers("depth", options.get("depth", 1), [1], high=MAX_BLOCKS)
+    check_numbers("img_size", options.get("img_size", 1), [1, 2], high=MAX_SIDE)
+    channels = [1, 3, options.get("in_chans", 3)]
+    for name, counts in {"mean": channels, "std": channels, "crop_pct": [1], "input_size": [3]}.items():
+        if name in data:
+            check_numbers(name, data[name], counts, low=-math.inf if name == "mean" else 0)
+    for names in (config.get("class_names") or [], data.get("label_names") or []):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"the configuration's class names must be a list of names, got {names!r:.80}")
+    for name, part in {"interpolation": data, "saliency": config, "tokenizer": config}.items():
+        if not isinstance(part.get(name, ""), str):
+            raise InputError(f"the configuration's {name} must be a name, got {part[name]!r:.80}")
+
+
+def check_base(name: str, others: Sequence[str] = ()) -> None:
+    """Refuse a name by which timm would open or download files, and other entries that could do so."""
+    if ":" in name or "/" in name or others:
+        raise InputError(f"the configuration asks timm for {others or name}, which no saved model needs; refused")
+
+
+def check_numbers(name: str, value: Any, counts: Collection[int], *, low: float = 0, high: float = math.inf) -> None:
+    """Refuse a value of the configuration other than this many finite numbers, above `low` and up to `high`."""
+    numbers = value if isinstance(value, list) else [value]
+    good = all(type(number) in (int, float) and low < number <= high and math.isfinite(number) for number in numbers)
+    if not good or len(numbers) not in counts:
+        needed = " or ".join(map(str, dict.fromkeys(counts)))
+        limits = f" from {low} to {high}" if high < math.inf else ""
+        raise InputError(f"the configuration's {name} must be {needed} numbers{limits}, got {value!r:.80}")
 
 
 # The authors' checkpoints; for their geometry see spot/tokens/authors.py
@@ -271,7 +298,7 @@ AUTHORS_NAMES = {
 
 def load_authors(path: str | Path) -> SpotViT:
     """A model from the authors' published .pth, with class token or mean pooling, of any depth and width."""
-    state = read_state(path)
+    state = read_weights(path)
     if "embedder.emb.weight" not in state:
         raise InputError(
             f"{path} is not one of the SPoT authors' checkpoints (it lacks embedder.emb.weight); "
@@ -310,41 +337,7 @@ def load_authors(path: str | Path) -> SpotViT:
         for theirs, ours in AUTHORS_NAMES.items():
             name = name.replace(theirs, ours)
         renamed[f"vit.{name}"] = tensor
-    return filled(SpotViT(vit, tokenizer=tokenizer, options=options), renamed, Path(path))
-
-
-MOST_BLOCKS, MOST_SIDE = 1000, 20_000  # a header can claim any size
-
-
-def refuse_steering(name: str, options: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """Refuse a configuration that would make timm open or download files instead of only building an architecture."""
-    allowed = {key for kind in (VisionTransformer, Eva) for key in inspect.signature(kind.__init__).parameters}
-    strange = sorted({*options} - allowed) + sorted({*data} - {*DATA})
-    if ":" in name or "/" in name or strange:
-        raise InputError(f"the configuration asks timm for {strange or name}, which no saved model needs; refused")
-
-
-def refuse_nonsense(options: Mapping[str, Any], data: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Refuse configuration values that would fail only later, or exhaust the memory."""
-    depth, sides = options.get("depth", 1), list(flat_numbers(options.get("img_size", 1)))
-    if not isinstance(depth, int) or not 0 < depth <= MOST_BLOCKS or not all(0 < side <= MOST_SIDE for side in sides):
-        raise InputError(f"a model has 1 to {MOST_BLOCKS} blocks and images of at most {MOST_SIDE} pixels a side")
-    for name in ("mean", "std", "crop_pct", "input_size"):
-        values = list(flat_numbers(data.get(name, 1.0)))
-        counts = {"crop_pct": {1}, "input_size": {3}}.get(name, {1, 3, options.get("in_chans", 3)})
-        good = all(math.isfinite(value) and (name == "mean" or value > 0) for value in values)
-        if not good or (name in data and len(values) not in counts):
-            count = " or ".join(map(str, sorted(counts)))
-            raise InputError(f"the configuration's {name} must be {count} numbers, got {data.get(name)!r:.80}")
-    for names in (config.get("class_names") or (), data.get("label_names") or ()):
-        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-            raise InputError(f"the configuration's class names must be a list of names, got {names!r:.80}")
-    named = (data.get("interpolation", ""), config.get("saliency", ""), config.get("tokenizer"))
-    if not all(isinstance(name, str) for name in named):
-        raise InputError(f"the configuration's interpolation, saliency and tokenizer must be names, got {named!r:.80}")
-
-
-def flat_numbers(value: Any) -> Iterator[float]:
-    """The numbers in a number or a list; anything else becomes NaN."""
-    for each in value if isinstance(value, (list, tuple)) else [value]:
-        yield each if isinstance(each, (int, float)) and not isinstance(each, bool) else math.nan
+    model = SpotViT(vit, tokenizer=tokenizer, options=options)
+    refuse_misfit(str(path), renamed, model.state_dict())
+    model.load_state_dict(renamed)
+    return model.eval()

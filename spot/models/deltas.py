@@ -42,18 +42,18 @@ def save_delta(
     """
     state = model.vit.state_dict()  # type: ignore[union-attr]
     refuse_misfit("the base", base_state, state)
-    kept: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for name, tensor in state.items():
         change = tensor.detach().cpu().float() - base_state[name].cpu().float()
         if change.any():
-            kept |= pack(name, change)
+            stored |= pack(name, change)
     config = dict(config or {})
     policy = getattr(model, "policy", None)
     if isinstance(policy, Policy):
         config["policy"] = policy.describe()
-        kept |= {POLICY + name: tensor for name, tensor in policy.state_dict().items()}
+        stored |= {POLICY + name: tensor for name, tensor in policy.state_dict().items()}
     about = {"format": FORMAT, "base": base, "hash": hash_tensors(base_state), "config": config}
-    write_tensors(path, kept, KEY, about)
+    write_tensors(path, stored, KEY, about)
 
 
 def pack(name: str, change: Tensor) -> dict[str, Tensor]:
@@ -70,23 +70,19 @@ def is_delta(path: str | Path) -> bool:
     return has_kind(path, KEY)
 
 
-def read_about(path: str | Path) -> dict[str, Any]:
-    """A delta's header: base, hash and config."""
-    return _checked(read_tensors(path, KEY, "a delta")[1], path)
-
-
-def _checked(about: dict[str, Any], path: str | Path) -> dict[str, Any]:
+def read_delta(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The stored tensors of a delta, and its header: base, hash and config."""
+    stored, about = read_tensors(path, KEY, "a delta")
     if about.get("format") != FORMAT:
         raise InputError(f"{path} is a delta in format {about.get('format')!r}; this version reads {FORMAT}")
     if not (isinstance(about.get("base"), str) and "hash" in about and isinstance(about.get("config"), dict)):
         raise InputError(f"{path} is a damaged delta: its header names no base, or no configuration")
-    return about
+    return stored, about
 
 
 def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
     """Base plus delta: all tensors under timm's names. Refuses bases other than the delta's own."""
-    kept, about = read_tensors(path, KEY, "a delta")
-    _checked(about, path)
+    stored, about = read_delta(path)
     base = hash_tensors(base_state)
     if base != about["hash"]:
         raise InputError(
@@ -94,14 +90,14 @@ def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str,
             f"but these weights are others ({base}); give that checkpoint's weights"
         )
     state = {name: tensor.clone() for name, tensor in base_state.items()}
-    for name, change in kept.items():
+    for name, change in stored.items():
         if name.endswith(SCALE) or name.startswith(POLICY):
             continue  # scales are read with their tensor; policies are not part of the ViT
         if name not in state or change.numel() != state[name].numel():
             raise InputError(f"{path} is a damaged delta: {name} does not fit its base")
         change = change.float()
-        if name + SCALE in kept:
-            scale = kept[name + SCALE]
+        if name + SCALE in stored:
+            scale = stored[name + SCALE]
             if not change.ndim or scale.shape != (len(change), 1):
                 raise InputError(f"{path} is a damaged delta: the scale of {name} does not fit it")
             change = change.view(len(change), -1) * scale
@@ -111,19 +107,19 @@ def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str,
 
 def delta_policy(path: str | Path) -> Policy | None:
     """The policy in a delta's file, or None."""
-    kept, about = read_tensors(path, KEY, "a delta")
-    described = about["config"].get("policy")
-    if described is None:
+    stored, about = read_delta(path)
+    description = about["config"].get("policy")
+    if description is None:
         return None
-    state = {name.removeprefix(POLICY): tensor for name, tensor in kept.items() if name.startswith(POLICY)}
-    return build_policy(described, state, str(path))
+    state = {name.removeprefix(POLICY): tensor for name, tensor in stored.items() if name.startswith(POLICY)}
+    return build_policy(description, state, str(path))
 
 
-def refuse_misfit(what: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def refuse_misfit(source: str, state: Mapping[str, Tensor], model_state: Mapping[str, Tensor]) -> None:
     """Refuse weights that do not fit a model's architecture, naming the first tensor that differs."""
-    for name in sorted(own.keys() | state.keys()):
-        there, here = (tuple(each[name].shape) if name in each else None for each in (state, own))
-        if there != here:
-            trouble = f"has shape {there}, the model needs {here}"
-            trouble = "is missing" if there is None else "is not in the model" if here is None else trouble
-            raise InputError(f"{what} is of another architecture: {name} {trouble}")
+    for name in sorted(model_state.keys() | state.keys()):
+        given, needed = (tuple(each[name].shape) if name in each else None for each in (state, model_state))
+        if given != needed:
+            difference = f"has shape {given}, the model needs {needed}"
+            difference = "is missing" if given is None else "is not in the model" if needed is None else difference
+            raise InputError(f"{source} is of another architecture: {name} {difference}")

@@ -22,8 +22,8 @@ from torch import nn
 
 from spot.errors import InputError, check_kind
 from spot.hashes import hash_tensors
-from spot.models.checkpoints import load_timm, refitted, refuse_steering
-from spot.models.deltas import apply_delta, delta_policy, is_delta, read_about
+from spot.models.checkpoints import check_base, load_timm, with_options
+from spot.models.deltas import apply_delta, delta_policy, is_delta, read_delta
 from spot.models.shipped import ALIASES, find
 from spot.models.spot_vit import SpotViT
 from spot.placement.priors import AnyPrior, check_tokens
@@ -50,8 +50,9 @@ class Family:
                 f"{name} has no family of weights by budget: only a retrofit that is stored as a delta has "
                 f"one ({', '.join(ALIASES)}, or a file that save_delta wrote); use spot.load for other models"
             )
-        about = read_about(path)
-        refuse_steering(about["base"], {}, {})
+        _, about = read_delta(path)
+        config = about["config"]
+        check_base(about["base"])
         cached = {"cache_dir": options.pop("cache_dir")} if "cache_dir" in options else {}
         self.name, self.options = str(name), options
         self._base = load_timm(about["base"], weights, cached)
@@ -59,9 +60,9 @@ class Family:
         self.hash = hash_tensors(self._retrofitted)  # stored in policies and cascades to identify the weights
         self.cells = len(self._base.grid())
         # At this budget and below the full change is used; None: at every budget. Version 0.2 wrote "fewest".
-        self.min_tokens: int | None = about["config"].get("min_tokens", about["config"].get("fewest"))
-        self._base.prior = about["config"].get("prior") or "isotropic"
-        self._base.scale = about["config"].get("scale")
+        self.min_tokens: int | None = config.get("min_tokens", config.get("fewest"))
+        self._base.prior = config.get("prior") or "isotropic"
+        self._base.scale = config.get("scale")
         self._base.policy = delta_policy(path)
         self._base.retrofit_hash = self.hash
         self._base.eval()
@@ -75,10 +76,6 @@ class Family:
     def policy(self) -> nn.Module | None:
         """The learned prior of each model, or None."""
         return self._base.policy
-
-    @policy.setter
-    def policy(self, policy: nn.Module | None) -> None:
-        self._base.policy = policy
 
     @property
     def scale(self) -> Scale | None:
@@ -118,10 +115,10 @@ class Family:
         check_tokens(tokens)
         share = self.share(tokens, image_size)
         with torch.inference_mode(False), torch.no_grad():  # so that its parameters can always be trained
-            made = copy.deepcopy(self._base)
-            for name, parameter in made.vit.named_parameters():
+            model = copy.deepcopy(self._base)
+            for name, parameter in model.vit.named_parameters():
                 parameter.copy_(torch.lerp(parameter, self._retrofitted[name].to(parameter), share))
-            return refitted(made, self.options).at(tokens=tokens, prior=prior, scale=scale).eval()
+            return with_options(model, self.options).at(tokens=tokens, prior=prior, scale=scale).eval()
 
 
 Source = SpotViT | Family  # provides a model for each budget
@@ -161,8 +158,3 @@ def hash_weights(source: Source) -> str:
     if isinstance(source, Family):
         return source.hash
     return source.retrofit_hash or hash_tensors(source.vit.state_dict())
-
-
-def full_retrofit(source: Source) -> SpotViT:
-    """The weights that training starts from; for a family, the fully retrofitted ones."""
-    return source.model(source.min_tokens or 1) if isinstance(source, Family) else source

@@ -62,7 +62,7 @@ class Glimpsed(Wrapper):
         """Positions (B, G × N, 7) on glimpses (B, G, 3)."""
         return glimpse_positions(images, glimpses, glimpses.shape[1] * self.each_tokens, self.model.patch_size)
 
-    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
         """Features (B × G, P + N, D): the glimpses of a picture are consecutive."""
         positions = self.place(images) if positions is None else positions
         if positions.shape[1] % self.each_tokens:

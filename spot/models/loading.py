@@ -10,8 +10,17 @@ import timm
 
 from spot.data.scenes import CLASSES
 from spot.errors import InputError, check_kind, unknown
-from spot.models.checkpoints import HUB, build_again, load_authors, load_file, load_pretrained, load_timm, refitted
-from spot.models.deltas import is_delta, read_about
+from spot.models.checkpoints import (
+    HUB,
+    build,
+    load_authors,
+    load_pretrained,
+    load_saved,
+    load_timm,
+    read_saved,
+    with_options,
+)
+from spot.models.deltas import is_delta, read_delta
 from spot.models.family import DEFAULT_TOKENS, Family, Source, at_budget, hash_weights
 from spot.models.shipped import ALIASES, built_in, find
 from spot.models.spot_vit import SpotViT, adapt
@@ -65,17 +74,17 @@ def load_source(
     elif path.exists():
         if weights is not None:
             raise InputError(f"{path} already holds weights; weights={weights} goes with a timm name")
-        model = load_file(path) if path.is_dir() or path.suffix == ".safetensors" else load_authors(path)
+        model = load_saved(path) if path.is_dir() or path.suffix == ".safetensors" else load_authors(path)
         if name in built_in():  # trained on scenes
             model.class_names = CLASSES
-        source = refitted(model, options).eval()
+        source = with_options(model, options).eval()
     elif path.suffix in WEIGHTS_FILES:
         raise InputError(f"there is no file {path}")
     elif is_timm(name):
         source = load_timm(name.removeprefix("timm/"), weights, options).eval()
     elif name.count("/") == 1:
         hub = {key: options.pop(key) for key in HUB if key in options}
-        source = refitted(load_pretrained(name, **hub), options).eval()
+        source = with_options(load_pretrained(name, **hub), options).eval()
     else:
         raise unknown_model(name)
     source.scale = source.scale if scale is None else scale
@@ -86,12 +95,13 @@ def untrained(name: str, options: dict[str, Any]) -> SpotViT:
     """A model of this name with random weights: nothing is downloaded."""
     path = find(name)
     if is_delta(path):
-        about = read_about(path)
+        _, about = read_delta(path)
         model = adapt(about["base"], **options)
         model.scale = about["config"].get("scale")
         return model.at(tokens=min(DEFAULT_TOKENS, len(model.grid())))
     if path.exists():
-        return build_again(path, options)
+        _, config = read_saved(path)
+        return build({**config, "options": {**config["options"], **options}})
     if is_timm(name):
         return adapt(name.removeprefix("timm/"), **options)
     raise unknown_model(name)
@@ -105,8 +115,8 @@ def is_timm(name: str) -> bool:
 def unknown_model(name: str) -> InputError:
     """The error for an unknown name, with the most similar names."""
     timms = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="eva")]
-    begun = [known for known in built_in() if known.startswith(name.partition("+")[0])]  # deit_tiny+spot
-    return unknown("model", name, begun or [*built_in(), *ALIASES, *timms], hint="spot.list_models() lists ours")
+    beginnings = [model for model in built_in() if model.startswith(name.partition("+")[0])]  # of deit_tiny+spot
+    return unknown("model", name, beginnings or [*built_in(), *ALIASES, *timms], hint="spot.list_models() lists ours")
 
 
 def read_prior(prior: AnyPrior | None, source: Source) -> AnyPrior | None:
@@ -116,10 +126,10 @@ def read_prior(prior: AnyPrior | None, source: Source) -> AnyPrior | None:
 
 def load_policy(path: str | Path, source: Source) -> Policy:
     """A policy from the file that `spot learn` wrote; refuses one that was trained for other weights."""
-    policy, own = read_policy_file(path, source.patch_size), hash_weights(source)
-    if policy.about["hash"] != own:
+    policy, weights = read_policy_file(path, source.patch_size), hash_weights(source)
+    if policy.about["hash"] != weights:
         raise InputError(
             f"{path} is a policy for {policy.about['model']} (weights {policy.about['hash']}), but this model is "
-            f"{source.name} (weights {own}); train one for it with spot learn"
+            f"{source.name} (weights {weights}); train one for it with spot learn"
         )
     return policy

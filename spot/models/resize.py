@@ -30,9 +30,9 @@ class Resize(Wrapper):
         grid = grid_positions(small_grid(tokens, *images.shape[-2:]))
         return grid.to(images.device).expand(len(images), -1, -1)
 
-    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
         """Features (B, P + N, D) of images shrunk to as many patches as there are positions."""
-        positions = self.place(images, **placing) if positions is None else positions
+        positions = self.place(images, **placement) if positions is None else positions
         return self.model.forward_features(shrunk(images, positions.shape[1], self.model.patch_size), positions)
 
 

@@ -19,23 +19,21 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
-from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from torch import Generator, Tensor, nn
 
 from spot.data.picture import Fit
 from spot.errors import InputError, check_kind
-from spot.models.card import card
+from spot.models.card import model_card
 from spot.models.dense import features_at, to_map
-from spot.models.fixed import fixed_placement
-from spot.models.timm_vit import AnswersAsTimm, TimmViT, create_timm, refuse_unfit
+from spot.models.timm_vit import AnswersAsTimm, TimmViT, block_indices, create_timm, refuse_unfit
 from spot.placement.priors import LEARNED, AnyPrior, Prior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
 from spot.placement.sizes import Scale, check_size, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import grid_positions, rotary_embedding
 from spot.tokens.positions import check_positions
-from spot.tokens.tokenizer import Fixed, Tokenizer, positions_of
+from spot.tokens.tokenizer import Tokenizer
 
 
 class Features(NamedTuple):
@@ -70,17 +68,13 @@ def adapt(
     return SpotViT(create_timm(model, pretrained=pretrained, **kwargs), tokens=tokens, prior=prior, options=kwargs)
 
 
-class SpotViT(
-    AnswersAsTimm,
-    nn.Module,
-    PyTorchModelHubMixin,
-    library_name="spot-vit",
-    license="apache-2.0",
-    pipeline_tag="image-classification",
-    tags=["vision-transformer", "token-placement", "timm"],
-):
+class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
     """A timm ViT with a token placement. Build one with spot.adapt or spot.load."""
 
+    tokens: int  # number of tokens in the model's own placement
+    prior: AnyPrior  # places tokens if the caller gives no positions. A policy becomes `policy`, and this "learned"
+    scale: Scale | None  # size of the windows: the distance between samples in pixels, or "auto"; None is 1
+    saliency: Source  # source of the maps for priors that need them; see `saliency_maps`
     policy: nn.Module | None  # the learned prior, an ordinary submodule; selected by the name "learned"
     retrofit_hash: str | None = None  # for a family's model: the hash that identifies the family
 
@@ -149,56 +143,23 @@ class SpotViT(
 
     # Placement
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens in the model's own placement."""
-        return self._tokens
-
-    @tokens.setter
-    def tokens(self, tokens: int) -> None:
-        check_tokens(tokens)
-        self._tokens = tokens
-
-    @property
-    def prior(self) -> AnyPrior:
-        """The prior that places tokens if the caller gives no positions."""
-        return self._prior
-
-    @prior.setter
-    def prior(self, prior: AnyPrior) -> None:
-        resolve_prior(prior)  # refuses an invalid prior
-        if isinstance(prior, nn.Module):
-            self.policy, prior = prior, LEARNED
-        self._prior = prior
-
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "prior":  # nn.Module would register a policy as a submodule instead of calling the property
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
-    @property
-    def scale(self) -> Scale | None:
-        """The size of the windows that the model places: distance between samples in pixels, or "auto"; None is 1."""
-        return self._scale
-
-    @scale.setter
-    def scale(self, scale: Scale | None) -> None:
-        check_size(scale)
-        if scale not in (None, 1) and isinstance(self.tokenizer, AuthorsTokenizer):
-            raise InputError(f"the authors' checkpoints read windows of one size, got scale {scale}; leave it out")
-        self._scale = scale
-
-    @property
-    def saliency(self) -> Source:
-        """The source of saliency maps, for priors that need them; see `saliency_maps`."""
-        return self._saliency[0]
-
-    @saliency.setter
-    def saliency(self, source: Source) -> None:
-        if not isinstance(source, (str, Path, Tensor)) and not callable(source):
-            raise InputError(f"saliency must be a name, file, folder, function or maps, got {type(source).__name__}")
-        self._saliency = (source,)  # in a tuple, so that a module does not become a submodule
+        """Refuse an invalid setting of the placement when it is assigned."""
+        if name == "tokens":
+            check_tokens(value)
+        elif name == "prior":
+            resolve_prior(value)
+            if isinstance(value, nn.Module):
+                self.policy, value = value, LEARNED
+        elif name == "scale":
+            check_size(value)
+            if value not in (None, 1) and isinstance(self.tokenizer, AuthorsTokenizer):
+                raise InputError(f"the authors' checkpoints read windows of one size, got scale {value}; leave it out")
+        elif name == "saliency":
+            if not isinstance(value, (str, Path, Tensor)) and not callable(value):
+                raise InputError(f"saliency must be a name, file, folder, function or maps, got {type(value).__name__}")
+            return object.__setattr__(self, name, value)  # so that a network does not become a submodule
+        super().__setattr__(name, value)
 
     def at(self, *, tokens: int | None = None, prior: AnyPrior | None = None, scale: Scale | None = None) -> "SpotViT":
         """The same model with another default budget, prior or scale. All submodules are shared, not copied."""
@@ -282,19 +243,19 @@ class SpotViT(
     def forward(  # no keyword-only arguments: torch.onnx's old exporter passes all by position
         self,
         images: Tensor,
-        positions: Tensor | Fixed | None = None,
+        positions: Tensor | None = None,
         tokens: int | None = None,
         prior: AnyPrior | None = None,
         scale: Scale | None = None,
         generator: Generator | None = None,
     ) -> Tensor:
         """Images (B, C, H, W) and positions (B, N, 2 or 3), by default from `place` → logits (B, classes)."""
-        placing = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
-        return self.forward_head(self.forward_features(images, positions, **placing))
+        placement = {"tokens": tokens, "prior": prior, "scale": scale, "generator": generator}
+        return self.forward_head(self.forward_features(images, positions, **placement))
 
-    def forward_features(self, images: Tensor, positions: Tensor | Fixed | None = None, **placing: Any) -> Tensor:
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
         """The normalised output of the last block: prefix tokens, then placed tokens, (B, P + N, D)."""
-        return self.encode(*self.embed(images, self.placed(images, positions, **placing)))
+        return self.encode(*self.embed(images, self.positions_for(images, positions, **placement)))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Features (B, P + N, D) → logits, or with pre_logits the pooled features (B, D)."""
@@ -307,42 +268,27 @@ class SpotViT(
         *,
         indices: int | Sequence[int] | None = None,
         norm: bool = False,
-        **placing: Any,
+        **placement: Any,
     ) -> list[Features]:
         """Token features and positions after some blocks. `forward_intermediates` returns features in timm's formats.
 
         Args:
             indices: the last n blocks if an int, these blocks if a sequence, all if None.
             norm: apply the ViT's final norm to each.
-            placing: tokens, prior, scale and generator, as in forward.
+            placement: tokens, prior, scale and generator, as in forward.
         """
-        return self.run_blocks(images, positions, indices, norm, stop_early=True, **placing)[1]
-
-    def run_blocks(
-        self,
-        images: Tensor,
-        positions: Tensor | Fixed | None,
-        indices: int | Sequence[int] | None,
-        norm: bool,
-        stop_early: bool,
-        **placing: Any,
-    ) -> tuple[Tensor, list[Features]]:
-        """The output of the last block that ran (B, P + N, D), before the final norm, and the requested features."""
-        placed = self.placed(images, positions, **placing)
-        x, rope = self.embed(images, placed)
-        try:
-            wanted, last = feature_take_indices(len(self.vit.blocks), indices)
-        except AssertionError as error:
-            raise InputError(f"this ViT has {len(self.vit.blocks)} blocks, got indices {indices}") from error
-        taken, prefix, places = [], self.num_prefix_tokens, positions_of(placed, images)
+        positions = self.positions_for(images, positions, **placement)
+        wanted, prefix = block_indices(self.vit, indices), self.num_prefix_tokens
+        x, rope = self.embed(images, positions)
+        taken = []
         for index, block in enumerate(self._blocks(rope)):
-            if stop_early and index > last:
-                break
             x = block(x)
             if index in wanted:
                 y = self.vit.norm(x) if norm else x
-                taken.append(Features(y[:, prefix:], y[:, :prefix], places))
-        return x, taken
+                taken.append(Features(y[:, prefix:], y[:, :prefix], positions))
+            if index == wanted[-1]:
+                break
+        return taken
 
     def features_at(self, images: Tensor, points: Tensor, positions: Tensor | None = None) -> Tensor:
         """Features (B, M, D) at any points (B, M, 2); see spot.models.dense.features_at."""
@@ -353,7 +299,7 @@ class SpotViT(
         check_kind("features", features, Features, advice="model.token_features(images) gives a list of them")
         return to_map(features.tokens, features.positions, self.grid_size if size is None else size)
 
-    def embed(self, images: Tensor, positions: Tensor | Fixed) -> tuple[Tensor, Tensor | None]:
+    def embed(self, images: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """The first block's input: prefix and placed tokens (B, P + N, D), and the rotary angles, if any."""
         vit, table = self.vit, self.vit.pos_embed
         prefix = self._prefix_tokens()
@@ -367,7 +313,7 @@ class SpotViT(
         if rope is None:
             return x, None
         cells = [length / self.patch_size for length in images.shape[-2:]]
-        return x, rotary_embedding(rope, positions_of(positions, images), cells)
+        return x, rotary_embedding(rope, positions, cells)
 
     def encode(self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Embedded tokens (B, P + N, D) through all blocks and the final norm; mask: the keys a query attends to."""
@@ -392,21 +338,8 @@ class SpotViT(
         there = [token for token in tokens if token is not None]
         return torch.cat(there, 1) if there else next(self.vit.parameters()).new_zeros(1, 0, self.embed_dim)
 
-    def placed(self, images: Tensor, positions: Tensor | Fixed | None = None, **placing: Any) -> Tensor | Fixed:
-        """The given positions, after a check, or those of `place`; cached ones if they fit all images of this size."""
-        self.check_input(images)
-        placing = {name: value for name, value in placing.items() if value is not None}
-        if positions is None:
-            fixed = fixed_placement(self, images, **placing)
-            return self.place(images, **placing) if fixed is None else fixed
-        if placing:
-            raise InputError(f"positions are given, so {' and '.join(placing)} would change nothing; leave them out")
-        if not isinstance(positions, Fixed):
-            check_positions(positions)
-        return positions
-
-    def check_input(self, images: Tensor) -> None:
-        """Refuse images of another type or number of channels than the ViT's."""
+    def positions_for(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
+        """The given positions, or those of `place`, after a check of images and positions."""
         proj = self.vit.patch_embed.proj
         check_images(images)
         if images.dtype != proj.weight.dtype and not torch.is_autocast_enabled(images.device.type):
@@ -414,12 +347,19 @@ class SpotViT(
             raise InputError(f"the model has {needed} weights, so images must have that type too, got {images.dtype}")
         if images.shape[1] != proj.in_channels:
             raise InputError(f"images must have shape (B, {proj.in_channels}, H, W), got {tuple(images.shape)}")
+        placement = {name: value for name, value in placement.items() if value is not None}
+        if positions is None:
+            return self.place(images, **placement)
+        if placement:
+            raise InputError(f"positions are given, so {' and '.join(placement)} would change nothing; leave them out")
+        check_positions(positions)
+        return positions
 
     # Saving and loading; formats are in checkpoints.py
 
-    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+    def generate_model_card(self, *_: Any, **__: Any) -> ModelCard:
         """The README.md that save_pretrained and push_to_hub write."""
-        return ModelCard(card(self))
+        return model_card(self)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         from spot.models.checkpoints import save_folder

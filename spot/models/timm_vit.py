@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import timm
+import torch
 from timm.data import create_transform, resolve_data_config
 from timm.layers import PatchEmbed
+from timm.models._features import feature_take_indices
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -101,7 +103,7 @@ class AnswersAsTimm:
         output_dict: bool = False,
         *,
         positions: Tensor | None = None,
-        **placing: Any,
+        **placement: Any,
     ) -> Any:
         """timm's method of this name: features after some blocks as maps or sequences, with the final features.
 
@@ -111,7 +113,13 @@ class AnswersAsTimm:
         model: Any = self
         if output_fmt not in ("NCHW", "NLC"):
             raise InputError(f"the output format must be NCHW or NLC, got {output_fmt!r}")
-        x, taken = model.run_blocks(images, positions, indices, norm, stop_early=stop_early, **placing)
+        wanted = block_indices(self.vit, indices)
+        last = wanted[-1] if stop_early or intermediates_only else len(self.vit.blocks) - 1
+        blocks = [*wanted, last] if last > wanted[-1] else wanted
+        taken = model.token_features(images, positions, indices=blocks, norm=norm, **placement)
+        final = torch.cat([taken[-1].prefix, taken[-1].tokens], 1)
+        final = final if norm else self.vit.norm(final)
+        taken = taken[: len(wanted)]
         if output_fmt == "NCHW":
             rows, columns = (length // model.patch_size for length in images.shape[-2:])
             features = [model.to_map(each, (rows, columns)) for each in taken]
@@ -121,9 +129,9 @@ class AnswersAsTimm:
         if output_dict:
             made: dict[str, Any] = {"image_intermediates": features}
             made |= {} if prefix is None else {"image_intermediates_prefix": prefix}
-            return made | ({} if intermediates_only else {"image_features": self.vit.norm(x)})
+            return made | ({} if intermediates_only else {"image_features": final})
         intermediates: list[Any] = features if prefix is None else list(zip(features, prefix, strict=True))
-        return intermediates if intermediates_only else (self.vit.norm(x), intermediates)
+        return intermediates if intermediates_only else (final, intermediates)
 
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}
@@ -144,6 +152,14 @@ def _prefixed(patterns: Any) -> Any:
     if isinstance(patterns, (list, tuple)):
         return type(patterns)(_prefixed(each) for each in patterns)
     return patterns
+
+
+def block_indices(vit: TimmViT, indices: int | Sequence[int] | None) -> list[int]:
+    """The blocks that `indices` selects, in order: the last n if an int, these if a sequence, all if None."""
+    try:
+        return sorted(set(feature_take_indices(len(vit.blocks), indices)[0]))
+    except AssertionError as error:
+        raise InputError(f"this ViT has {len(vit.blocks)} blocks, got indices {indices}") from error
 
 
 def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmViT:

@@ -31,7 +31,7 @@ from spot.models.spot_vit import SpotViT
 from spot.models.tome_schedule import BlockCost, as_given, geometric, merging_macs, to_reach, to_speed_up
 from spot.models.wrappers import Wrapper
 from spot.tokens.position_embedding import rotary_embedding
-from spot.tokens.tokenizer import Fixed, Tokenizer, positions_of
+from spot.tokens.tokenizer import Tokenizer
 
 
 @dataclass
@@ -143,9 +143,9 @@ class ToMe(Wrapper):
             raise InputError(f"this ToMe leaves {self.tokens} tokens, got {tokens}; set its tokens instead")
         return self.model.place(images, **how) if self.own_placement else super().place(images, **how)
 
-    def merge(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Merged:
+    def merge(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Merged:
         """Features, with the size, sources and position of every merged token."""
-        features, sizes, merges, positions = self._encoded(images, positions, **placing)
+        features, sizes, merges, positions = self._encoded(images, positions, **placement)
         sources = torch.arange(positions.shape[1], device=sizes.device).expand(len(sizes), -1)
         for index, share, left in merges:
             sources = index.gather(1, sources)
@@ -153,21 +153,19 @@ class ToMe(Wrapper):
         return Merged(features, sizes, sources, positions)
 
     def _encoded(
-        self, images: Tensor, positions: Tensor | Fixed | None, **placing: Any
+        self, images: Tensor, positions: Tensor | None, **placement: Any
     ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor, int]], Tensor]:
         """Features, sizes, each merge as index, shares and tokens left, and the initial positions."""
         model, vit = self.model, self.model.vit
         on_grid = positions is None and not self.own_placement
         if positions is None:
-            cached = self.own_placement and not placing
-            positions = model.placed(images) if cached else self.place(images, **placing)
+            positions = self.place(images, **placement)
         if on_grid and type(model.tokenizer) is Tokenizer and tuple(images.shape[-2:]) == model.img_size:
             x = vit._pos_embed(vit.patch_embed(images))  # timm's own patches are cheaper than windows
             x, rope = x if isinstance(x, tuple) else (x, None)
             x = vit.norm_pre(x)
         else:
-            x, rope = model.embed(images, model.placed(images, positions))
-        positions = positions_of(positions, images)
+            x, rope = model.embed(images, model.positions_for(images, positions))
         start, prefix = positions.shape[1], model.num_prefix_tokens
         sizes = torch.ones(len(x), start, device=x.device)
         merges: list[tuple[Tensor, Tensor, int]] = []
@@ -194,9 +192,9 @@ class ToMe(Wrapper):
                 rope = rotary_embedding(vit.rope, positions, cells)
         return vit.norm(x), sizes, merges, began
 
-    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
         """Features (B, P + M, D); `merge` also returns their sizes and sources."""
-        return self._encoded(images, positions, **placing)[0]
+        return self._encoded(images, positions, **placement)[0]
 
     def forward_head(self, features: Tensor, pre_logits: bool = False, sizes: Tensor | None = None) -> Tensor:
         """Logits; sizes (B, M) from `merge` weight each token in the pool by the number of its input tokens."""
@@ -216,8 +214,8 @@ class ToMe(Wrapper):
         pooled = vit.head_drop(vit.fc_norm(pooled))
         return pooled if pre_logits else vit.head(pooled)
 
-    def forward(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        features, sizes, *_ = self._encoded(images, positions, **placing)
+    def forward(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
+        features, sizes, *_ = self._encoded(images, positions, **placement)
         return self.forward_head(features, sizes=sizes)
 
 

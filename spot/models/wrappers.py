@@ -72,20 +72,20 @@ class Wrapper(nn.Module):
 
         return draw_rows(draw, len(images), generator, keys if self.random else None, seed)
 
-    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
         """Features (B, P + N, D) at the given positions, by default those of `place`."""
-        positions = self.place(images, **placing) if positions is None else positions
+        positions = self.place(images, **placement) if positions is None else positions
         return self.model.forward_features(images, positions)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         return self.model.forward_head(features, pre_logits)
 
-    def forward(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        """Logits (B, classes). placing: keyword arguments of `place`, such as tokens and generator."""
-        return self.forward_head(self.forward_features(images, positions, **placing))
+    def forward(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
+        """Logits (B, classes). placement: keyword arguments of `place`, such as tokens and generator."""
+        return self.forward_head(self.forward_features(images, positions, **placement))
 
 
-TokenModel = SpotViT | Wrapper  # called (images, positions=None, **placing) → logits (B, classes)
+TokenModel = SpotViT | Wrapper  # called (images, positions=None, **placement) → logits (B, classes)
 
 
 class PlainViT(Wrapper):
@@ -104,8 +104,8 @@ class PlainViT(Wrapper):
         self.check_tokens(tokens, self.tokens)
         return self.model.grid(images)
 
-    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placing: Any) -> Tensor:
-        grid = self.place(images, **placing)
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
+        grid = self.place(images, **placement)
         if positions is not None and not torch.equal(positions, grid):
             raise InputError("a plain ViT reads its own grid; to place its tokens call the SpotViT that holds it")
         return self.model.vit.forward_features(images)

@@ -4,9 +4,8 @@ The tokenizer owns no weights. It uses a timm ViT's patch projection and positio
 remains a plain timm model: at its grid positions the tokens are its patches.
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,19 +16,6 @@ from spot.tokens.positions import in_region
 from spot.tokens.windows import windows
 
 
-class Fixed(NamedTuple):
-    """Positions shared by all images of one size, with the values that depend only on them."""
-
-    positions: Tensor  # (1, N, 2 or 3)
-    windows: Callable[[Tensor], Tensor]  # images (B, C, H, W) → windows (B, N, C, K, K)
-    kernels: Tensor  # (1, N, rows × columns)
-
-
-def positions_of(placed: Tensor | Fixed, images: Tensor) -> Tensor:
-    """The positions of these images as a tensor (B, N, 2 or 3), which does not share memory with cached ones."""
-    return placed.positions.repeat(images.shape[0], 1, 1) if isinstance(placed, Fixed) else placed
-
-
 class Tokenizer(nn.Module):
     """Tokens of a timm ViT at continuous positions."""
 
@@ -37,7 +23,7 @@ class Tokenizer(nn.Module):
         super().__init__()
         self.kernels = GaussianKernels(grid_size, sigma)
 
-    def forward(self, images: Tensor, positions: Tensor | Fixed, patch_embed: Any, table: Tensor | None) -> Tensor:
+    def forward(self, images: Tensor, positions: Tensor, patch_embed: Any, table: Tensor | None) -> Tensor:
         """Images (B, C, H, W) and positions (B, N, 2, 3 or 7: see spot.tokens.positions) → tokens (B, N, D).
 
         A large token gets the position embedding of its centre. Averaging over the window's area was no better
@@ -47,23 +33,16 @@ class Tokenizer(nn.Module):
         the position embedding of its grid, or is None if the ViT has none.
         """
         projection = patch_embed.proj
-        if isinstance(positions, Fixed):
-            pixels = positions.windows(images).flatten(2)
-        else:
-            pixels = windows(images, positions, projection.kernel_size[0]).flatten(2)
+        pixels = windows(images, positions, projection.kernel_size[0]).flatten(2)
         tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
         tokens = patch_embed.norm(tokens)
         if table is not None:
-            tokens = tokens + self.embedding(positions, table, images.shape[0])
+            tokens = tokens + self.embedding(positions, table)
         return tokens
 
-    def embedding(self, positions: Tensor | Fixed, table: Tensor, images: int = 1) -> Tensor:
+    def embedding(self, positions: Tensor, table: Tensor) -> Tensor:
         """The position embedding (B, N, D). It keeps the table's dtype under autocast, which would round positions."""
         device = table.device.type
         active = device != "meta" and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if active else nullcontext():
-            if isinstance(positions, Fixed):  # per image, so that rounding is the same as for other positions
-                kernels = positions.kernels.expand(images, -1, -1)
-            else:
-                kernels = self.kernels(in_region(positions))
-            return kernels.to(table.dtype) @ table
+            return self.kernels(in_region(positions)).to(table.dtype) @ table

@@ -15,7 +15,7 @@ from PIL import Image
 from paper.cache import Cache
 from spot.data.picture import open_image
 from spot.hashes import hash_tensors
-from spot.models.checkpoints import load_file, read_state
+from spot.models.checkpoints import load_saved, read_weights
 from spot.models.deltas import apply_delta, save_delta
 from spot.placement.files import Placements
 from spot.store import read_tensors, write_state, write_tensors
@@ -45,7 +45,7 @@ def formats(folder: Path) -> dict[str, Format]:
 
     def model_read(path: Path) -> Any:
         with torch.no_grad():
-            return finite(load_file(path)(image, tokens=4)).tolist()
+            return finite(load_saved(path)(image, tokens=4)).tolist()
 
     def placements_read(path: Path) -> Any:
         made = Placements.load(path)
@@ -73,7 +73,7 @@ def formats(folder: Path) -> dict[str, Format]:
         return None if made is None else hash_tensors(made)
 
     def weights_read(path: Path) -> Any:
-        return sorted(read_state(path))
+        return sorted(read_weights(path))
 
     def delta_read(path: Path) -> Any:
         return hash_tensors(apply_delta(base, path))
@@ -85,10 +85,10 @@ def formats(folder: Path) -> dict[str, Format]:
         write(path)
         made[name] = Format(path.read_bytes(), suffix, read, **more)
 
-    from spot.models.checkpoints import save_file_whole
+    from spot.models.checkpoints import save_model
 
     places = Placements(["a", "b"], torch.rand(2, 4, 2), {"m": 1}, {"losses": torch.rand(2)})
-    add("model", ".safetensors", lambda p: save_file_whole(model, p), model_read, checked=True, header="spot_vit")
+    add("model", ".safetensors", lambda p: save_model(model, p), model_read, checked=True, header="spot_vit")
     add("placements", ".safetensors", places.save, placements_read, checked=True, header="spot-placements")
     add("delta", ".safetensors", lambda p: save_delta(make_nano(1), base, p, base="vit_tiny_patch16_224"), delta_read,
         checked=True, header="spot_delta")  # fmt: skip

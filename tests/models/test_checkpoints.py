@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import spot
 from spot.errors import InputError
-from spot.models.checkpoints import load_authors, save_file_whole
+from spot.models.checkpoints import load_authors, save_model
 from tests.conftest import VIT_TINY, make_nano
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -56,7 +56,7 @@ def test_weights_are_safetensors_under_timms_names(nano, tmp_path):
 
 
 def test_a_single_file_can_be_half_precision(nano, tmp_path):
-    save_file_whole(nano, tmp_path / "nano.safetensors", dtype=torch.float16)
+    save_model(nano, tmp_path / "nano.safetensors", dtype=torch.float16)
     again = spot.load(tmp_path / "nano.safetensors")
     assert next(again.parameters()).dtype == torch.float32
     torch.testing.assert_close(again(IMAGES, POSITIONS), nano(IMAGES, POSITIONS), atol=0.02, rtol=0.02)

@@ -3,7 +3,7 @@ import torch
 
 from spot.errors import InputError
 from spot.hashes import hash_tensors
-from spot.models.deltas import apply_delta, read_about, save_delta
+from spot.models.deltas import apply_delta, read_delta, save_delta
 from tests.conftest import make_nano
 
 
@@ -43,7 +43,7 @@ def test_int8_takes_a_quarter_of_float32(base, tmp_path):
 
 def test_a_delta_says_what_it_stands_on(base, tmp_path):
     save_delta(trained(), base, tmp_path / "d.safetensors", base="nano.tag", config={"tokens": 4, "prior": "center"})
-    about = read_about(tmp_path / "d.safetensors")
+    _, about = read_delta(tmp_path / "d.safetensors")
     assert about["base"] == "nano.tag"
     assert about["config"] == {"tokens": 4, "prior": "center"}
     assert about["hash"] == hash_tensors(base)
@@ -67,7 +67,7 @@ def test_what_is_no_delta_is_refused(base, tmp_path):
         apply_delta(base, tmp_path / "weights.safetensors")
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "weights.safetensors").read_bytes()[:500])
     with pytest.raises(InputError, match="cut short"):
-        read_about(tmp_path / "cut.safetensors")
+        read_delta(tmp_path / "cut.safetensors")
 
 
 def test_a_delta_that_was_changed_is_refused(base, tmp_path):
@@ -82,4 +82,4 @@ def test_a_delta_that_was_changed_is_refused(base, tmp_path):
     for header in ('{"format": 1}', '{"format": 1, "base": 3, "hash": "x", "config": {}}', '{"format": 2}', "[]"):
         save_file({"x": torch.ones(1)}, path, metadata={"spot_delta": header})
         with pytest.raises(InputError, match=r"d\.safetensors is .*(damaged|format 2)"):
-            read_about(path)
+            read_delta(path)

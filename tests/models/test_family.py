@@ -11,7 +11,7 @@ import spot
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, with_models
 from spot.models.deltas import save_delta
-from spot.models.family import at_budget, dense_model, full_retrofit, share_of_change
+from spot.models.family import at_budget, dense_model, share_of_change
 from spot.models.loading import load_source
 from spot.placement.policy import Policy
 
@@ -129,8 +129,6 @@ def test_a_family_and_a_model_are_asked_alike(family):
     assert at_budget(model, 25).vit is model.vit
     assert at_budget(family, 25).tokens == 25
     assert dense_model(family).tokens == dense_model(model).tokens == 196
-    assert full_retrofit(model) is model
-    torch.testing.assert_close(full_retrofit(family).vit.head.weight, family.model(tokens=9).vit.head.weight)
 
 
 def test_a_delta_without_a_smallest_budget_is_one_set_of_weights(files, tmp_path):

@@ -44,6 +44,22 @@ def test_on_the_grid_of_half_the_size_it_is_timms_model_of_that_size_as_far_as_p
     assert F.cosine_similarity(vit_tiny(images, with_scale(grid, 2.0)), small(F.avg_pool2d(images, 2))).min() > 0.95
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.7, 1.5, 2.0, "auto"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_without_gradients_a_repeated_placement_predicts_the_same(scale, batch):
+    """Without gradients, values that depend only on positions are cached; with gradients they are not."""
+    model, images = make_nano().at(prior="center", tokens=13, scale=scale), torch.randn(batch, 3, 64, 64)
+    for pixels in (images, images[..., :39, :57]):
+        expected = model(pixels)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            model(pixels)
+        with torch.no_grad():
+            model.place(pixels).fill_(0.5)  # the caller's own copy
+            assert torch.equal(model(pixels), expected)
+            with pytest.raises(InputError, match="use a scale of at most"):
+                model(pixels, scale=9.0)
+
+
 def test_a_models_scale_is_saved_with_it_and_part_of_its_hash(tmp_path):
     model = make_nano()
     plain = hash_model(model)

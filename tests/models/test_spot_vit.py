@@ -140,6 +140,16 @@ def test_a_call_may_have_its_own_budget_and_prior(nano):
         nano(images, tokns=5)
 
 
+class Even(torch.nn.Conv2d):
+    """A saliency network whose maps are constant."""
+
+    def __init__(self):
+        super().__init__(3, 1, 1)
+
+    def forward(self, pictures):
+        return torch.ones_like(pictures[:, 0])
+
+
 def test_a_prior_that_needs_a_map_works_by_itself(nano):
     """The maps are of the picture's own colours, so the model takes the normalisation back."""
     pictures = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -148,8 +158,10 @@ def test_a_prior_that_needs_a_map_works_by_itself(nano):
     expected = focus(images, 5, maps=spectral_residual(pictures))
     nano.prior = "focus"
     torch.testing.assert_close(nano.place(images, tokens=5), expected, atol=1e-5, rtol=0)
-    nano.saliency = lambda seen: torch.ones_like(seen[:, 0])
+    names = [*nano.state_dict()]
+    nano.saliency = Even()
     torch.testing.assert_close(nano.place(images, tokens=5), nano.place(images, tokens=5, prior="isotropic"))
+    assert [*nano.state_dict()] == names  # a saliency network is no part of the model
     nano.saliency = torch.zeros(2, 32, 32)
     nano.saliency[:, :8, :8] = 1
     assert (nano.place(images, tokens=5, prior="salient") <= 0.25).all()
