@@ -41,8 +41,8 @@ def play(
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "websockets"):
             raise
         raise InputError(f"the playground needs {error.name}; pip install 'spot-vit[play]'") from None
-    from spot.play.session import open_playground
+    from spot.play.session import Session
 
     sock = listen(port)
-    session = open_playground(images, model, weights, data, split, saliency or "spectral")
+    session = Session(images, model, weights, data, split, saliency or "spectral")
     serve(session, sock, browser=not no_browser)

@@ -9,7 +9,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from io import BytesIO
 from pathlib import Path
@@ -55,18 +55,50 @@ MAX_SHARP = 2048  # its largest side, in pixels
 
 
 class Session:
-    """The models by name, loaded on first use, and the pictures."""
+    """The models by name and the pictures. Those of the command line are opened first, to report errors at the start.
+
+    images: image files, folders or patterns. data: a data set, of which some pictures are shown.
+    models: names; the built-in models of scenes are offered too. weights: one file for all models, or one each.
+    """
 
     def __init__(
-        self, loaders: Mapping[str, Callable[[], Source]], pictures: PictureStore, saliency: str = "spectral"
+        self,
+        images: Sequence[str | Path] = (),
+        models: Sequence[str] = (),
+        weights: Sequence[Path] = (),
+        data: str | None = None,
+        split: str = "val",
+        saliency: str = "spectral",
     ) -> None:
-        self.loaders, self.pictures, self.saliency = dict(loaders), pictures, saliency
+        if Path(saliency).is_dir():
+            raise InputError("the page needs a saliency source for any picture: spectral, clipseg or an .onnx file")
+        open_saliency(saliency)
+        photos = bool(images) or data not in (None, "scenes")
+        chosen = list(dict.fromkeys(models)) or [ON_PHOTOS if photos else ON_SCENES[0]]
+        if len(weights) not in (0, 1, len(chosen)):
+            raise InputError(
+                f"give one --weights for all models or one each, got {len(weights)} for {len(chosen)} models"
+            )
+        self.saliency, self.pictures = saliency, PictureStore()
+        self.weights: dict[str, Path | None] = {}  # of each model that the page offers
+        for index, name in enumerate(chosen):
+            self.weights[name] = weights[index % len(weights)] if weights and name not in ON_SCENES else None
+        self.weights |= {name: None for name in ON_SCENES if name in built_in() and name not in chosen}
         self.source = lru_cache(maxsize=None)(self._source)
         self.at_budget = lru_cache(maxsize=8)(self._at_budget)  # for the page's slider
         self.names = lru_cache(maxsize=None)(lambda model: [short(name) for name in names_of(self.model(model))])
         self.macs = lru_cache(maxsize=256)(lambda model, tokens: macs(self.model(model), tokens=tokens))
-        self.picture = lru_cache(maxsize=2)(pictures.open)  # a photograph may have 120 MB
+        self.picture = lru_cache(maxsize=2)(self.pictures.open)  # a photograph may have 120 MB
         self.view = lru_cache(maxsize=16)(partial(View, self))
+
+        samples = file_samples(photo_files(images)) if images else []
+        for name in chosen:
+            self.model(name)
+        if data is not None and data != "scenes":
+            samples += folder_samples(data, self.model(chosen[0]), split)
+        elif not images or data == "scenes":
+            samples += scene_samples()
+        self.pictures.samples = {sample.id: sample for sample in samples}
 
     def about(self) -> dict[str, Any]:
         """The page's initial data: models, samples, priors and search settings."""
@@ -75,7 +107,7 @@ class Session:
             for sample in self.pictures.samples.values()
         ]
         return {
-            "models": list(self.loaders),
+            "models": list(self.weights),
             "samples": samples,
             "priors": [{"name": name, "map": needs_map} for name, needs_map in PRIOR_MAPS.items()],
             "objectives": list(OBJECTIVES),
@@ -86,9 +118,9 @@ class Session:
         }
 
     def _source(self, name: str) -> Source:
-        if name not in self.loaders:
-            raise unknown("model", name, self.loaders)
-        source = self.loaders[name]()
+        if name not in self.weights:
+            raise unknown("model", name, self.weights)
+        source = load_source(name, weights=self.weights[name])
         names_of(at_budget(source))  # refuses a model without a classifier
         return source
 
@@ -166,40 +198,6 @@ class View:
         sharp = sharp and not picture.whole and min(picture.image.size) >= min(size) and SHARP * max(size) <= MAX_SHARP
         images = picture.tensor(self.model, SHARP) if sharp else self.images
         return to_pil_image(rgb(images, self.model.data_config)[0])
-
-
-def open_playground(
-    images: Sequence[str | Path] = (),
-    models: Sequence[str] = (),
-    weights: Sequence[Path] = (),
-    data: str | None = None,
-    split: str = "val",
-    saliency: str = "spectral",
-) -> Session:
-    """A session with the given models first. Models and pictures are opened here, to report errors at the start."""
-    if Path(saliency).is_dir():
-        raise InputError("the page needs a saliency source for any picture: spectral, clipseg or an .onnx file")
-    open_saliency(saliency)
-    named = list(dict.fromkeys(models)) or ([ON_PHOTOS] if images or data not in (None, "scenes") else [ON_SCENES[0]])
-    if len(weights) not in (0, 1, len(named)):
-        raise InputError(f"give one --weights for all models or one each, got {len(weights)} for {len(named)} models")
-    loaders: dict[str, Callable[[], Source]] = {}
-    for index, name in enumerate(named):
-        file = weights[index % len(weights)] if weights and name not in ON_SCENES else None
-        loaders[name] = partial(load_source, name, weights=file)
-    for name in ON_SCENES:
-        if name in built_in():
-            loaders.setdefault(name, partial(load_source, name))
-    samples = file_samples(photo_files(images)) if images else []
-    session = Session(loaders, PictureStore(), saliency)
-    for name in named:
-        session.model(name)
-    if data is not None and data != "scenes":
-        samples += folder_samples(data, session.model(named[0]), split)
-    elif data == "scenes" or not samples:
-        samples += scene_samples()
-    session.pictures.samples = {sample.id: sample for sample in samples}
-    return session
 
 
 # ----------------------------------------------------------------------------- requests

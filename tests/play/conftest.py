@@ -14,7 +14,7 @@ import torch
 import spot
 from spot.data.scenes import Scenes
 from spot.play.server import Server, listen, web_server
-from spot.play.session import open_playground
+from spot.play.session import Session
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -27,7 +27,7 @@ class Served:
     """A running playground: where it is, and what is behind it."""
 
     def __init__(self, port: int = 0) -> None:
-        self.session = open_playground()
+        self.session = Session()
         self.server = Server(self.session)
         self.socket = listen(port)
         self.port = self.socket.getsockname()[1]

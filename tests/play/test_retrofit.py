@@ -6,7 +6,7 @@ import torch
 
 from spot.models.family import Family
 from spot.play.request import Request
-from spot.play.session import ACTIONS, open_playground
+from spot.play.session import ACTIONS, Session
 from spot.play.worker import Job
 from tests.conftest import VIT_TINY
 
@@ -22,7 +22,7 @@ def asked(session, kind, **fields):
 
 def test_search_after_a_prediction_and_weights_that_follow_the_slider(shared_data):
     weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
-    session = open_playground([PHOTO], ["vit-ti"], [weights])
+    session = Session([PHOTO], ["vit-ti"], [weights])
     assert isinstance(session.source("vit-ti"), Family)
     view = {"picture": next(iter(session.pictures.samples)), "model": "vit-ti"}
     for tokens in (9, 25):

@@ -23,7 +23,7 @@ from spot.play import pictures
 from spot.play.pictures import PictureStore
 from spot.play.request import Request
 from spot.play.server import listen
-from spot.play.session import CONTROLS, open_playground, send_control
+from spot.play.session import CONTROLS, Session, send_control
 
 
 def ask(served, method="GET", path="/", body=None, **headers):
@@ -248,19 +248,19 @@ def test_placements_of_another_image_or_damaged_files_are_refused(served, tmp_pa
 
 def test_images_of_the_command_line_and_of_a_folder_are_samples(tmp_path):
     (tmp_path / "photo.png").write_bytes(png(40, 40))
-    session = open_playground([tmp_path / "photo.png"], ["scenes-a"])
+    session = Session([tmp_path / "photo.png"], ["scenes-a"])
     assert [sample.name for sample in session.pictures.samples.values()] == ["photo.png"]
     for name in ("plain disc", "stripes disc"):
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "1.png").write_bytes(png(40, 40))
-    session = open_playground(data=str(tmp_path / "data"), models=["scenes-a"])  # some of the model's classes
+    session = Session(data=str(tmp_path / "data"), models=["scenes-a"])  # some of the model's classes
     assert len(session.pictures.samples) == 2
     (tmp_path / "data" / "unicorn").mkdir()
     with pytest.raises(InputError, match="no class 'unicorn'"):
-        open_playground(data=str(tmp_path / "data"), models=["scenes-a"])
+        Session(data=str(tmp_path / "data"), models=["scenes-a"])
     (tmp_path / "none.png").write_text("no")
     with pytest.raises(InputError, match="not an image"):
-        open_playground([tmp_path / "none.png"], ["scenes-a"])
+        Session([tmp_path / "none.png"], ["scenes-a"])
 
 
 def test_a_port_in_use_is_one_sentence(capsys):
