@@ -8,8 +8,8 @@ distractors, scene 17 shows the same object on the same background.
 
     scenes = Scenes("test")
     image, label, key = scenes[17]               # (3, H, W) float32 in [0, 1]; 17 % 32; "test/00000017"
-    for batch in scenes.batches(128):            # much faster than one by one
-        batch.images, batch.labels, batch.masks, batch.centers
+    batch = scenes.draw(range(128))              # much faster than one by one
+    batch.images, batch.labels, batch.masks, batch.centers
 
 Images are RGB in [0, 1]. Normalise them with a model's `data_config` (mean, std), like photographs.
 
@@ -19,7 +19,7 @@ the rounding. Library sums (whose order varies) and library sines, powers and ex
 digits vary) are avoided.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -252,7 +252,7 @@ class Scenes(Dataset[tuple[Tensor, int, str]]):
 
     Splits have different seeds, so they never share a scene. Labels are cyclic: any 32 consecutive
     indices contain each class once. A `torch.utils.data.DataLoader` fetches whole batches through
-    `__getitems__`. `batches` also yields masks and centers.
+    `__getitems__`. `draw` also returns masks and centers.
 
     transform: applied to a batch of images (B, 3, H, W) in [0, 1]; for a model's input, use
         `torchvision.transforms.Normalize(mean, std)` with its `data_config`.
@@ -299,10 +299,3 @@ class Scenes(Dataset[tuple[Tensor, int, str]]):
         batch = draw_scenes(indices, self.seed, self.difficulty)
         images = batch.images if self.transform is None else self.transform(batch.images)
         return batch._replace(images=images, keys=[f"{self.split}/{key}" for key in batch.keys])
-
-    def batches(self, size: int) -> Iterator[SceneBatch]:
-        """All scenes, in order, `size` at a time; the last batch may be smaller."""
-        if size < 1:
-            raise InputError(f"a batch needs at least one scene, got a batch size of {size}")
-        for first in range(0, self.length, size):
-            yield self.draw(range(first, min(first + size, self.length)))

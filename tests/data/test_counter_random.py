@@ -9,16 +9,6 @@ def test_words_are_the_published_splitmix64_sequence():
     assert words(np.array([1234567], np.uint64), 0, 4).tolist() == [expected]
 
 
-def test_keys_differ_between_seeds_and_indices():
-    found = {int(key) for seed in range(20) for key in keys(seed, range(500))}
-    assert len(found) == 20 * 500
-
-
-def test_streams_of_a_key_differ():
-    key = keys(0, [7])
-    assert not set(words(key, 0, 1000)[0].tolist()) & set(words(key, 1, 1000)[0].tolist())
-
-
 def test_the_first_numbers_do_not_depend_on_how_many_are_drawn_nor_for_whom():
     np.testing.assert_array_equal(uniforms(keys(3, [5, 9, 11]), 2, 40)[1, :7], uniforms(keys(3, [9]), 2, 7)[0])
     np.testing.assert_array_equal(normals(keys(3, [5, 9, 11]), 2, 41)[1, :7], normals(keys(3, [9]), 2, 7)[0])

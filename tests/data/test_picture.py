@@ -80,55 +80,49 @@ def test_cmyk_is_shown_in_its_colours(tmp_path):
     assert (red > 240, green < 15, blue < 15) == (True, True, True)
 
 
-def test_a_palette_image_is_shown_in_its_colours(tmp_path):
+def palette_image() -> Image.Image:
     image = Image.new("P", (4, 4), 1)
     image.putpalette([*RED, *GREEN])
-    image.save(tmp_path / "a.png")
-    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == GREEN
+    return image
 
 
-@pytest.mark.parametrize("mode, hidden", [("RGBA", (255, 0, 0, 0)), ("LA", (0, 0))])
-def test_what_is_transparent_is_white_whatever_colour_hides_there(tmp_path, mode, hidden):
-    Image.new(mode, (4, 4), hidden).save(tmp_path / "a.png")
-    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == (255, 255, 255)
+WHITE = (255, 255, 255)
 
 
-def test_a_transparent_palette_entry_is_white(tmp_path):
-    image = Image.new("P", (4, 4), 1)
-    image.putpalette([*RED, *GREEN])
-    image.save(tmp_path / "a.gif", transparency=1)
-    assert open_image(tmp_path / "a.gif").getpixel((0, 0)) == (255, 255, 255)
+@pytest.mark.parametrize(
+    "image, name, options, expected",
+    [
+        (palette_image(), "a.png", {}, GREEN),
+        (palette_image(), "a.gif", {"transparency": 1}, WHITE),
+        (Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "a.png", {}, WHITE),
+        (Image.new("LA", (4, 4), (0, 0)), "a.png", {}, WHITE),
+        (Image.new("1", (4, 4), 255), "a.png", {}, WHITE),
+        (Image.new("L", (4, 4), 255), "a.png", {}, WHITE),
+        (
+            Image.new("RGB", (4, 4), GREEN),
+            "a.gif",
+            {"save_all": True, "append_images": [Image.new("RGB", (4, 4))]},
+            GREEN,
+        ),
+    ],
+    ids=["palette", "transparent palette", "RGBA", "LA", "black and white", "grey", "animation"],
+)
+def test_any_mode_becomes_rgb_with_white_where_it_is_transparent(tmp_path, image, name, options, expected):
+    image.save(tmp_path / name, **options)
+    assert open_image(tmp_path / name).getpixel((0, 0)) == expected
 
 
-def test_of_an_animation_the_first_frame_is_taken(tmp_path):
-    frames = [Image.new("RGB", (4, 4), colour) for colour in (GREEN, RED, BLUE)]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    assert open_image(tmp_path / "a.gif").getpixel((0, 0)) == GREEN
-
-
-@pytest.mark.parametrize("mode", ["1", "L"])
-def test_grey_and_black_and_white_become_rgb(tmp_path, mode):
-    Image.new(mode, (4, 4), 255).save(tmp_path / "a.png")
-    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == (255, 255, 255)
-
-
-def test_a_truncated_jpeg_is_named(tmp_path):
+def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(InputError, match=r"a\.jpg cannot be read: .*truncated"):
         open_image(cut_short(tmp_path / "a.jpg"))
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n" + b"\0" * 40], ids=["empty", "text", "broken"])
-def test_a_file_that_is_no_image_is_named(tmp_path, content):
-    (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(InputError, match=r"a\.png (is not an image|cannot be read)"):
-        open_image(tmp_path / "a.png")
-
-
-def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(InputError, match=r"nowhere\.png is missing"):
         open_image(tmp_path / "nowhere.png")
     with pytest.raises(InputError, match="is a folder"):
         open_image(tmp_path)
+    for content in (b"", b"hello", b"\x89PNG\r\n\x1a\n" + b"\0" * 40):
+        (tmp_path / "a.png").write_bytes(content)
+        with pytest.raises(InputError, match=r"a\.png (is not an image|cannot be read)"):
+            open_image(tmp_path / "a.png")
 
 
 # The evaluation transform ------------------------------------------------------------------
@@ -152,9 +146,11 @@ def test_the_transform_is_bicubic_256_then_centre_224_then_the_models_statistics
     np.testing.assert_allclose(got.permute(1, 2, 0).numpy(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (20000, 1), (1, 20000), (20000, 40), (3, 500)])
-def test_every_size_of_image_becomes_the_models_size(size):
-    assert evaluation_transform(CONFIG)(Image.new("RGB", size, GREEN)).shape == (3, 224, 224)
+@pytest.mark.parametrize("size", [(1, 1), (20000, 1), (1, 20000), (20000, 40), (3, 500), (640, 480)])
+@pytest.mark.parametrize("wanted", [None, (96, 96), (96, 160)])
+def test_every_image_becomes_the_size_that_is_wanted(size, wanted):
+    made = evaluation_transform(CONFIG, wanted)(Image.new("RGB", size, GREEN))
+    assert made.shape == (3, *(wanted or (224, 224)))
 
 
 def test_of_an_endless_image_the_middle_is_seen():
@@ -162,12 +158,6 @@ def test_of_an_endless_image_the_middle_is_seen():
     image.paste(BLUE, (9990, 0, 10010, 4))
     seen = evaluation_transform({**CONFIG, "mean": (0, 0, 0), "std": (1, 1, 1)})(image)
     torch.testing.assert_close(seen[:, 112, 112], torch.tensor([0.0, 0.0, 1.0]))
-
-
-def test_a_model_may_see_images_of_another_size_or_shape():
-    image = Image.new("RGB", (640, 480), RED)
-    assert evaluation_transform(CONFIG, (96, 96))(image).shape == (3, 96, 96)
-    assert evaluation_transform(CONFIG, (96, 160))(image).shape == (3, 96, 160)
 
 
 def test_a_wide_crop_is_bicubic_as_well():
