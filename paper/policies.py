@@ -23,7 +23,7 @@ from spot.models.loading import load_source
 from spot.options import LearnOptions
 from spot.placement.policy import Policy
 from spot.placement.sizes import resolve_scale, sized
-from spot.training.learn import around_the_middle, attention
+from spot.training.learn import attention, center_targets
 
 TOKENS = 25
 
@@ -52,7 +52,7 @@ def compared(source: Source, data: Path) -> list[dict[str, Any]]:
         "the policy": learned,
         "the policy, map of another image": learned.roll(1, 0),
         "the policy, mean of its maps": learned.mean(0, keepdim=True).expand_as(learned),
-        "class attention of the dense ViT": around_the_middle(attended, LearnOptions().center, len(attended)),
+        "class attention of the dense ViT": center_targets(attended, LearnOptions().center, len(attended)),
     }
     scale = resolve_scale(model.scale, TOKENS, images, model.patch_size)
     placements = {"isotropic": model.place(images, tokens=TOKENS, prior="isotropic")}

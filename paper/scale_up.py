@@ -48,7 +48,7 @@ from spot.options import TrainOptions
 from spot.placement.saliency import check_method, write_maps
 from spot.processes import this_process
 from spot.store import write_text
-from spot.training.fresh import for_data
+from spot.training.new_weights import with_classifier
 from spot.training.recipes import find_recipe, override
 from spot.training.run import run as train
 
@@ -187,7 +187,8 @@ def retrofit_mae(setup: Setup) -> None:
 def finetune_mae(setup: Setup) -> None:
     recipe = override(find_recipe("mae-finetune"), setup.changes)
     options = setup.options("mae-finetuned")
-    train(for_data(spot.load(setup.out / "mae" / "model"), recipe, options, classes=1000), recipe, options)
+    model = with_classifier(spot.load(setup.out / "mae" / "model"), 1000, "avg", recipe.seed)
+    train(model, recipe, options)
 
 
 def make_maps(setup: Setup) -> None:

@@ -189,8 +189,6 @@ class LearnOptions:
     """the map to learn: attention of the dense ViT, or an .onnx file of a saliency network"""
     center: float = 0.4
     """width of a centred Gaussian that replaces the targets' mean, as a fraction of the side; 0 for none"""
-    power: float = 1.5
-    """the predicted map is raised to this power; values above 1 make it narrower"""
     views: int = 6
     """random crops per photograph, in addition to the whole image; not for scenes"""
     epochs: int = 8

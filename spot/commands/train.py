@@ -87,9 +87,9 @@ def train(
     from spot.models.loading import load_source
     from spot.models.mae import has_decoder
     from spot.processes import this_process
-    from spot.training.fresh import for_data, fresh
+    from spot.training.new_weights import classifier_for_data, random_vit
     from spot.training.recipes import RECIPES, find_recipe, override, parse_assignments
-    from spot.training.run import dry_run, run
+    from spot.training.run import run
 
     recipe = find_recipe(recipe_name)
     if recipe.objective not in objectives:
@@ -108,7 +108,7 @@ def train(
             model = source
     else:
         given = parse_assignments(options.fresh, "--fresh takes timm's options as NAME=VALUE")
-        model = fresh(name, given, recipe.seed)
+        model = random_vit(name, given, recipe.seed)
     if recipe.objective == "mae":
         state = {} if options.weights is None else read_weights(options.weights)
         decoder = state if has_decoder(state) else None
@@ -118,10 +118,7 @@ def train(
                 "both: for that give the full checkpoint, such as mae_pretrain_vit_base_full.pth, as --weights."
             )
     if new_head:
-        model = for_data(model, recipe, options)
-    if options.dry_run:
-        dry_run(model, recipe, options, decoder=decoder)
-        return
-    run(model, recipe, options, teacher, decoder=decoder)
-    if this_process().is_main_process:
+        model = classifier_for_data(model, recipe, options)
+    run(model, recipe, options, teacher, decoder=decoder, dry_run=options.dry_run)
+    if this_process().is_main_process and not options.dry_run:
         report.say(f"The trained model is in {options.out / 'model'}")

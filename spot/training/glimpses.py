@@ -40,7 +40,7 @@ from spot.training.finder import (
     train_finder,
     train_second_stage,
 )
-from spot.training.fresh import with_classifier
+from spot.training.new_weights import with_classifier
 from spot.training.optim import build_optimizer, training_steps
 from spot.training.recipes import find_recipe, override
 from spot.training.run_folder import RunFolder

@@ -30,7 +30,6 @@ from spot import report
 from spot.data.difficulty import difficulty_of
 from spot.data.images import Images, data_for, open_data
 from spot.data.loader import loader
-from spot.data.picture import evaluation_transform
 from spot.data.scenes import Scenes
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError, unknown
@@ -46,6 +45,7 @@ from spot.training.run_folder import RunFolder
 SHARD = 64  # images per target file
 LAST = 3  # number of last blocks whose class attention is averaged
 LARGER = 1.5  # size of cached thumbnails relative to the network's input, so that they can be cropped
+POWER = 1.5  # predicted maps are raised to this power, which makes them narrower
 CROP = 0.3  # minimum area of a crop, as a share of the image
 CONTRAST, COLOUR = 0.3, 0.2  # standard deviations of the thumbnails' augmentation
 
@@ -76,7 +76,7 @@ class Crops(Images):
 
 def attention(model: SpotViT, teacher: SpotViT, images: Tensor) -> Tensor:
     """The square root of the class attention (B, rows, columns), so that one cell does not attract all tokens."""
-    return density(class_attention(teacher, renormalised(images, model, teacher)).sqrt())
+    return density(class_attention(teacher, convert_normalisation(images, model, teacher)).sqrt())
 
 
 def saliency_target(path: str) -> Target:
@@ -120,7 +120,7 @@ def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
     return density(torch.stack(maps).mean(0).unflatten(1, (rows, columns)))
 
 
-def renormalised(images: Tensor, model: SpotViT, teacher: SpotViT) -> Tensor:
+def convert_normalisation(images: Tensor, model: SpotViT, teacher: SpotViT) -> Tensor:
     """Convert images from the model's normalisation to the teacher's."""
     here, there = model.data_config, teacher.data_config
     if (here["mean"], here["std"]) == (there["mean"], there["std"]):
@@ -135,7 +135,7 @@ def density(maps: Tensor) -> Tensor:
     return maps / maps.sum((1, 2), keepdim=True)
 
 
-def around_the_middle(targets: Tensor, width: float, whole: int) -> Tensor:
+def center_targets(targets: Tensor, width: float, whole: int) -> Tensor:
     """Divide targets (M, R, C) by the mean of the first `whole`, and multiply by a centred Gaussian of this width.
 
     A ViT's class token attends to some cells, such as the corners, in all images, although they are not important.
@@ -173,27 +173,27 @@ def learn(
     out, how = Path(out), how or LearnOptions()
     if out.suffix != ".safetensors":
         raise InputError(f"a policy is written to a .safetensors file, got {out}")
-    model, known = at_budget(source), hash_weights(source)
-    teacher_hash = known if teacher is None else hash_weights(teacher)
+    model, model_hash = at_budget(source), hash_weights(source)
+    teacher_hash = model_hash if teacher is None else hash_weights(teacher)
     teacher = dense_model(source) if teacher is None else teacher
     if how.target != "attention" and not how.target.endswith(".onnx"):
         raise unknown("target", how.target, ("attention",), hint="or give an .onnx file of a saliency network")
     images = images_of(model, data, limit, leave_out, split)
     whole = len(images)
     with seeded(how.seed, Draw.WEIGHTS):
-        policy = Policy(model.patch_size, about={"model": model.name, "hash": known}, side=how.side)
-    settings = {**asdict(how), "model": known, "teacher": teacher_hash, "images": whole}
+        policy = Policy(model.patch_size, about={"model": model.name, "hash": model_hash}, side=how.side)
+    settings = {**asdict(how), "model": model_hash, "teacher": teacher_hash, "images": whole}
     if how.views and isinstance(images, Images):
         images = Crops(images, how.views, how.seed, model.data_config)
     folder = RunFolder(out.with_suffix(".learning"), settings)
     with folder.held():
         thumbnails, targets = compute_targets(policy, model, teacher, images, how, folder.path)
-        targets = around_the_middle(targets, how.center, whole) if how.center else targets
+        targets = center_targets(targets, how.center, whole) if how.center else targets
         fit(policy, thumbnails, targets, how, folder.path)
     policy.about["made"] = folder.settings
     policy.eval().requires_grad_(False)
     for part in (*policy.look.head.parameters(), policy.look.everywhere):
-        part.mul_(how.power)
+        part.mul_(POWER)
     policy.save(out)
     return policy
 
@@ -204,8 +204,7 @@ def images_of(
     """Open the images, without the excluded ones."""
     if difficulty_of(data) is not None:
         return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
-    transform = evaluation_transform(model.data_config)
-    return open_data(data, transform=transform, split=split, limit=limit, leave_out=leave_out)
+    return open_data(data, transform=model.transform(), split=split, limit=limit, leave_out=leave_out)
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 The verbs retrofit, pretrain and finetune (spot/commands/train.py) differ only in the recipes that they accept.
 """
 
-import hashlib
 import resource
 import sys
 import time
@@ -21,7 +20,7 @@ from spot.data.loader import loader
 from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
-from spot.hashes import hash_model, hash_tensors
+from spot.hashes import hash_json, hash_model, hash_tensors
 from spot.models.spot_vit import SpotViT
 from spot.options import TrainOptions
 from spot.processes import this_process
@@ -30,12 +29,7 @@ from spot.training.batches import SCENES_PER_EPOCH, SceneStream, TrainingStream
 from spot.training.loop import Trainer
 from spot.training.objectives import OBJECTIVES, Objective
 from spot.training.optim import parameter_groups
-from spot.training.recipes import (
-    DistilRecipe,
-    Recipe,
-    SupervisedRecipe,
-    as_dict,
-)
+from spot.training.recipes import DistilRecipe, Recipe, SupervisedRecipe, as_dict
 from spot.training.run_folder import RunFolder
 
 BUDGETS = (25, 49, 100)  # validated during training with isotropic tokens, in addition to the grid
@@ -49,40 +43,44 @@ def run(
     *,
     decoder: Mapping[str, Tensor] | None = None,
     objective: Callable[..., Objective] | None = None,
+    dry_run: bool = False,
 ) -> SpotViT:
     """Train a model with a recipe, or resume the run in `options.out`.
 
     teacher: for distillation, the ViT that the model was retrofitted from. Default: the model before training.
     decoder: for a masked autoencoder, a published checkpoint that contains its decoder. Default: a new decoder.
     objective: builds the objective. Default: the recipe's own.
+    dry_run: print the plan and its cost; write nothing, and return the model untrained.
     """
     images = training_images(model, recipe, options)
-    trainer = build_trainer(images, model, recipe, options, teacher, decoder, objective)
-    validated = options.val is not None and recipe.objective != "mae"
-    validate = Validation(model, str(options.val), options.val_limit, options.workers) if validated else None
-    with trainer.folder.held():
-        if isinstance(recipe, DistilRecipe) and recipe.balance and isinstance(images, Images):
-            trainer.stream.weights = sampling_weights(teacher or model, recipe, images, trainer.folder, options.workers)
-        return trainer.train(validate)
-
-
-def build_trainer(
-    images: Images | Scenes,
-    model: SpotViT,
-    recipe: Recipe,
-    options: TrainOptions,
-    teacher: SpotViT | None = None,
-    decoder: Mapping[str, Tensor] | None = None,
-    objective: Callable[..., Objective] | None = None,
-) -> Trainer:
-    """The trainer of a run; see `run`. Refuses what does not fit, before anything is written."""
-    folder = RunFolder(options.out, settings_of(model, recipe, images, options, teacher, decoder))
+    keys = repr(images.difficulty) if isinstance(images, Scenes) else hash_json(list(images.keys))
+    settings = {  # all that determines the outcome; a run resumes only with the same settings
+        "recipe": as_dict(recipe),
+        "model": {"name": model.name, "weights": hash_model(model)},
+        "images": {"count": len(images), "keys": keys},
+        "accumulate": options.accumulate,
+    }
+    if teacher is not None:
+        settings["teacher"] = {"name": teacher.name, "weights": hash_model(teacher)}
+    if decoder is not None:
+        settings["decoder"] = {"weights": hash_tensors(decoder)}
+    folder = RunFolder(options.out, settings)
     this_process().wait_for_everyone()  # all processes check the folder before one writes to it
-    extra = [each for each in (teacher, decoder) if each is not None]  # at most one, depending on the recipe
-    goal = (objective or OBJECTIVES[recipe.objective])(model, recipe, *extra)
+    given = [each for each in (teacher, decoder) if each is not None]  # at most one, depending on the recipe
+    loss = (objective or OBJECTIVES[recipe.objective])(model, recipe, *given)
     config = model.data_config
     stream = SceneStream(images, config) if isinstance(images, Scenes) else TrainingStream(images, recipe, config)
-    return Trainer(goal, stream, recipe, options, folder)
+    trainer = Trainer(loss, stream, recipe, options, folder)
+    if dry_run:
+        print_plan(trainer)
+        return model
+    validate = None
+    if options.val is not None and recipe.objective != "mae":
+        validate = Validation(model, str(options.val), options.val_limit, options.workers)
+    with folder.held():
+        if isinstance(recipe, DistilRecipe) and recipe.balance and isinstance(images, Images):
+            stream.weights = sampling_weights(teacher or model, recipe, images, folder, options.workers)
+        return trainer.train(validate)
 
 
 def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Images | Scenes:
@@ -126,28 +124,6 @@ def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Im
     return images
 
 
-def settings_of(
-    model: SpotViT,
-    recipe: Recipe,
-    images: Images | Scenes,
-    options: TrainOptions,
-    teacher: SpotViT | None = None,
-    decoder: Mapping[str, Tensor] | None = None,
-) -> dict[str, Any]:
-    """The settings that determine a run's outcome. A run resumes only with the same settings."""
-    keys = hashlib.sha256("\n".join(images.keys).encode(errors="surrogateescape")).hexdigest()[:16]
-    if isinstance(images, Scenes):
-        keys = repr(images.difficulty)
-    models = {"model": model} if teacher is None else {"model": model, "teacher": teacher}
-    return {
-        "recipe": as_dict(recipe),
-        **{role: {"name": each.name, "weights": hash_model(each)} for role, each in models.items()},
-        **({} if decoder is None else {"decoder": {"weights": hash_tensors(decoder)}}),
-        "images": {"count": len(images), "keys": keys},
-        "accumulate": options.accumulate,
-    }
-
-
 def sampling_weights(
     teacher: SpotViT, recipe: DistilRecipe, images: Images, folder: RunFolder, workers: int
 ) -> Tensor | None:
@@ -157,20 +133,20 @@ def sampling_weights(
     """
     if not teacher.num_classes:
         return None
-    file, state = folder.path / "predictions.pt", this_process()
+    file, process = folder.path / "predictions.pt", this_process()
     there = file.is_file()
-    state.wait_for_everyone()  # all processes check before one writes
+    process.wait_for_everyone()  # all processes check before one writes
     if there:
-        predictions = read_state(file, "the teacher's predictions")["classes"]
+        classes = read_state(file, "the teacher's predictions")["classes"]
     else:
-        batches = loader(images, 64, workers, process=state.process_index, processes=state.num_processes)
+        batches = loader(images, 64, workers, process=process.process_index, processes=process.num_processes)
         grid = [Setting("isotropic", len(teacher.grid()))]
-        made = evaluate(teacher.to(state.device), batches, grid, accuracy=False, title="the teacher's predictions")
-        rows = {key: row for row, key in enumerate(made.keys)}
-        predictions = made.predictions[0, [rows[key] for key in images.keys]]
-        if state.is_main_process:
-            write_state(file, {"classes": predictions})
-    counts = torch.bincount(predictions)[predictions]
+        found = evaluate(teacher.to(process.device), batches, grid, accuracy=False, title="the teacher's predictions")
+        rows = {key: row for row, key in enumerate(found.keys)}
+        classes = found.predictions[0, [rows[key] for key in images.keys]]
+        if process.is_main_process:
+            write_state(file, {"classes": classes})
+    counts = torch.bincount(classes)[classes]
     return counts.double() ** -recipe.balance
 
 
@@ -181,25 +157,22 @@ class Validation:
         self.data, self.workers = data_for(model, data, limit=limit), workers
 
     def __call__(self, model: SpotViT) -> Mapping[str, float]:
-        grid, state = len(model.grid()), this_process()
+        grid, process = len(model.grid()), this_process()
         settings = [Setting("isotropic", tokens) for tokens in (*BUDGETS, grid) if tokens <= grid]
-        batches = loader(self.data, 64, self.workers, process=state.process_index, processes=state.num_processes)
+        batches = loader(self.data, 64, self.workers, process=process.process_index, processes=process.num_processes)
         rows = evaluate(model, batches, settings, shown=False).rows()
         return {f"val_{row['tokens']}": row["top1"] for row in rows}
 
 
-def dry_run(
-    model: SpotViT, recipe: Recipe, options: TrainOptions, *, decoder: Mapping[str, Tensor] | None = None
-) -> None:
+def print_plan(trainer: Trainer) -> None:
     """Print the recipe, parameter groups, steps, time and memory of a run, measured over three backward passes."""
-    trainer = build_trainer(training_images(model, recipe, options), model, recipe, options, decoder=decoder)
+    recipe, seconds, batches = trainer.recipe, [], trainer.batches(range(3))
     trainer.objective.train()
-    batches, seconds = trainer.batches(range(3)), []
     for _ in range(3):  # passes, not steps: an accumulated step may take minutes
         began = time.monotonic()
         trainer.backward(batches)
         seconds.append(time.monotonic() - began)
-    each = options.accumulate * min(seconds[1:])  # the first is slower
+    each = trainer.options.accumulate * min(seconds[1:])  # the first is slower
     groups = [
         {
             "rate": f"{group['lr']:.2e}",
@@ -215,7 +188,7 @@ def dry_run(
         memory = torch.cuda.max_memory_allocated()
     else:  # the peak of this process
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    if not this_process().is_main_process:
+    if not trainer.main:
         return
     values = [{"field": key, "value": str(value)} for key, value in as_dict(recipe).items()]
     report.show(values, f"recipe {recipe.name}: {recipe.origin}")

@@ -12,7 +12,7 @@ from spot.data.difficulty import needle
 from spot.data.scenes import Scenes
 from spot.evaluation.cost import macs
 from spot.models.checkpoints import save_folder
-from spot.training.fresh import fresh
+from spot.training.new_weights import random_vit
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def rotary(tmp_path_factory):
     """A folder with a rotary ViT of 64 pixels for the scenes' 32 classes."""
     options = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 32}
     folder = tmp_path_factory.mktemp("models") / "rotary"
-    save_folder(fresh("vit_small_patch16_rope_224", options), folder)
+    save_folder(random_vit("vit_small_patch16_rope_224", options), folder)
     return folder
 
 

@@ -19,8 +19,8 @@ from spot.options import LearnOptions
 from spot.store import read_tensors
 from spot.training import learn as module
 from spot.training import optim
-from spot.training.fresh import fresh
-from spot.training.learn import Crops, around_the_middle, class_attention, images_of, learn, renormalised
+from spot.training.learn import Crops, center_targets, class_attention, convert_normalisation, images_of, learn
+from spot.training.new_weights import random_vit
 
 HOW = LearnOptions(epochs=3, batch=16, side=32, center=0)
 
@@ -40,7 +40,7 @@ def test_class_attention_is_what_timm_attends_to(kind, model, images):
     kept = []
     if kind == "rotary":
         options = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "init_values": 1.0}
-        model = fresh("vit_small_patch16_rope_224", options)
+        model = random_vit("vit_small_patch16_rope_224", options)
     blocks = model.vit.blocks
     for block in blocks[-3:]:
         block.attn.fused_attn = False  # the plain way shows its weights to dropout
@@ -61,15 +61,15 @@ def test_a_teacher_sees_images_as_it_wants_them(model, images):
     mean, std = (torch.tensor(model.data_config[name]).view(3, 1, 1) for name in ("mean", "std"))
     other_mean, other_std = (torch.tensor(each).view(3, 1, 1) for each in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
     wanted = (images * std + mean - other_mean) / other_std
-    torch.testing.assert_close(renormalised(images, model, teacher), wanted)
-    assert renormalised(images, model, model) is images
+    torch.testing.assert_close(convert_normalisation(images, model, teacher), wanted)
+    assert convert_normalisation(images, model, model) is images
 
 
 def test_what_all_targets_have_in_common_gives_way_to_the_middle():
     same = torch.rand(1, 5, 5) + 0.1
     bright = torch.ones(2, 5, 5)
     bright[0, 1, 3] = 3.0  # the mean there is 2, so the images have 1.5 and 0.5 of it
-    maps = around_the_middle(torch.cat([same * bright, same]), 0.4, 2)[:2]
+    maps = center_targets(torch.cat([same * bright, same]), 0.4, 2)[:2]
     middle = torch.tensor(
         [math.exp(-(((r - 2) / 5) ** 2 + ((c - 2) / 5) ** 2) / 0.32) for r in range(5) for c in range(5)]
     )
@@ -152,9 +152,12 @@ def test_a_killed_run_goes_on_and_ends_alike(model, tmp_path, monkeypatch):
     assert (tmp_path / "half.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
-def test_a_power_of_two_squares_the_map(model, images, tmp_path):
-    hows = [replace(HOW, epochs=1, power=power) for power in (1.0, 2.0)]
-    once, twice = (learn(model, "scenes", tmp_path / f"{how.power}.safetensors", how, limit=16) for how in hows)
+def test_a_power_of_two_squares_the_map(model, images, tmp_path, monkeypatch):
+    policies = []
+    for power in (1.0, 2.0):
+        monkeypatch.setattr(module, "POWER", power)
+        policies.append(learn(model, "scenes", tmp_path / f"{power}.safetensors", replace(HOW, epochs=1), limit=16))
+    once, twice = policies
     squares = once.maps(images) ** 2
     torch.testing.assert_close(twice.maps(images), squares / squares.sum((1, 2), keepdim=True))
 

@@ -8,7 +8,7 @@ import torch
 import spot
 from spot.cli import main
 from spot.options import TrainOptions
-from spot.training.fresh import with_classifier
+from spot.training.new_weights import with_classifier
 from spot.training.objectives import Masked
 from spot.training.run import run
 from tests.models.test_mae import SHAPE, published

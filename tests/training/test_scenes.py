@@ -8,7 +8,7 @@ import torch
 from spot.errors import InputError
 from spot.options import TrainOptions
 from spot.training.batches import MicroBatchSampler, SceneStream, micro_batches
-from spot.training.fresh import for_data, fresh
+from spot.training.new_weights import classifier_for_data, random_vit
 from spot.training.objectives import Supervised
 from spot.training.recipes import SCENES, find_recipe, override
 from spot.training.run import run, training_images
@@ -19,11 +19,11 @@ SMALL = {"epochs": 2.0, "batch_size": 8, "warmup_epochs": 0.1}
 
 
 def nano(**options):
-    return fresh("vit_tiny_patch16_224", {**SHAPE, **options})
+    return random_vit("vit_tiny_patch16_224", {**SHAPE, **options})
 
 
 def rotary(**options):
-    return fresh("vit_small_patch16_rope_224", {**SHAPE, "init_values": 1.0, **options})
+    return random_vit("vit_small_patch16_rope_224", {**SHAPE, "init_values": 1.0, **options})
 
 
 def options(out, **changes) -> TrainOptions:
@@ -39,7 +39,7 @@ def test_every_recipe_for_scenes_trains_to_its_end_and_its_loss_falls(recipe, tm
         changes |= {"img_size": 64, "budgets": (9, 16, 64), "priors": ("isotropic",)}
     small, asked = override(recipe, changes), options(tmp_path / "run", data=data, limit=256, val=data, val_limit=8)
     if recipe.name == "scenes-finetune":
-        model = for_data(model, small, asked)
+        model = classifier_for_data(model, small, asked)
     assert run(model, small, asked).num_classes == 32
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     losses = [float(row["loss"]) for row in csv.DictReader((tmp_path / "run" / "log.csv").open())]

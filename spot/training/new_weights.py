@@ -22,7 +22,7 @@ from spot.training.recipes import Recipe
 AMPLITUDE = 0.3  # of the initial position embedding; about that of the patch embedding
 
 
-def fresh(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
+def random_vit(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
     """Create a timm ViT with random weights, from its name and timm's options.
 
     Position embeddings start as sine waves (as in MAE) instead of timm's noise. Training is faster, and the
@@ -38,11 +38,11 @@ def fresh(name: str, options: Mapping[str, Any], seed: int = 0) -> SpotViT:
         prefix = 0 if model.vit.no_embed_class else model.num_prefix_tokens
         with torch.no_grad():
             table.zero_()
-            table[0, prefix:] = AMPLITUDE * waves(model.grid().cpu(), model.embed_dim)
+            table[0, prefix:] = AMPLITUDE * sine_embedding(model.grid().cpu(), model.embed_dim)
     return model
 
 
-def waves(positions: Tensor, width: int) -> Tensor:
+def sine_embedding(positions: Tensor, width: int) -> Tensor:
     """Sines and cosines of y, then of x, with 0.5 to 2 periods per image: (N, 2) → (N, width)."""
     periods = 2 ** torch.linspace(-1, 1, math.ceil(width / 4))
     angles = 2 * math.pi * positions[:, :, None] * periods  # (N, 2, width / 4)
@@ -65,30 +65,23 @@ def with_classifier(model: SpotViT, classes: int, pool: str | None, seed: int = 
     overlay = {key: model.data_config[key] for key in ("mean", "std", "interpolation", "crop_pct")}
     with seeded(seed, Draw.HEAD):
         vit = create_timm(model.name, pretrained_cfg_overlay=overlay, **options)
-    fresh = {name for name in vit.state_dict() if name.startswith(("head.", "fc_norm.", "norm."))}
-    left = ("head.", "fc_norm.") if "norm.weight" in fresh else ("head.", "fc_norm.", "norm.")  # else fc_norm
-    state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith(left)}
+    new = {name for name in vit.state_dict() if name.startswith(("head.", "fc_norm.", "norm."))}
+    dropped = ("head.", "fc_norm.") if "norm.weight" in new else ("head.", "fc_norm.", "norm.")
+    state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith(dropped)}
     missing, surplus = vit.load_state_dict(state, strict=False)
-    if surplus or set(missing) - fresh:
+    if surplus or set(missing) - new:
         raise InputError(f"timm builds {model.name} differently from the model given: {[*missing, *surplus][:3]}")
     return SpotViT(vit, tokens=model.tokens, prior=model.prior, sigma=model.sigma, options=options)
 
 
-def for_data(model: SpotViT, recipe: Recipe, options: TrainOptions, classes: int | None = None) -> SpotViT:
-    """Give the model a head for the data's classes, with their names, or for a given number of classes.
-
-    A model that was already trained for these classes keeps its head.
-    """
-    pool, names = getattr(recipe, "global_pool", None), None
-    if difficulty_of(options.data) is not None:
-        names = list(CLASSES)
-    elif classes is None:
+def classifier_for_data(model: SpotViT, recipe: Recipe, options: TrainOptions) -> SpotViT:
+    """Give the model a head for the data's classes, with their names. A head for these classes is kept."""
+    names = list(CLASSES)
+    if difficulty_of(options.data) is None:
         names = open_data(options.data, transform=model.transform(), split=options.split).classes
-        if not names:
-            raise InputError(f"{options.data} has no classes to fine-tune for; one folder per class is needed")
-    if names is None or classes not in (None, len(names)):
-        return with_classifier(model, classes or 0, pool, recipe.seed)
-    known = class_folders(model)
+    if not names:
+        raise InputError(f"{options.data} has no classes to fine-tune for; one folder per class is needed")
+    known, pool = class_folders(model), getattr(recipe, "global_pool", None)
     new = with_classifier(model, len(names), pool, recipe.seed, anew=isinstance(known, list) and known != names)
     if known != names:
         new.class_names = names
