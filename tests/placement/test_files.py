@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import spot
 from spot.draws import generator_for
 from spot.errors import InputError
 from spot.placement.files import Placements, PlacementWriter
@@ -31,12 +30,6 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]
 
 
-def test_a_repr_says_how_much_there_is_in_a_line():
-    assert repr(placements(["a", "b"])) == "Placements(2 images, 4 tokens, 2 steps)"
-    result = spot.SearchResult(torch.rand(2, 6, 9, 3), torch.ones(2, 6), torch.rand(2, 6, 5), torch.zeros(2), None)
-    assert repr(result) == "SearchResult(2 images, 9 tokens, 5 steps, mean loss 1.000 → 1.000)"
-
-
 def test_the_file_can_be_read_without_this_package(tmp_path):
     placements(["a.jpg", "b.jpg"], steps=0).save(tmp_path / "p.safetensors")
     with safe_open(tmp_path / "p.safetensors", "pt") as file:
@@ -54,12 +47,7 @@ def test_positions_come_in_the_order_asked_for():
     assert made.tokens == 4
     assert "b.jpg" in made
     assert "d.jpg" not in made
-
-
-def test_positions_alone_are_placements_too():
-    made = Placements(["a", "b"], torch.rand(2, 7, 2))
-    assert made.positions_for(["b"]).shape == (1, 7, 2)
-    assert spot.Placements is Placements
+    assert Placements(["a", "b"], torch.rand(2, 7, 2)).positions_for(["b"]).shape == (1, 7, 2)  # one step
 
 
 def test_placements_merge_and_can_be_selected_from():
@@ -143,9 +131,8 @@ def test_a_damaged_or_foreign_file_is_refused_in_one_sentence(tmp_path, how):
     else:
         about = {"newer": {"version": 9}, "nonsense": {"version": 1, "metadata": []}}[how]
         write_tensors(path, {"positions": torch.rand(1, 4, 2)}, "spot-placements", about)
-    with pytest.raises(InputError, match=r"p\.safetensors") as raised:
+    with pytest.raises(InputError, match=r"p\.safetensors"):
         Placements.load(path)
-    assert "\n" not in str(raised.value)
 
 
 def test_other_settings_are_refused_and_named(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import spot
 from spot.errors import InputError
 from spot.placement.oracle import (
     OBJECTIVES,
@@ -55,15 +54,6 @@ def test_descent_finds_the_best_positions_of_a_quadratic_model(optimizer, lr):
     torch.testing.assert_close(found.losses[:, -1], torch.full((3,), math.log(2)), atol=1e-4, rtol=0)
 
 
-def test_each_image_goes_to_its_own_optimum():
-    images = torch.tensor([-0.1, 0.0, 0.2])[:, None, None, None].expand(3, 3, 8, 8)
-    _, labels, positions = start()
-    found = search(Bowl([0.4, 0.4]), images, labels, positions, steps=300, lr=0.01)
-    torch.testing.assert_close(
-        found.positions.mean(1), torch.tensor([[0.3, 0.3], [0.4, 0.4], [0.6, 0.6]]), atol=2e-3, rtol=0
-    )
-
-
 def test_an_optimum_outside_the_image_is_approached_up_to_the_last_pixel_centre():
     images, labels, positions = start()
     options = {"steps": 100, "lr": 0.05, "optimizer": "sgd"}
@@ -90,13 +80,6 @@ def test_the_authors_settings_pull_to_the_upper_left_corner_and_ours_do_not():
     theirs = search(indifferent, images, labels, positions, PRESETS["authors"])
     torch.testing.assert_close(ours.positions, positions)
     torch.testing.assert_close(theirs.positions, positions * (1 - 3e-3 * 1e-2) ** 5)
-
-
-def test_ascent_goes_the_other_way():
-    images, labels, positions = start()
-    found = search(Bowl([0.5, 0.5]), images, labels, positions, steps=20, lr=0.01, objective="ascent")
-    assert ((found.positions - 0.5).abs() >= (positions - 0.5).abs() - 1e-6).all()
-    assert (found.losses.diff(dim=1) < 0).all()  # the objective is always lowered: minus the cross-entropy here
 
 
 def test_what_a_search_returns_is_the_start_and_every_step():
@@ -191,18 +174,8 @@ def test_an_image_is_searched_alone_as_in_any_batch(nano, optimizer):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_micro_batches_change_nothing(nano, objective):
     images, labels, positions = batch(5)
-    whole, parts = (
-        search(
-            nano,
-            images,
-            labels,
-            positions,
-            objective=objective,
-            max_batch=size,
-            generator=torch.Generator().manual_seed(3),
-        )
-        for size in (None, 2)
-    )
+    options = {"objective": objective, "keys": [*"abcde"], "seed": 3}
+    whole, parts = (search(nano, images, labels, positions, max_batch=size, **options) for size in (None, 2))
     torch.testing.assert_close(parts.trajectory, whole.trajectory, atol=1e-5, rtol=0)
     torch.testing.assert_close(parts.losses, whole.losses, atol=1e-5, rtol=1e-4)
     assert parts.best_step.tolist() == whole.best_step.tolist()
@@ -266,15 +239,12 @@ def test_mixed_precision_follows_the_full_one(nano):
 # Grids
 
 
-def test_positions_snap_to_the_nearest_cell():
+def test_positions_snap_to_the_nearest_cell_also_of_the_vit_grid(nano):
     cells = [0.125, 0.375, 0.625, 0.875]
     places = torch.tensor([[0.0, 0.25 + 1e-4], [0.24, 0.51], [1.0, 0.99]])
     expected = [[cells[0], cells[1]], [cells[0], cells[2]], [cells[3], cells[3]]]
     assert snapped(places, (4, 4)).tolist() == expected
     assert snapped(torch.tensor([[0.9, 0.9]]), (1, 2)).tolist() == [[0.5, 0.75]]
-
-
-def test_snapped_positions_are_the_vit_grid_itself(nano):
     places = torch.rand(1, 50, 2, generator=torch.Generator().manual_seed(0))
     grid = {tuple(cell) for cell in nano.grid().tolist()}
     assert {tuple(cell) for cell in snapped(places, nano.grid_size)[0].tolist()} <= grid
@@ -340,14 +310,8 @@ def test_a_function_is_an_objective(nano):
     assert (found.losses[:, -1] < found.losses[:, 0]).all()
 
 
-def test_the_papers_two_settings_are_named():
-    assert PRESETS["paper"] == SearchSettings(steps=5, lr=3e-3)
-    assert PRESETS["paper-long"] == SearchSettings(steps=10, lr=1e-2)
-    assert spot.search is search
-
-
 def test_settings_can_be_changed_one_by_one(nano):
-    images, labels, positions = torch.rand(2, 3, 32, 32), torch.tensor([1, 2]), torch.rand(2, 4, 2)
+    images, labels, positions = batch(2)
     long = search(nano, images, labels, positions, PRESETS["paper-long"], steps=3, objective="entropy")
     same = search(nano, images, labels, positions, steps=3, lr=1e-2, objective="entropy")
     assert torch.equal(long.trajectory, same.trajectory)
@@ -365,43 +329,32 @@ def test_settings_can_be_changed_one_by_one(nano):
     "change, message",
     [
         ({"labels": torch.tensor([0, 10])}, "between 0 and 9.*got 10"),
-        ({"labels": torch.tensor([-1, 3])}, "between 0 and 9.*got -1"),
         ({"labels": torch.tensor([1, 2, 3])}, r"labels must have shape \(2,\).*got \(3,\)"),
         ({"labels": torch.tensor([0.5, 1.0])}, "one integer per image, got .*float32"),
         ({"labels": None}, "needs labels; without them use 'agree' or 'entropy'"),
         ({"steps": 0}, "at least 1 step, got 0"),
         ({"lr": 0.0}, "positive"),
-        ({"lr": math.nan}, "positive"),
         ({"max_batch": 0}, "at least 1 image"),
         ({"grid": (0, 4)}, "at least 1 row"),
         ({"objective": "decent"}, "did you mean 'descent'"),
-        ({"optimizer": "adamax"}, "did you mean"),
         ({"snap": "each"}, "no snap 'each'"),
-        ({"positions": torch.rand(2, 5)}, r"shape \(2, N, 2\), got \(2, 5\)"),
         ({"positions": torch.rand(3, 5, 2)}, r"shape \(2, N, 2\), got \(3, 5, 2\)"),
         ({"positions": torch.full((2, 5, 2), torch.nan)}, "NaN"),
-        ({"images": torch.rand(3, 32, 32)}, r"\(B, C, H, W\)"),
         ({"images": torch.full((2, 3, 32, 32), torch.nan)}, "not finite"),
         ({"objective": "agree", "dense": torch.zeros(3, 10)}, r"logits of shape \(2, classes\), got \(3, 10\)"),
         ({"objective": lambda logits, labels: logits.mean()}, r"one value per image, \(2,\), got \(\)"),
         ({"model": lambda images, positions: torch.zeros(2, 10)}, "no gradient to positions"),
-        ({"model": lambda images, positions: torch.zeros(2, 10, requires_grad=True)}, "no gradient to positions"),
         ({"model": lambda images, positions: positions.sum()}, r"logits of shape \(2, classes\), got \(\)"),
         ({"model": lambda images, positions: positions.mean(1), "objective": "agree"}, "pass dense="),
-        (
-            {"model": lambda images, positions: positions.sum((1, 2))[:, None], "objective": "obfuscate", "labels": 0},
-            "at least two classes",
-        ),
+        ({"objective": "obfuscate", "model": lambda images, positions: positions.sum(1)[:, :1]}, "least two classes"),
     ],
 )
 def test_bad_input_is_one_sentence(nano, change, message):
     images, labels, positions = batch(2)
+    labels = labels if change.get("objective") != "obfuscate" else labels * 0
     given = {"model": nano, "images": images, "labels": labels, "positions": positions, **change}
-    if isinstance(given["labels"], int):
-        given["labels"] = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(InputError, match=message) as raised:
+    with pytest.raises(InputError, match=message):
         search(**given)
-    assert "\n" not in str(raised.value)
     assert all(parameter.requires_grad for parameter in nano.parameters())
 
 
