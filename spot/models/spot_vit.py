@@ -29,7 +29,7 @@ from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, block_indices, create_timm, refuse_unfit
 from spot.placement.priors import LEARNED, AnyPrior, Prior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
-from spot.placement.sizes import Scale, check_size, resolve_scale, sized
+from spot.placement.sizes import Scale, check_scale, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import grid_positions, rotary_embedding
 from spot.tokens.positions import check_positions
@@ -152,7 +152,7 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
             if isinstance(value, nn.Module):
                 self.policy, value = value, LEARNED
         elif name == "scale":
-            check_size(value)
+            check_scale(value)
             if value not in (None, 1) and isinstance(self.tokenizer, AuthorsTokenizer):
                 raise InputError(f"the authors' checkpoints read windows of one size, got scale {value}; leave it out")
         elif name == "saliency":
@@ -213,7 +213,7 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
             maps = self.saliency_maps(images, keys)
         count = self.tokens if tokens is None else tokens
         check_tokens(count)
-        check_size(scale)
+        check_scale(scale)
         size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
         positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=math.prod(self.grid_size))
         return positions if positions.shape[-1] > 2 else sized(positions, size)

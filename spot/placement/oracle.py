@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 
 from spot.errors import InputError, check_kind, unknown
 from spot.placement.priors import check_images, draw_rows, omega
-from spot.placement.sizes import from_steps, step_limits, to_steps
+from spot.placement.sizes import from_variables, to_variables, variable_limits
 from spot.tokens.positions import COLUMNS, check_positions
 
 Model = Callable[[Tensor, Tensor], Tensor]
@@ -256,31 +256,31 @@ def _search(
             target = predict(model.grid(images)) if dense is None else dense  # type: ignore[attr-defined]
     window = getattr(model, "patch_size", None)
     largest = 4.0 if window is None else max(images.shape[-2:]) / window
-    low, high = step_limits(*omega(images), positions, largest)
-    place = to_steps(positions).clamp(low, high) if settings.project else to_steps(positions)
-    stepper = OPTIMIZERS[settings.optimizer]([place], lr=settings.lr, weight_decay=settings.weight_decay)
+    low, high = variable_limits(*omega(images), positions, largest)
+    variables = to_variables(positions).clamp(low, high) if settings.project else to_variables(positions)
+    optimizer = OPTIMIZERS[settings.optimizer]([variables], lr=settings.lr, weight_decay=settings.weight_decay)
     trajectory, losses, outputs = [], [], []
     for step in range(steps + 1):
         last = step == steps
         on_grid = grid if last or settings.snap == "every-step" else None
-        here = place.clone() if on_grid is None else snapped(place, on_grid)
+        here = variables.clone() if on_grid is None else snapped(variables, on_grid)
         with torch.set_grad_enabled(not last):
-            logits = predict(from_steps(here.requires_grad_(not last)))
+            logits = predict(from_variables(here.requires_grad_(not last)))
             if step == 0 and labels is not None and settings.labelled:
                 check_labels(labels, logits.shape[1])
                 if objective == "obfuscate":
                     target = wrong(labels, logits.shape[1])
             loss = loss_of(logits, target)
         _check_loss(loss, len(images), step)
-        trajectory.append(from_steps(here.detach()))
+        trajectory.append(from_variables(here.detach()))
         losses.append(loss.detach())
         outputs.append(logits.detach())
         if not last:
-            place.grad = _gradient(loss, here)
-            stepper.step()
-            place[..., 3:] = positions[..., 3:]  # weight decay would move regions
+            variables.grad = _gradient(loss, here)
+            optimizer.step()
+            variables[..., 3:] = positions[..., 3:]  # weight decay would move regions
             if settings.project:
-                place.clamp_(low, high)
+                variables.clamp_(low, high)
     first = 0 if grid is None or settings.snap == "every-step" else steps  # the first step on the grid
     best_step = torch.stack(losses[first:], 1).argmin(1) + first
     return SearchResult(torch.stack(trajectory, 1), torch.stack(losses, 1), torch.stack(outputs, 1), best_step, target)

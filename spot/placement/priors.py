@@ -80,7 +80,7 @@ def center(images: Tensor, tokens: int, generator: Generator | None = None, *, c
     An offset d from the middle becomes d · (1 − b · exp(−(d / CENTER_WIDTH)²)), with b = 1 − tokens / cells. A full
     grid has no bias b, because moving its tokens would leave gaps.
     """
-    return _pulled(isotropic(images, tokens), max(0.0, 1 - tokens / cells), CENTER_WIDTH)
+    return _towards_middle(isotropic(images, tokens), max(0.0, 1 - tokens / cells), CENTER_WIDTH)
 
 
 def boundary(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
@@ -95,10 +95,10 @@ def boundary(images: Tensor, tokens: int, generator: Generator | None = None) ->
 
 def center_authors(images: Tensor, tokens: int, generator: Generator | None = None) -> Tensor:
     """The authors' center prior: the same pull, of width 0.2, for any number of tokens, also for a full grid."""
-    return _pulled(isotropic(images, tokens), 1.0, 0.2)
+    return _towards_middle(isotropic(images, tokens), 1.0, 0.2)
 
 
-def _pulled(positions: Tensor, bias: float, width: float) -> Tensor:
+def _towards_middle(positions: Tensor, bias: float, width: float) -> Tensor:
     offset = positions - 0.5
     return 0.5 + offset * (1 - bias * torch.exp(-((offset / width) ** 2)))
 
@@ -111,7 +111,7 @@ def boundary_authors(images: Tensor, tokens: int, generator: Generator | None = 
 
 def salient(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
     """Drawn in proportion to saliency maps (B, H, W) in [0, 1], and uniformly within each pixel."""
-    return _from_density(maps, images, tokens, generator)
+    return _sampled(maps, images, tokens, generator)
 
 
 def salient_distinct(
@@ -140,7 +140,7 @@ def salient_distinct(
 
 def salient_soft(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
     """As salient, with maps raised to the power of 1 / SOFTNESS, which gives nearly binary maps intermediate values."""
-    return _from_density(maps.clamp(min=0) ** (1 / SOFTNESS), images, tokens, generator)
+    return _sampled(maps.clamp(min=0) ** (1 / SOFTNESS), images, tokens, generator)
 
 
 def focus(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def equal_shares(density: Tensor, weight: float, images: Tensor, tokens: int) ->
 
 def background(images: Tensor, tokens: int, generator: Generator | None = None, *, maps: Tensor) -> Tensor:
     """Drawn where saliency maps are low: from 1 − map (paper, robustness)."""
-    return _from_density(1 - maps, images, tokens, generator)
+    return _sampled(1 - maps, images, tokens, generator)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Prior:
     draw: Callable[..., Tensor]
     random: bool = False  # positions depend on the seed
     needs_map: bool = False  # needs saliency maps
-    fades: bool = False  # gives even coverage when there are as many tokens as grid cells
+    even_when_full: bool = False  # gives even coverage when there are as many tokens as grid cells
     learned: bool = False  # a placeholder for a model's policy; see SpotViT.resolved_prior
 
     @property
@@ -215,7 +215,7 @@ class Prior:
         check_kind("generator", generator, Generator, type(None), advice="use torch.Generator().manual_seed(n)")
         if generator is not None and generator.device.type != "cpu":
             raise InputError(f"generator must be on the CPU, got {generator.device}; use torch.Generator()")
-        options = {"cells": cells} if self.fades else {}
+        options = {"cells": cells} if self.even_when_full else {}
         if not self.needs_map:
             maps = None
         elif maps is None:
@@ -244,12 +244,12 @@ PRIORS: dict[str, Prior] = {
         Prior("gaussian", gaussian, random=True),
         Prior("sobol", sobol, random=True),
         Prior("isotropic", isotropic),
-        Prior("center", center, fades=True),
+        Prior("center", center, even_when_full=True),
         Prior("boundary", boundary, random=True),
         Prior("center-authors", center_authors),
         Prior("boundary-authors", boundary_authors, random=True),
         Prior("salient", salient, random=True, needs_map=True),
-        Prior("salient-distinct", salient_distinct, random=True, needs_map=True, fades=True),
+        Prior("salient-distinct", salient_distinct, random=True, needs_map=True, even_when_full=True),
         Prior("salient-soft", salient_soft, random=True, needs_map=True),
         Prior("focus", focus, needs_map=True),
         Prior("background", background, random=True, needs_map=True),
@@ -359,7 +359,7 @@ def check_maps(maps: Tensor, images: Tensor) -> Tensor:
     return maps if maps.is_floating_point() else maps.float()
 
 
-def _from_density(density: Tensor, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+def _sampled(density: Tensor, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
     """Draw a pixel in proportion to density (B, H, W), then a uniform position within the pixel."""
     height, width = density.shape[-2:]
     density = density.detach().cpu().double().flatten(1).clamp(min=0)

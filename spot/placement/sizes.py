@@ -13,7 +13,7 @@ from torch import Tensor
 from spot.errors import InputError
 
 Scale = float | Literal["auto"]
-STEP = 16.0  # a search step that moves a window by 1 % of the image changes its size by 16 %
+SCALE_STEP = 16.0  # a search step that moves a window by 1 % of the image changes its size by 16 %
 
 
 def tiling_scale(tokens: int, height: int, width: int, size: int) -> float:
@@ -36,7 +36,7 @@ def resolve_scale(scale: Scale | None, tokens: int, images: Tensor, size: int) -
     return auto_scale(tokens, height, width, size) if scale == "auto" else 1.0 if scale is None else float(scale)
 
 
-def check_size(scale: Scale | None) -> None:
+def check_scale(scale: Scale | None) -> None:
     """Refuse a scale other than "auto" or a number above 0."""
     if scale is None or (isinstance(scale, str) and scale == "auto"):
         return
@@ -51,23 +51,23 @@ def sized(positions: Tensor, scale: float) -> Tensor:
     return torch.cat([positions, positions.new_full((*positions.shape[:-1], 1), scale)], -1)
 
 
-def to_steps(positions: Tensor) -> Tensor:
-    """Convert positions to the variables of a search: scales become logarithms, divided by STEP."""
-    return torch.cat([positions[..., :2], positions[..., 2:3].log() / STEP, positions[..., 3:]], -1)
+def to_variables(positions: Tensor) -> Tensor:
+    """Convert positions to the variables of a search: scales become logarithms, divided by SCALE_STEP."""
+    return torch.cat([positions[..., :2], positions[..., 2:3].log() / SCALE_STEP, positions[..., 3:]], -1)
 
 
-def from_steps(place: Tensor) -> Tensor:
-    """The inverse of to_steps. Regions have no gradient."""
-    return torch.cat([place[..., :2], (place[..., 2:3] * STEP).exp(), place[..., 3:].detach()], -1)
+def from_variables(variables: Tensor) -> Tensor:
+    """The inverse of `to_variables`. Regions have no gradient."""
+    return torch.cat([variables[..., :2], (variables[..., 2:3] * SCALE_STEP).exp(), variables[..., 3:].detach()], -1)
 
 
-def step_limits(low: Tensor, high: Tensor, positions: Tensor, largest: float) -> tuple[Tensor, Tensor]:
+def variable_limits(low: Tensor, high: Tensor, positions: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     """Bounds of the variables of a search. Scales are at least 0.5, or half of the initial scale if that is smaller."""
     columns = positions.shape[-1]
     if columns == 2:
         return low, high
     start = float(positions[..., 2].min())
     smallest = 0.5 if start >= 0.5 else start / 2
-    least, most = (low.new_tensor([math.log(limit) / STEP]) for limit in (smallest, max(largest, 1.0)))
+    least, most = (low.new_tensor([math.log(limit) / SCALE_STEP]) for limit in (smallest, max(largest, 1.0)))
     free = low.new_full((columns - 3,), math.inf)  # regions are not optimised
     return torch.cat([low, least, -free]), torch.cat([high, most, free])

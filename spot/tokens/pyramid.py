@@ -157,10 +157,6 @@ def _gathered(levels: Sequence[Tensor], points: Tensor, level: Tensor) -> Tensor
 
 def can_read(values: Tensor) -> bool:
     """Whether there are values, and reading them neither breaks a trace nor waits for a device."""
-    return values.device.type == "cpu" and values.numel() > 0 and not is_traced()
-
-
-def is_traced() -> bool:
-    """Whether operators are being traced or transformed, so that control flow must not depend on values."""
-    compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()  # is_tracing covers torch.onnx's old exporter
-    return compiling or torch._C._are_functorch_transforms_active()
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # is_tracing covers torch.onnx's old exporter
+    traced = traced or torch._C._are_functorch_transforms_active()
+    return values.device.type == "cpu" and values.numel() > 0 and not traced

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from spot.errors import InputError
 from spot.placement.files import Placements
 from spot.placement.oracle import search
-from spot.placement.sizes import auto_scale, check_size, from_steps, sized, tiling_scale, to_steps
+from spot.placement.sizes import auto_scale, check_scale, from_variables, sized, tiling_scale, to_variables
 from tests.conftest import make_nano
 
 
@@ -47,7 +47,7 @@ def test_a_model_places_windows_of_its_scale_and_two_columns_mean_one():
 def test_what_is_no_scale_is_named(scale):
     model = make_nano()
     with pytest.raises(InputError, match="scale must be"):
-        check_size(scale)
+        check_scale(scale)
     with pytest.raises(InputError, match="scale must be"):
         model.scale = scale
     with pytest.raises(InputError, match="scale must be"):
@@ -61,8 +61,8 @@ def test_windows_larger_than_the_image_are_refused():
 
 def test_scales_go_to_steps_and_back():
     positions = torch.tensor([[[0.2, 0.4, 1.0], [0.1, 0.9, 2.5]]])
-    torch.testing.assert_close(from_steps(to_steps(positions)), positions)
-    assert torch.equal(from_steps(to_steps(positions[..., :2])), positions[..., :2])
+    torch.testing.assert_close(from_variables(to_variables(positions)), positions)
+    assert torch.equal(from_variables(to_variables(positions[..., :2])), positions[..., :2])
 
 
 def test_a_search_moves_windows_to_the_size_that_lowers_the_objective():
