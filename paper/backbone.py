@@ -85,13 +85,6 @@ class Backbone:
         """The description of a model in results: its name, and hashes of its weights and of its file."""
         return {"source": self.source, "weights": self.hash, **file_hashes(self.source)}
 
-    def by_itself(self) -> "Backbone":
-        """The same without its parent, so that baselines also use the retrofitted weights."""
-        alone = Backbone(self.name, self.source, self.weights, self.device)
-        alone._made = self._made
-        alone.__dict__ |= {"loaded": self.loaded, "hash": self.hash, "parent": None, "parent_hash": ""}
-        return alone
-
 
 def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
     """Models from `NAME` or `NAME=FILE`, with the weights of the timm ViT that NAME is based on."""

@@ -122,7 +122,7 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
         made |= lab.accuracies(backbone, own, knn=knn)
     if same:
         own = {(line, n): lab.seeded(SAME[line], n, SEEDS) for line in same for n in budgets[SAME[line]] if n < cells}
-        settings, made = settings | own, made | lab.accuracies(backbone.by_itself(), own)
+        settings, made = settings | own, made | lab.accuracies(backbone, own, retrofitted=True)
     even = {line: FIXED if sized and line in SAME else "isotropic" for line, _ in made}
     return {
         (line, n): {"right": right, "setting": settings[line, n][0], "even": made[even[line], n][0].right}

@@ -40,7 +40,7 @@ def run(lab: Lab) -> Result:
         cells = len(backbone.model.grid())
         asked = [(name, tokens) for tokens in budgets(cells) for name in PLACEMENTS]
         settings = {(name, tokens): [Setting(PLACEMENTS[name], tokens)] for name, tokens in asked}
-        made = lab.accuracies(backbone.by_itself(), settings)
+        made = lab.accuracies(backbone, settings, retrofitted=True)
         for (name, tokens), (predictions,) in made.items():
             row: Row = {"backbone": backbone.name, "placement": name, "tokens": tokens, "share": 100 * tokens / cells}
             row |= accuracy_row(predictions.right)

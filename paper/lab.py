@@ -13,6 +13,7 @@ the images are divided among the processes; all get every prediction, and the fi
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -122,15 +123,18 @@ class Lab:
         count = (self.settings.seeds if seeds is None else seeds) if random else 1
         return [Setting(placement, tokens, seed) for seed in range(count)]
 
-    def candidate(self, backbone: Backbone, setting: Setting) -> Setting:
-        """The setting with its model, which a study may have built itself: a baseline uses the plain ViT if known."""
+    def candidate(self, backbone: Backbone, setting: Setting, *, retrofitted: bool = False) -> Setting:
+        """The setting with its model, which a study may have built itself.
+
+        A baseline has the plain ViT's weights if they are known, or with `retrofitted` the backbone's.
+        """
         name = setting.placement
         if setting.model is not None:
             return with_models(backbone.loaded, [setting])[0]
         if not isinstance(name, str) or name not in (*PRIORS, LEARNED, *BASELINES):
             raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
-        source = (backbone.parent or backbone.loaded) if name in BASELINES else backbone.at(setting.tokens)
-        return with_models(source, [setting])[0]
+        plain = backbone.loaded if retrofitted or backbone.parent is None else backbone.parent
+        return with_models(plain if name in BASELINES else backbone.at(setting.tokens), [setting])[0]
 
     def model(self, backbone: Backbone, setting: Setting) -> TokenModel:
         """The model of a setting, called `model(images)`, for timing."""
@@ -153,20 +157,22 @@ class Lab:
 
     # Cached measurements
 
-    def accuracy(self, backbone: Backbone, settings: Sequence[Setting], *, knn: bool = False) -> list[Predictions]:
+    def accuracy(
+        self, backbone: Backbone, settings: Sequence[Setting], *, knn: bool = False, retrofitted: bool = False
+    ) -> list[Predictions]:
         """Predictions of a backbone for all images with each placement, in one pass over the images.
 
         A setting's placement is the name of a prior or of a baseline in BASELINES, see `candidate`. With `knn`, there
         are kNN predictions too if there is a bank (and, for priors that use maps, maps of its images).
         """
-        candidates = [self.candidate(backbone, setting) for setting in settings]
+        candidates = [self.candidate(backbone, setting, retrofitted=retrofitted) for setting in settings]
         return self._predictions(backbone, [(each, each if knn else None) for each in candidates])
 
     def accuracies(
-        self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], *, knn: bool = False
+        self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], **options: bool
     ) -> dict[T, list[Predictions]]:
         """The same for lists of settings by name, such as a placement's seeds."""
-        made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], knn=knn))
+        made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], **options))
         return {name: list(islice(made, len(own))) for name, own in settings.items()}
 
     def at(self, backbone: Backbone, placements: Placements, *, bank: Setting | None = None) -> Predictions:
@@ -212,14 +218,23 @@ class Lab:
 
     def remember(self, about: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
         """Any other measurement: read from the cache, or computed (by every process) and stored."""
-        about = as_json(about)
-        known = self.cache.get(about)
-        self.state.wait_for_everyone()
-        if known is None:
-            known = compute()
-            self._keep(about, known)
+        return self._remember_all([about], lambda _: [compute()])[0]
+
+    def _remember_all(
+        self, abouts: Sequence[Mapping[str, Any]], compute: Callable[[list[int]], list[Tensors]], at_once: int = AT_ONCE
+    ) -> list[Tensors]:
+        """Measurements from the cache; `compute` makes those with the given indices, `at_once` at a time."""
+        abouts = [as_json(about) for about in abouts]
+        found = {index: entry for index, about in enumerate(abouts) if (entry := self.cache.get(about)) is not None}
+        self.state.wait_for_everyone()  # before the first process writes entries that others look for
+        missing = [index for index in range(len(abouts)) if index not in found]
+        for group in (missing[first : first + at_once] for first in range(0, len(missing), at_once)):
+            for index, entry in zip(group, compute(group), strict=True):
+                found[index] = entry
+                if self.main:
+                    self.cache.put(abouts[index], entry)
             self.state.wait_for_everyone()
-        return known
+        return [found[index] for index in range(len(abouts))]
 
     def about(self, backbone: Backbone, candidate: Setting, *, oracle: bool = False) -> dict[str, Any]:
         """Everything that determines a measurement, with the backbone's name for the file name."""
@@ -232,47 +247,36 @@ class Lab:
     ) -> list[Predictions]:
         """Predictions of candidates and, for those with a bank's placement, kNN predictions."""
         pairs = [(each, bank if bank is not None and self._can_vote(backbone, bank) else None) for each, bank in pairs]
-        # Two cache entries for every pair: the outcome, and the kNN votes, which also depend on the bank.
-        abouts: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
-        for candidate, bank in pairs:
-            about, vote = self.about(backbone, candidate, oracle=oracle), None
-            if bank is not None:
-                images = self.sources.images_hash(backbone.model, bank=True)
-                vote = {**about, "kind": "knn", "bank": self._determinants(backbone, bank, images)}
-            abouts.append((about, vote))
-        known = [(self.cache.get(about), vote and self.cache.get(vote)) for about, vote in abouts]
-        self.state.wait_for_everyone()  # before the first process writes entries that others look for
-        missing = [
-            index for index, (right, vote) in enumerate(known) if right is None or (abouts[index][1] and not vote)
-        ]
+        model, made = backbone.model, dict[int, Tensors]()
         for knn in (False, True):  # features are needed only for kNN
-            rows = [index for index in missing if (pairs[index][1] is not None) == knn]
+            rows = [index for index, (_, bank) in enumerate(pairs) if (bank is not None) == knn]
             if not rows:
                 continue
             # In groups, so that features fit into memory and an interruption loses little work.
-            model, sources = backbone.model, self.sources
-            count = max(len(sources.images(model)), len(sources.bank(model)) if knn else 0)
+            count = max(len(self.sources.images(model)), len(self.sources.bank(model)) if knn else 0)
             at_once = max(1, min(AT_ONCE, int(MEMORY / (4 * count * model.embed_dim))))
-            for group in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
-                made = self._measured(backbone, [pairs[index] for index in group], oracle)
-                for index, entries in zip(group, made, strict=True):
-                    known[index] = entries
-                    self._keep(abouts[index][0], entries[0])
-                    self._keep(abouts[index][1], entries[1])
-                self.state.wait_for_everyone()
-        return [
-            Predictions(decode_names(outcome["keys"]), outcome["ranks"] == 0, vote["right"] if vote else None)
-            for outcome, vote in known
-            if outcome is not None  # all are there by now
-        ]
+            chosen = [pairs[row] for row in rows]
+            abouts = [self._about_pair(backbone, pair, oracle) for pair in chosen]
+            compute = partial(self._measured, backbone, chosen, oracle)
+            made |= zip(rows, self._remember_all(abouts, compute, at_once), strict=True)
+        found = [made[index] for index in range(len(pairs))]
+        return [Predictions(decode_names(each["keys"]), each["ranks"] == 0, each.get("knn")) for each in found]
+
+    def _about_pair(self, backbone: Backbone, pair: tuple[Setting, Setting | None], oracle: bool) -> dict[str, Any]:
+        candidate, bank = pair
+        about = self.about(backbone, candidate, oracle=oracle)
+        if bank is None:
+            return about
+        images = self.sources.images_hash(backbone.model, bank=True)
+        return {**about, "kind": "knn", "bank": self._determinants(backbone, bank, images)}
 
     def _measured(
-        self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], oracle: bool
-    ) -> list[tuple[Tensors, Tensors | None]]:
-        """Outcomes and kNN votes of some candidates, in one pass over the images; all of them vote or none."""
+        self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], oracle: bool, rows: Sequence[int]
+    ) -> list[Tensors]:
+        """Outcomes of some candidates, in one pass over the images; all of them have kNN predictions or none."""
         model = backbone.model
-        candidates, voters = [each for each, _ in pairs], [bank for _, bank in pairs if bank is not None]
-        banks = self._banks(backbone, voters) if voters else []
+        candidates = [pairs[row][0] for row in rows]
+        banks = self._banks(backbone, [bank for _, bank in (pairs[row] for row in rows) if bank is not None])
         made = evaluate(
             model,
             self._batches(self.sources.images(model, oracle=oracle)),
@@ -280,38 +284,29 @@ class Lab:
             saliency=self.sources.saliency(model) if any(each.needs_map for each in candidates) else None,
             features=bool(banks),
             shown=self.main,
-            title=f"{backbone.name}, {len(pairs)} placement{'s' if len(pairs) > 1 else ''}",
+            title=f"{backbone.name}, {len(rows)} placement{'s' if len(rows) > 1 else ''}",
         )
         keys, ranks, losses = encode_names(made.keys), made.ranks.to(torch.int32), made.losses.float()
-        outcomes = [{"keys": keys, "ranks": ranks[index], "losses": losses[index]} for index in range(len(pairs))]
-        if not banks:
-            return [(outcome, None) for outcome in outcomes]
-        answers = [classify(each.to(self.state.device), bank) for each, bank in zip(made.features, banks, strict=True)]
-        votes = [{"right": answer[:, 0].cpu() == made.labels} for answer in answers]
-        return list(zip(outcomes, votes, strict=True))
+        entries = [{"keys": keys, "ranks": ranks[index], "losses": losses[index]} for index in range(len(rows))]
+        if banks:
+            for entry, features, bank in zip(entries, made.features, banks, strict=True):
+                entry["knn"] = classify(features.to(self.state.device), bank)[:, 0].cpu() == made.labels
+        return entries
 
     def _banks(self, backbone: Backbone, voters: Sequence[Setting]) -> list[Bank]:
         """kNN banks with these placements, cached. Missing ones are computed in one pass over the bank's images."""
         model = backbone.model
-        images = self.sources.images_hash(model, bank=True)
+
+        def compute(rows: list[int]) -> list[Tensors]:
+            some = [voters[row] for row in rows]
+            maps = any(each.needs_map for each in some)
+            saliency = self.sources.saliency(model, str(self.settings.bank)) if maps else None
+            batches = self._batches(self.sources.bank(model))
+            return [each._asdict() for each in compute_banks(model, batches, some, saliency=saliency, shown=self.main)]
+
+        images = self.sources.images_hash(model, bank=True) if voters else ""
         abouts = [{"kind": "banks", **self._determinants(backbone, voter, images)} for voter in voters]
-        known = [self.cache.get(about) for about in abouts]
-        self.state.wait_for_everyone()  # before the first process writes entries that others look for
-        missing = [index for index, bank in enumerate(known) if bank is None]
-        if missing:
-            maps = any(voters[index].needs_map for index in missing)
-            made = compute_banks(
-                model,
-                self._batches(self.sources.bank(model)),
-                [voters[index] for index in missing],
-                saliency=self.sources.saliency(model, str(self.settings.bank)) if maps else None,
-                shown=self.main,
-            )
-            for index, bank in zip(missing, made, strict=True):
-                known[index] = bank._asdict()
-                self._keep(abouts[index], known[index])
-            self.state.wait_for_everyone()
-        return [Bank(**bank) for bank in known if bank is not None]  # all are there by now
+        return [Bank(**bank) for bank in self._remember_all(abouts, compute)]
 
     def _batches(self, images: Data) -> Loader:
         """This process's share of the batches."""
@@ -331,7 +326,3 @@ class Lab:
             return self.settings.bank is not None
         maps = Path(self.settings.saliency)
         return not maps.is_dir() or map_path(maps, self.sources.bank(backbone.model).keys[0]).is_file()
-
-    def _keep(self, about: Mapping[str, Any] | None, tensors: Tensors | None) -> None:
-        if self.main and about is not None and tensors is not None:
-            self.cache.put(about, tensors)

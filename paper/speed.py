@@ -46,7 +46,8 @@ def run(lab: Lab) -> Result:
         once |= {line: setting for line, setting in settings.items() if line not in once}
         speeds = timed(lab, {f"{method} {n}": lab.model(backbone, setting) for (method, n), setting in once.items()})
         if backbone.parent is not None and backbone.parent_hash != backbone.hash:  # same speed as with plain weights
-            made |= lab.accuracies(backbone.by_itself(), {(SAME_SMALL, n): [Setting("resize", n)] for n in few})
+            smaller = {(SAME_SMALL, n): [Setting("resize", n)] for n in few}
+            made |= lab.accuracies(backbone, smaller, retrofitted=True)
             speeds |= {f"{SAME_SMALL} {n}": speeds[f"{SMALL} {n}"] for n in few}
         right = {line: predictions.right for line, (predictions,) in made.items()}
         for n in budgets:

@@ -77,42 +77,41 @@ def paper_rows() -> list[Row]:
 
 def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str]) -> list[Row]:
     """The rows of one backbone."""
-    cells = len(backbone.model.grid())
-    holders = {"": backbone}
+    cells, weights = len(backbone.model.grid()), [""]
     if backbone.parent is None:
         notes.append(f"The plain ViT of {backbone.name} is not there: its ToMe merges tokens of SPoT's weights.")
     elif backbone.parent_hash != backbone.hash:
-        holders[SAME] = backbone.by_itself()
-    # A line, by method and requested cost → its setting, and the suffix for its weights.
-    lines: dict[tuple[str, str], tuple[Setting, str]] = {(VIT, "dense"): (Setting("plain", cells), "")}
-    lines[SPOT, "dense"] = Setting("isotropic", cells), ""
-    lines |= {(SPOT, f"{tokens} tokens"): (Setting("isotropic", tokens), "") for tokens in budgets}
+        weights.append(SAME)
+    # The setting of each line, by method and requested cost.
+    lines = {(VIT, "dense"): Setting("plain", cells), (SPOT, "dense"): Setting("isotropic", cells)}
+    lines |= {(SPOT, f"{tokens} tokens"): Setting("isotropic", tokens) for tokens in budgets}
     try:
         left = ToMe(backbone.parent or backbone.model, speedup=PUBLISHED).tokens
-        lines[MERGED, f"{PUBLISHED}× by MACs"] = Setting("tome", left), ""
+        lines[MERGED, f"{PUBLISHED}× by MACs"] = Setting("tome", left)
     except InputError:
         notes.append(f"ToMe cannot be {PUBLISHED} times faster with the few blocks of {backbone.name}.")
     reached, most = matched(backbone.parent or backbone.model, budgets)
     rivals = {(method, tokens): name for method, name in MERGING.items() for tokens in reached}
     rivals |= {(SMALLER, tokens): "resize" for tokens in shrinkable(backbone.model, budgets)}
-    for holder in holders:
+    for suffix in weights:
         for (method, tokens), name in rivals.items():
-            lines[method + holder, f"as {tokens} tokens"] = Setting(name, tokens), holder
+            lines[method + suffix, f"as {tokens} tokens"] = Setting(name, tokens)
     if most is not None:
-        lines[MERGED, MOST] = Setting("tome-cost", most), ""
+        lines[MERGED, MOST] = Setting("tome-cost", most)
     right: dict[tuple[str, str], Tensor] = {}
-    for holder, its in holders.items():  # one pass over the images each
-        own = {line: [setting] for line, (setting, whose) in lines.items() if whose == holder}
-        right |= {line: made.right for line, (made,) in lab.accuracies(its, own).items()}
+    for suffix in weights:  # one pass over the images each
+        own = {line: [each] for line, each in lines.items() if line[0].endswith(SAME) == bool(suffix)}
+        made = lab.accuracies(backbone, own, retrofitted=bool(suffix))
+        right |= {line: predictions.right for line, (predictions,) in made.items()}
     # The speed does not depend on the weights, so each method is timed once.
-    models = {" ".join(line): lab.model(backbone, setting) for line, (setting, whose) in lines.items() if not whose}
+    models = {" ".join(line): lab.model(backbone, each) for line, each in lines.items() if not line[0].endswith(SAME)}
     speeds = timed(lab, models)
     rows = []
-    for (method, what), (setting, whose) in lines.items():
-        dense = right[SPOT if method == SPOT or whose or backbone.parent is None else VIT, "dense"]
-        here = right[method, what]
+    for (method, what), setting in lines.items():
+        spot = method == SPOT or method.endswith(SAME) or backbone.parent is None
+        dense, here = right[SPOT if spot else VIT, "dense"], right[method, what]
         row: Row = {"backbone": backbone.name, "method": method, "setting": what, "tokens": setting.tokens}
-        row |= speeds[f"{method.removesuffix(whose)} {what}"] | accuracy_row(here) | difference(dense, here)
+        row |= speeds[f"{method.removesuffix(SAME)} {what}"] | accuracy_row(here) | difference(dense, here)
         if what.startswith("as "):
             row |= difference(here, right[SPOT, what.removeprefix("as ")], "versus")
         rows.append(row)

@@ -171,10 +171,10 @@ def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch
     wanted = [Setting("uniform", 4, seed) for seed in range(5)]
     lab, keep = make_lab(), Lab._measured
 
-    def killed(self, backbone, some, *options):
-        if some[0][0].seed == 2:
+    def killed(self, backbone, pairs, oracle, rows):
+        if pairs[rows[0]][0].seed == 2:
             raise KeyboardInterrupt
-        return keep(self, backbone, some, *options)
+        return keep(self, backbone, pairs, oracle, rows)
 
     with monkeypatch.context() as during:
         during.setattr(Lab, "_measured", killed)
