@@ -161,11 +161,13 @@ class Trainer:
         rate = learning_rate(recipe, progress.step, self.total, self.warmup)
         set_rate(self.optimizer, rate)
         passes = torch.stack([self.backward(batches) for _ in range(self.options.accumulate)])
-        asked = passes.new_tensor(self.stopping.asked)
-        sums: Tensor = self.accelerator.reduce(torch.stack([passes[:, 0].mean(), passes[:, 1].sum(), asked]), "sum")
-        loss, correct, stop = sums.tolist()
+        stop_asked = passes.new_tensor(self.stopping.asked)
+        sums: Tensor = self.accelerator.reduce(
+            torch.stack([passes[:, 0].mean(), passes[:, 1].sum(), stop_asked]), "sum"
+        )
+        loss, correct, stops = sums.tolist()
         loss /= self.accelerator.num_processes
-        self.stopping.agreed = stop > 0
+        self.stopping.agreed = stops > 0
         if not math.isfinite(loss):
             last = self.folder.checkpoints()
             kept = f"the last good checkpoint is {last[0]}" if last else "there is no checkpoint yet"
@@ -230,32 +232,26 @@ class Trainer:
         if self.options.tracker:
             self.accelerator.log(values, step=self.progress.step)
 
+    def stateful(self) -> dict[str, Any]:
+        """The objects whose state is in a checkpoint, besides the progress."""
+        average = None if self.average is None else self.average.module
+        scaler = self.accelerator.scaler  # of float16
+        parts = {"objective": self.objective, "optimizer": self.optimizer, "average": average, "scaler": scaler}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def save(self) -> None:
         """Write a checkpoint."""
-        if not self.main:
-            return
-        scaler = self.accelerator.scaler  # float16's
-        state = {
-            "objective": self.objective.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "average": None if self.average is None else self.average.module.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "progress": vars(self.progress),
-        }
-        self.folder.save(state, self.progress.step)
+        if self.main:
+            state = {name: part.state_dict() for name, part in self.stateful().items()}
+            self.folder.save({**state, "progress": vars(self.progress)}, self.progress.step)
 
     def restore(self) -> None:
         """Resume from the folder's newest checkpoint, if it has one."""
         state = self.folder.load()
-        if state is None:
-            return
-        self.objective.load_state_dict(state["objective"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            self.average.module.load_state_dict(state["average"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
+        if state is not None:
+            for name, part in self.stateful().items():
+                part.load_state_dict(state[name])
+            self.progress = Progress(**state["progress"])
 
 
 def prepare(objective: Objective, recipe: Recipe) -> None:
@@ -283,13 +279,13 @@ class Stopping:
         self.agreed = False  # by all processes, after the same step
 
     def __enter__(self) -> "Stopping":
-        self.mine = threading.current_thread() is threading.main_thread()  # Python handles signals only there
-        self.before = signal.signal(signal.SIGINT, self.ask) if self.mine else None
+        self.in_main_thread = threading.current_thread() is threading.main_thread()  # Python handles signals only there
+        self.previous = signal.signal(signal.SIGINT, self.ask) if self.in_main_thread else None
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.mine:
-            signal.signal(signal.SIGINT, self.before)
+        if self.in_main_thread:
+            signal.signal(signal.SIGINT, self.previous)
 
     def ask(self, *_: object) -> None:
         if self.asked:

@@ -67,8 +67,8 @@ def rate_scale(name: str, recipe: Recipe, depth: int) -> float:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """AdamW or Muon over the parameter groups whose rate is not 0."""
-    groups = [group for group in parameter_groups(model, recipe) if group["scale"] > 0]
+    """AdamW or Muon over the parameter groups."""
+    groups = parameter_groups(model, recipe)
     if recipe.optimizer == "adamw":
         return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=EPS, fused=True)
     for group in groups:
