@@ -13,7 +13,9 @@ import spot
 from benchmarks import ratio
 from spot.evaluation.cost import macs
 from spot.evaluation.throughput import cpu_threads, interleaved
-from spot.models.tome import ToMe
+from spot.models.baselines import tome_at_cost
+from spot.models.tome_schedule import blocks_macs
+from spot.models.wrappers import PlainViT
 
 BATCH, BUDGETS = 8, (25, 49, 100, 196)
 
@@ -38,17 +40,16 @@ def run(rounds: int = 9) -> list[dict]:
     model = spot.adapt("vit_base_patch16_224").eval()
     images = torch.randn(BATCH, 3, 224, 224)
     positions = {tokens: torch.rand(BATCH, tokens, 2) for tokens in BUDGETS}
-    merging = {tokens: ToMe.matching(model, tokens) for tokens in BUDGETS[:-1]}
+    merging = {tokens: tome_at_cost(model, tokens) for tokens in BUDGETS[:-1]}
     calls = {("timm", "dense"): model.vit}
-    cost = {("timm", "dense"): macs(ToMe(model, r=0))}
+    cost = {("timm", "dense"): macs(PlainViT(model))}
     for tokens in BUDGETS:
         calls["timm", tokens] = TimmKeeping(model.vit, tokens)
         calls["SpotViT", tokens] = lambda images, tokens=tokens: model(images, positions[tokens])
         cost["SpotViT", tokens] = macs(model, tokens=tokens)
         # timm embeds all patches, and its positions are a table without products.
         grid = model.vit.patch_embed.num_patches * model.vit.patch_embed.proj.weight.numel()
-        blocks = sum(ToMe(model, r=0).macs(tokens))
-        cost["timm", tokens] = grid + blocks + model.vit.head.weight.numel()
+        cost["timm", tokens] = grid + blocks_macs(model, tokens) + model.vit.head.weight.numel()
     for tokens, merged in merging.items():
         calls["ToMe", tokens], cost["ToMe", tokens] = merged, macs(merged)
     with cpu_threads(1):

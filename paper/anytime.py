@@ -106,7 +106,7 @@ CASCADES: tuple[tuple[str, str | None, bool], ...] = (
 
 def stage_name(stage: Stage) -> str:
     """A stage's name in tables."""
-    return f"{stage.tokens}–{stage.left()}" if stage.merged else str(stage.tokens)
+    return f"{stage.tokens}–{stage.tokens_left}" if stage.merged else str(stage.tokens)
 
 
 def predictions(
@@ -176,7 +176,7 @@ def cascade_outcome(made: Predicted, stages: Sequence[Stage], every: Sequence[St
     left, spent = torch.ones_like(answer, dtype=torch.bool), torch.zeros_like(answer)
     places = {(stage.tokens, stage.merged): index for index, stage in enumerate(every)}
     for stage in stages:
-        known = stage.joined(made.stages[places[stage.tokens, stage.merged]], known)
+        known = stage.add(made.stages[places[stage.tokens, stage.merged]], known)
         spent = spent + left * stage.macs
         answer = torch.where(left, known.argmax(1), answer)
         left = left & (known.softmax(1).amax(1) < stage.threshold)

@@ -28,12 +28,13 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, model_of, with_models
 from spot.evaluation.cost import macs
 from spot.hashes import hash_file
+from spot.models.baselines import tome_at_cost
 from spot.models.family import Source, at_budget, dense_model
-from spot.models.merging import MERGED, Merging, price
+from spot.models.merging import MERGED, Merging, windows_and_blocks_macs
 from spot.models.resize import Resize, shrunk, small_grid
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
-from spot.models.tome_schedule import in_few_blocks
+from spot.models.tome_schedule import four_blocks, merge_share
 from spot.options import TrainOptions
 from spot.placement.sizes import Scale, sized, tiling_scale
 from spot.store import read_state, write_json, write_state, write_text
@@ -87,7 +88,7 @@ class Merged(Distil):
         return self.model.grid(images)
 
     def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> DistilOutput:
-        tome = ToMe.matching(self.model, tokens)
+        tome = tome_at_cost(self.model, tokens)
         merged = tome.merge(images)
         logits, pooled = (tome.forward_head(merged.features, each, merged.sizes) for each in (False, True))
         return DistilOutput(logits, pooled, [])
@@ -120,29 +121,29 @@ class SmallerMerged(ToMe):
     """A smaller image with more patches than its budget, merged at the budget's multiply-adds."""
 
     def __init__(self, source: Source, tokens: int) -> None:
-        count, schedule = affordable(dense_model(source), tokens)
-        super().__init__(at_budget(source, count), r=schedule, own_placement=True)
+        count, schedule = schedule_for_smaller_image(dense_model(source), tokens)
+        super().__init__(at_budget(source, count), schedule, own_placement=True)
         self.places = grid_positions(small_grid(count, *self.model.img_size))
 
     def place(self, images: Tensor, **_: Any) -> Tensor:
         """The centres of the smaller image's patches (B, N, 2)."""
         return self.places.to(images.device).expand(len(images), -1, -1)
 
-    def _encoded(self, images: Tensor, positions: Any, **placement: Any) -> Any:
-        return super()._encoded(shrunk(images, len(self.places), self.model.patch_size), self.place(images))
+    def merge(self, images: Tensor, positions: Any = None, **_: Any) -> Any:
+        return super().merge(shrunk(images, len(self.places), self.model.patch_size), self.place(images))
 
 
-def affordable(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
+def schedule_for_smaller_image(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
     """The largest patch count of a smaller image that costs no more than `tokens` if merged, and the schedule."""
-    depth, budget = len(model.vit.blocks), price(model, tokens, [0] * len(model.vit.blocks))
+    depth, budget = len(model.vit.blocks), windows_and_blocks_macs(model, tokens)
     for count in range(len(model.grid()), tokens, -1):
         try:
             small_grid(count, *model.img_size)
         except InputError:
             continue  # the aspect would change too much
         for percent in range(round(100 * MERGED), round(100 * MOST) + 1):
-            schedule = in_few_blocks(percent / 100, count, depth)
-            if price(model, count, schedule) <= budget:
+            schedule = merge_share(percent / 100, four_blocks(depth), count, depth)
+            if windows_and_blocks_macs(model, count, schedule) <= budget:
                 return count, schedule
     return tokens, [0] * depth
 

@@ -17,10 +17,10 @@ from paper.provenance import comment
 from spot import report
 from spot.data.loader import loader
 from spot.models.family import at_budget, dense_model
-from spot.models.merging import price
+from spot.models.merging import windows_and_blocks_macs
 from spot.models.shipped import ALIASES
 from spot.models.tome import ToMe
-from spot.models.tome_schedule import at_most_half
+from spot.models.tome_schedule import merge_share
 from spot.store import write_text
 
 BUDGETS = (25, 49)
@@ -34,21 +34,15 @@ SCHEDULES: tuple[tuple[tuple[int, ...], float], ...] = (  # the blocks that merg
 )
 
 
-def schedule_of(blocks: Sequence[int], share: float, tokens: int, depth: int) -> list[int]:
-    """Merge the same number of tokens in each of these blocks."""
-    amount = int(share * tokens / len(blocks) + 1e-9)
-    return at_most_half([amount * (block in blocks) for block in range(depth)], tokens)
-
-
 def merging(family: spot.Family, tokens: int, blocks: Sequence[int], share: float) -> ToMe:
     """The model with the most windows whose multiply-adds under this schedule do not exceed those of `tokens`."""
     dense = dense_model(family)
     depth = len(dense.vit.blocks)
-    most = price(dense, tokens, [0] * depth)
+    budget = windows_and_blocks_macs(dense, tokens)
     for count in range(len(dense.grid()), tokens - 1, -1):
-        schedule = schedule_of(blocks, share, count, depth)
-        if price(dense, count, schedule) <= most:
-            return ToMe(at_budget(family, count, prior="isotropic"), r=schedule, own_placement=True).eval()
+        schedule = merge_share(share, blocks, count, depth)
+        if windows_and_blocks_macs(dense, count, schedule) <= budget:
+            return ToMe(at_budget(family, count, prior="isotropic"), schedule, own_placement=True).eval()
     raise ValueError(f"no number of windows costs as little as {tokens} tokens with blocks {blocks}")
 
 

@@ -18,7 +18,7 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.models.baselines import TOME_FLOOR
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe
+from spot.models.tome_schedule import blocks_macs, schedule_for_macs
 from spot.plots.accuracy import accuracy
 
 VIT, SPOT, MERGED, FLOORED, SMALLER = "ViT", "SPoT", "ToMe", "ToMe, best schedule", "smaller image"
@@ -85,12 +85,14 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
     # The setting of each line, by method and requested cost.
     lines = {(VIT, "dense"): Setting("plain", cells), (SPOT, "dense"): Setting("isotropic", cells)}
     lines |= {(SPOT, f"{tokens} tokens"): Setting("isotropic", tokens) for tokens in budgets}
-    try:
-        left = ToMe(backbone.parent or backbone.model, speedup=PUBLISHED).tokens
-        lines[MERGED, f"{PUBLISHED}× by MACs"] = Setting("tome", left)
-    except InputError:
+    plain = backbone.parent or backbone.model
+    macs = blocks_macs(plain, cells) / PUBLISHED
+    schedule = schedule_for_macs(plain, macs)
+    if blocks_macs(plain, cells, schedule) <= macs:
+        lines[MERGED, f"{PUBLISHED}× by MACs"] = Setting("tome", cells - sum(schedule))
+    else:
         notes.append(f"ToMe cannot be {PUBLISHED} times faster with the few blocks of {backbone.name}.")
-    reached, most = matched(backbone.parent or backbone.model, budgets)
+    reached, most = matched(plain, budgets)
     rivals = {(method, tokens): name for method, name in MERGING.items() for tokens in reached}
     rivals |= {(SMALLER, tokens): "resize" for tokens in shrinkable(backbone.model, budgets)}
     for suffix in weights:
@@ -120,13 +122,14 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
 
 def matched(model: SpotViT, budgets: list[int]) -> tuple[list[int], int | None]:
     """The budgets whose cost ToMe can reach, and a budget that gives its maximum merging, if that differs."""
-    merged = {tokens: ToMe.matching(model, tokens) for tokens in budgets}
-    unmerged = ToMe(model, r=0)  # for the blocks' cost: ToMe embeds all patches in any case
-    wanted = {tokens: sum(unmerged.macs(tokens)) for tokens in budgets}
-    reached = [tokens for tokens in budgets if sum(merged[tokens].macs()) <= (1 + NEAR) * wanted[tokens]]
-    schedules = [merged[tokens].schedule() for tokens in reached]
+    cells = len(model.grid())
+    wanted = {tokens: blocks_macs(model, tokens) for tokens in budgets}  # ToMe embeds all patches in any case
+    schedules = {tokens: schedule_for_macs(model, macs) for tokens, macs in wanted.items()}
+    reached = [
+        tokens for tokens in budgets if blocks_macs(model, cells, schedules[tokens]) <= (1 + NEAR) * wanted[tokens]
+    ]
     most = min(budgets)
-    return reached, None if merged[most].schedule() in schedules else most
+    return reached, None if schedules[most] in [schedules[tokens] for tokens in reached] else most
 
 
 def paper_mac_ratio() -> float:

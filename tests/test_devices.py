@@ -70,7 +70,7 @@ def test_baselines_predict_where_their_images_are(cuda, name):
 
 def test_merging_keeps_everything_on_the_gpu(cuda):
     model, images, _ = cuda
-    merged = ToMe(model, tokens=5).merge(images)
+    merged = ToMe(model, 4).merge(images)
     assert on_cuda(merged.features, merged.sizes, merged.sources, merged.positions)
 
 

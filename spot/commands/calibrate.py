@@ -80,11 +80,11 @@ def calibrate(
     cascade = calibrate(source, batches, **asked, merge=not no_merge, prior=prior, timer=timer)  # type: ignore[arg-type]
     cascade.save(out)
     rows = [
-        {"tokens": stage.tokens, "left in the end": stage.left(), "stops at": stage.threshold,
+        {"tokens": stage.tokens, "left in the end": stage.tokens_left, "stops at": stage.threshold,
          "GMACs": stage.macs / 1e9}
         for stage in cascade.stages
     ]  # fmt: skip
-    made = cascade.made
+    made = cascade.calibration
     report.show(rows, f"{model}, stage by stage", digits=3)
     report.say(
         f"On {made['images']} images it agrees with the dense ViT for {made['agreed']:.1%}; the expected loss is "

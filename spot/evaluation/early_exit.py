@@ -34,7 +34,7 @@ from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, interleaved
 from spot.models.cascade import Cascade, Stage, predict_stage, stage_model
 from spot.models.family import Family, Source, at_budget, dense_model
-from spot.models.tome_schedule import in_few_blocks, late
+from spot.models.tome_schedule import four_blocks, merge_share
 from spot.models.wrappers import TokenModel
 
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: default budgets of the stages before it
@@ -88,11 +88,13 @@ def possible_stages(
         model = dense if grid else at_budget(source, tokens, prior=prior)
         plain = Stage(tokens, macs(model.at(prior="isotropic") if grid else model))
         found.stages.append(plain)
-        found.models.append(model)
+        found.models.append(stage_model(model, plain, grid=grid))
         if few:
-            schedules = [in_few_blocks(share, tokens, depth) for share in FEW_MERGES]
+            schedules = [merge_share(share, four_blocks(depth), tokens, depth) for share in FEW_MERGES]
         else:
-            schedules = [late(*each, tokens, depth) for each in (GRID_MERGES if grid else EARLY_MERGES)]
+            pairs = GRID_MERGES if grid else EARLY_MERGES
+            late = [(share, range(round(begin * depth), depth)) for share, begin in pairs]
+            schedules = [merge_share(share, blocks, tokens, depth) for share, blocks in late]
         for merged in dict.fromkeys(map(tuple, schedules)) if merge else ():
             if not any(merged):
                 continue
@@ -115,17 +117,12 @@ def predict_all(candidates: Candidates, batches: Iterable[Batch], *, mirror: boo
     keys: list[str] = []
     tokens = [stage.tokens for stage in candidates.stages]
     unmerged = tokens.index(tokens[-1])  # the dense ViT
-    grid_model = candidates.models[unmerged].spot_vit
-    device = next(grid_model.parameters()).device
+    device = next(candidates.models[unmerged].parameters()).device
     for batch in report.track(batches, "calibrating"):
         given = batch.images.to(device)
         for images in (given, given.flip(-1)) if mirror else (given,):
-            grid = grid_model.grid(images)
-            logits = [
-                model(images, grid if count == tokens[-1] else None)
-                for count, model in zip(tokens, candidates.models, strict=True)
-            ]
-            made.append(torch.stack(logits).float().log_softmax(2).cpu())
+            logits = torch.stack([model(images) for model in candidates.models])
+            made.append(logits.float().log_softmax(2).cpu())
             labels.append(batch.labels)
             keys += batch.keys
     if not keys:
@@ -187,7 +184,7 @@ def calibrate(
         "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
         "macs": chosen.macs / dense, "budgets": list(budgets), "merge": merge,
     }  # fmt: skip
-    return Cascade(source, chosen.stages, prior=prior, made=made)
+    return Cascade(source, chosen.stages, prior=prior, calibration=made)
 
 
 class Way(NamedTuple):
@@ -210,7 +207,7 @@ def ways(predicted: Predicted, possible: Sequence[Stage]) -> list[Way]:
         way, known = begun[before]
         weight, earlier = fit_weights(predicted.stages[index], known if before else None, predicted.dense)
         stage = replace(possible[index], weight=weight, earlier_weight=earlier)
-        known = stage.joined(predicted.stages[index], known)
+        known = stage.add(predicted.stages[index], known)
         confidence, guess = known.softmax(1).max(1)
         return Way([*way.stages, stage], [*way.guesses, guess], [*way.confidences, confidence]), known
 

@@ -30,7 +30,7 @@ from spot.errors import InputError, unknown
 from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.early_exit import ROUNDS, Candidates
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
-from spot.export.files import export, export_cascade, export_stage, require_onnx
+from spot.export.files import export, export_cascade, require_onnx
 from spot.export.runtime import ExportedCascade, fit_picture, open_session
 from spot.export.verify import normalised
 from spot.models.baselines import BASELINES
@@ -310,11 +310,12 @@ def onnx_stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
     """Like spot.evaluation.early_exit.stage_seconds, in ONNX Runtime on one thread; exports each stage first."""
     require_onnx()
     given = noise_in_turn(1, image_shape(candidates.models[0]), "cpu")
-    cells, calls = candidates.stages[-1].tokens, {}
+    models: list[Any] = candidates.models
+    calls = {}
     with TemporaryDirectory() as folder:
-        for number, (stage, model) in enumerate(zip(candidates.stages, candidates.models, strict=True)):
+        for number, (stage, model) in enumerate(zip(candidates.stages, models, strict=True)):
             path = Path(folder) / f"{number}.onnx"
-            export_stage(model, path, last=stage.tokens == cells)
+            export(model, path, built_in=True)
             calls[stage.tokens, stage.merged] = file_call(path, threads=1)
         interleaved(calls, given, WARM_UP)
         return {key: median(seconds) for key, seconds in interleaved(calls, given, ROUNDS, "processor").items()}

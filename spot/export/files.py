@@ -124,16 +124,11 @@ def export_cascade(cascade: Cascade, folder: str | Path, **options: Any) -> list
     models: list[Any] = list(cascade.models)
     for number, (stage, model) in enumerate(zip(cascade.stages, models, strict=True)):
         name, last = f"stage-{number + 1}.onnx", number + 1 == len(cascade.stages)
-        written.append(export_stage(model, folder / name, last=last, **options))
+        written.append(export(model, folder / name, built_in=True, **options))
         threshold = 0.0 if last else stage.threshold
         stages.append({**asdict(stage), "threshold": threshold, "file": name})
     write_json(folder / STAGES, {"model": cascade.name, "hash": cascade.hash, "stages": stages})
     return written
-
-
-def export_stage(model: Any, path: Path, *, last: bool, **options: Any) -> Written:
-    """Write the model of a cascade's stage; the last one has the whole grid."""
-    return export(PlainViT(model) if last and isinstance(model, SpotViT) else model, path, built_in=True, **options)
 
 
 def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:

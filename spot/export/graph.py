@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 
 from spot.errors import InputError
 from spot.export.flat import flat_windows, pyramid_windows, scaled_flat_windows
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.models.tome_schedule import is_standard
 from spot.placement.policy import Policy
 from spot.placement.priors import resolve_prior
 from spot.tokens.positions import in_region
@@ -94,8 +94,6 @@ class Graph(nn.Module):
         self.standard = all(map(is_standard, model.vit.blocks))
         self.merging, self.schedule = None, [0] * len(model.vit.blocks)
         if merging is not None:
-            if getattr(model.vit, "rope", None) is not None or not self.standard:
-                raise InputError("merging can be exported with timm's standard blocks without rotary positions alone")
             self.merging, self.schedule = (merging,), merging.schedule()  # in a tuple: its weights are the model's
 
     def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -219,12 +217,6 @@ def fixed_positions(model: SpotViT) -> list[list[float]] | None:
     """The model's own positions (N, 2 or 3) if they are the same for every image, else None."""
     prior = resolve_prior(model.prior)
     return None if prior.random or prior.uses_image else model.place(blank(model))[0].tolist()
-
-
-def is_standard(block: nn.Module) -> bool:
-    """Whether a block is exactly timm's Block with timm's Attention."""
-    attention = getattr(block, "attn", None)
-    return type(block) is Block and type(attention) is Attention and getattr(attention, "gate", None) is None
 
 
 class FlatTokenizer(nn.Module):

@@ -15,6 +15,7 @@ from spot.models.merging import Merging
 from spot.models.resize import Resize
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.models.tome_schedule import blocks_macs, schedule_for_macs, schedule_for_tokens
 from spot.models.wrappers import PatchDropout, PlainViT, TokenModel
 from spot.placement.priors import LEARNED
 
@@ -44,9 +45,15 @@ class Baseline:
 TOME_FLOOR = 0.25  # of the budget, below a third of the grid
 
 
-def best_tome(model: SpotViT, tokens: int) -> ToMe:
+def tome_at_cost(model: SpotViT, tokens: int, floor: int | None = None) -> ToMe:
+    """ToMe on the grid whose blocks need no more multiply-adds than this many tokens without merging, if possible."""
+    return ToMe(model, schedule_for_macs(model, blocks_macs(model, tokens), floor))
+
+
+def tome_with_floor(model: SpotViT, tokens: int) -> ToMe:
     """ToMe at the cost of this many tokens, with the schedule that was most accurate at that cost."""
-    return ToMe.matching(model, tokens, floor=TOME_FLOOR if 3 * tokens < len(model.grid()) else None)
+    few = 3 * tokens < len(model.grid())
+    return tome_at_cost(model, tokens, max(1, round(TOME_FLOOR * tokens)) if few else None)
 
 
 MERGING = "all patches, similar ones merged in every block"
@@ -58,11 +65,11 @@ BASELINES: dict[str, Baseline] = {
                  "the smaller image has N patches, which must fit its aspect (squares for square images)"),
         Baseline("patch-dropout", PatchDropout, "a random part of the ViT's own patches", "N patches are kept",
                  random=True),
-        Baseline("tome", lambda model, tokens: ToMe(model, tokens=tokens), MERGING,
+        Baseline("tome", lambda model, tokens: ToMe(model, schedule_for_tokens(model, tokens)), MERGING,
                  "N tokens are left after the last block"),
-        Baseline("tome-cost", ToMe.matching, MERGING,
+        Baseline("tome-cost", tome_at_cost, MERGING,
                  "its blocks cost what N tokens cost throughout, where merging can reach that"),
-        Baseline("tome-floor", best_tome, MERGING,
+        Baseline("tome-floor", tome_with_floor, MERGING,
                  "the same cost, with the schedule that was best on images set aside"),
         Baseline("merged", Merging, "more windows, placed as the model does, similar ones merged in later blocks",
                  "it costs what N tokens cost throughout", by_budget=True),

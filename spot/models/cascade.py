@@ -27,10 +27,9 @@ from spot.models.loading import load_source
 from spot.models.shipped import CASCADE, find
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
-from spot.models.wrappers import TokenModel
+from spot.models.wrappers import PlainViT, TokenModel
 from spot.placement.priors import check_images
 from spot.store import read_json, write_json
-from spot.tokens.tokenizer import Tokenizer
 
 FORMAT = 2
 
@@ -46,13 +45,14 @@ class Stage:
     earlier_weight: float = 0.0  # of the sum over the stages before
     merged: tuple[int, ...] = ()  # number of similar tokens that each block merges away; empty: none
 
-    def left(self) -> int:
+    @property
+    def tokens_left(self) -> int:
         """The number of tokens after the last block."""
         return self.tokens - sum(self.merged)
 
-    def joined(self, predicted: Tensor, known: Tensor) -> Tensor:
-        """The weighted sum of its log-probabilities (B, classes) and those of earlier stages, up to a constant."""
-        return self.weight * predicted + self.earlier_weight * known
+    def add(self, log_probabilities: Tensor, earlier: Tensor) -> Tensor:
+        """The weighted sum of the stage's log-probabilities (B, classes) and the sum of earlier stages."""
+        return self.weight * log_probabilities + self.earlier_weight * earlier
 
 
 class Step(NamedTuple):
@@ -76,20 +76,20 @@ class Cascade(nn.Module):
         stages: Sequence[Stage],
         *,
         prior: str | None = None,
-        made: Mapping[str, Any] | None = None,
+        calibration: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
             source: builds the model of each stage; for a family the last stage is the original ViT.
             prior: placement in all stages but the last; by default the model's own.
-            made: JSON values: calibration settings, and the results on the calibration images.
+            calibration: JSON values: its settings, and the results on the calibration images.
         """
         super().__init__()
-        self.stages, self.prior, self.made = tuple(stages), prior, dict(made or {})
+        self.stages, self.prior, self.calibration = tuple(stages), prior, dict(calibration or {})
         self.name, self.hash = source.name, hash_weights(source)
-        vits = [*(at_budget(source, stage.tokens, prior=prior) for stage in self.stages[:-1]), dense_model(source)]
-        pairs = zip(vits, self.stages, strict=False)
-        self.models = nn.ModuleList(stage_model(vit, stage, grid=vit is vits[-1]) for vit, stage in pairs)
+        vits = [at_budget(source, stage.tokens, prior=prior) for stage in self.stages[:-1]]
+        early = [stage_model(vit, stage, grid=False) for vit, stage in zip(vits, self.stages, strict=False)]
+        self.models = nn.ModuleList([*early, stage_model(dense_model(source), self.stages[-1], grid=True)])
         self.eval()
 
     @property
@@ -126,8 +126,8 @@ class Cascade(nn.Module):
             if about["format"] != FORMAT:
                 raise InputError(f"{path} is in format {about['format']!r}, not {FORMAT}; make it with spot calibrate")
             stages = [Stage(**{**each, "merged": tuple(each["merged"])}) for each in about["stages"]]
-            cascade = cls(source, stages, prior=about["prior"], made=about["made"])
-        except (AttributeError, KeyError, TypeError) as error:
+            cascade = cls(source, stages, prior=about["prior"], calibration=about["made"])
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged, or no cascade that spot calibrate wrote: {error}") from error
         if about["hash"] != cascade.hash:
             raise InputError(
@@ -138,8 +138,8 @@ class Cascade(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write stages and thresholds as JSON, without the model's weights."""
-        about = {"format": FORMAT, "model": self.name, "hash": self.hash, "prior": self.prior, "made": self.made}
-        write_json(path, {**about, "stages": [asdict(stage) for stage in self.stages]})
+        about = {"format": FORMAT, "model": self.name, "hash": self.hash, "prior": self.prior}
+        write_json(path, {**about, "made": self.calibration, "stages": [asdict(stage) for stage in self.stages]})
 
     def forward(self, images: Tensor, until: float | None = None) -> Iterator[Step]:
         """Images (B, C, H, W) → a Step after each stage; finished images leave the batch.
@@ -153,39 +153,34 @@ class Cascade(nn.Module):
 
     def _steps(self, images: Tensor, until: float | None) -> Iterator[Step]:
         models: list[Any] = list(self.models)
-        known = images.new_zeros(len(images), models[-1].spot_vit.num_classes, dtype=torch.float32)
+        total = images.new_zeros(len(images), models[-1].spot_vit.num_classes, dtype=torch.float32)
         tokens, macs = (torch.zeros(len(images), dtype=torch.int64, device=images.device) for _ in range(2))
         rows = torch.arange(len(images), device=images.device)
         for number, (stage, model) in enumerate(zip(self.stages, models, strict=True)):
-            left, last = images if len(rows) == len(images) else images[rows], number + 1 == len(self.stages)
-            positions, logits = predict_stage(model, left, last)
-            predicted = logits.float().log_softmax(1)
-            known = known.index_copy(0, rows, stage.joined(predicted, known[rows]))
+            last = number + 1 == len(self.stages)
+            positions, logits = predict_stage(model, images if len(rows) == len(images) else images[rows], last)
+            total = total.index_copy(0, rows, stage.add(logits.float().log_softmax(1), total[rows]))
             tokens = tokens.index_add(0, rows, torch.full_like(rows, positions.shape[1]))
             macs = macs.index_add(0, rows, torch.full_like(rows, stage.macs))
-            confidence = known.softmax(1).amax(1)
+            confidence = total.softmax(1).amax(1)
             threshold = 0.0 if last else stage.threshold if until is None else until
             stays = confidence[rows] < threshold
             done = torch.ones(len(images), dtype=torch.bool, device=images.device)
             done = done.index_copy(0, rows[stays], ~stays[stays])
-            yield Step(known, confidence, tokens, macs, done, rows, positions)
+            yield Step(total, confidence, tokens, macs, done, rows, positions)
             rows = rows[stays]
             if not len(rows):
                 return
 
 
 def stage_model(model: SpotViT, stage: Stage, *, grid: bool) -> TokenModel:
-    """The model of a stage: the SpotViT, with token merging if the stage has any."""
-    return ToMe(model, r=stage.merged, own_placement=not grid) if any(stage.merged) else model
+    """The model of a stage: with token merging if the stage has any; without, on the grid the plain ViT."""
+    if any(stage.merged):
+        return ToMe(model, stage.merged, own_placement=not grid)
+    return PlainViT(model) if grid else model
 
 
-def predict_stage(model: Any, images: Tensor, last: bool) -> tuple[Tensor, Tensor]:
-    """The positions (B, N, 2 or 3) of a stage and its logits (B, classes)."""
-    vit = model.spot_vit
-    if last:
-        positions = vit.grid(images)
-        if type(vit.tokenizer) is not Tokenizer or tuple(images.shape[-2:]) != vit.img_size:
-            return positions, model(images, positions)
-        return positions, model(images) if isinstance(model, ToMe) else vit.vit(images)  # timm's patches are cheaper
-    positions = vit.place(images)
-    return positions, model(images, positions)
+def predict_stage(model: TokenModel, images: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    """The positions (B, N, 2 or 3) of a stage and its logits (B, classes); the last stage has the grid."""
+    positions = model.place(images)
+    return positions, model(images) if last else model(images, positions)

@@ -10,11 +10,10 @@ less time. From a family it takes the weights for the number of tokens that it p
 
 from collections.abc import Sequence
 
-from spot.errors import InputError
 from spot.models.family import Source, at_budget, dense_model
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe, check_mergeable
-from spot.models.tome_schedule import BlockCost, in_few_blocks, merging_macs
+from spot.models.tome import ToMe
+from spot.models.tome_schedule import blocks_macs, four_blocks, merge_share
 from spot.placement.priors import AnyPrior, check_tokens
 
 MERGED = 0.7  # the share of the tokens that is merged away
@@ -33,38 +32,32 @@ class Merging(ToMe):
             prior: the placement; by default the model's own.
         """
         check_tokens(tokens)
-        model = dense_model(source)  # the cost does not depend on the weights
-        check_mergeable(model)
-        count, schedule = affordable(model, tokens)
-        super().__init__(at_budget(source, count, prior=prior), r=schedule, own_placement=True)
-        self._budget = tokens
+        count, schedule = schedule_for_budget(dense_model(source), tokens)  # does not depend on the weights
+        super().__init__(at_budget(source, count, prior=prior), schedule, own_placement=True)
+        self._tokens = tokens
 
     @property
     def tokens(self) -> int:
         """The budget: the number of tokens that cost as much without merging. `starting_tokens` are placed."""
-        return self._budget
-
-    @tokens.setter
-    def tokens(self, tokens: int) -> None:
-        raise InputError(f"weights and merging are chosen for {self._budget} tokens; make another for {tokens}")
+        return self._tokens
 
 
-def affordable(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
+def schedule_for_budget(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
     """The largest number of tokens, up to the grid's, that costs no more than `tokens` if merged; and the schedule."""
     depth, cells = len(model.vit.blocks), len(model.grid())
+    budget = windows_and_blocks_macs(model, tokens)
     for count in range(max(tokens, cells), tokens, -1):
         # The whole grid is merged only as much as the cost requires; fewer tokens always by the share MERGED.
         for step in range(STEPS + 1) if count == cells else (STEPS,):
-            schedule = in_few_blocks(MERGED * step / STEPS, count, depth)
-            if price(model, count, schedule) <= price(model, tokens, [0] * depth):
+            schedule = merge_share(MERGED * step / STEPS, four_blocks(depth), count, depth)
+            if windows_and_blocks_macs(model, count, schedule) <= budget:
                 return count, schedule
     return tokens, [0] * depth
 
 
-def price(model: SpotViT, tokens: int, schedule: Sequence[int]) -> int:
-    """Multiply-adds of windows and blocks, for one image."""
-    costs = [BlockCost.of(block) for block in model.vit.blocks]
+def windows_and_blocks_macs(model: SpotViT, tokens: int, schedule: Sequence[int] | None = None) -> int:
+    """Multiply-adds of windows and blocks for one image, by default without merging."""
     rows, columns = model.grid_size
     window = model.vit.patch_embed.proj.weight.numel()
     window += rows * columns * model.embed_dim + (rows + columns) ** 2  # position embedding from all cells' kernels
-    return tokens * window + sum(merging_macs(costs, tokens, model.num_prefix_tokens, schedule))
+    return tokens * window + blocks_macs(model, tokens, schedule)

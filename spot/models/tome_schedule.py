@@ -1,36 +1,24 @@
-"""Schedules of ToMe, the number of tokens merged in each block, and their cost.
+"""Schedules of ToMe: how many tokens each block merges away, and the multiply-adds (MACs) of the blocks.
 
-A schedule has one number for each block: the number of tokens that it merges away, at most half of them.
-An even schedule merges the same number in every block, as in the paper; a late one does so from some block
-on; a geometric one keeps the same share in every block, down to a floor. Multiply-adds (MACs) are computed
-by a formula that matches torch's flop counter, so that a schedule can be chosen by its cost.
+A schedule has one number for each block, at most half of the block's tokens. `schedule_for_tokens` and
+`schedule_for_macs` find a schedule for a goal, starting from the whole grid. MACs are computed by a formula
+that matches torch's counter.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
+from timm.models.vision_transformer import Attention, Block
 from torch import nn
 
 from spot.errors import InputError
+from spot.models.spot_vit import SpotViT
 
-FEW = (1 / 4, 1 / 3, 1 / 2, 2 / 3)  # the blocks that merge, as shares of the depth: 3, 4, 6 and 8 of 12
-
-
-def as_given(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
-    """The schedule of a constant r, limited to half of a block's tokens, or of one exact r for each block."""
-    given = [r] * depth if isinstance(r, int) else list(r) if isinstance(r, Sequence) else []
-    if len(given) != depth or not all(isinstance(each, int) and each >= 0 for each in given):
-        raise InputError(f"r must be a whole number of at least 0, or {depth} of them, got {r!r}")
-    schedule, left = at_most_half(given, tokens), tokens
-    for number, (each, most) in enumerate(zip(given, schedule, strict=True)):
-        if each > most and (number == 0 or not isinstance(r, int)):
-            raise InputError(f"r = {each} is too large for block {number}: of its {left} tokens it can merge {most}")
-        left -= most
-    return schedule
+FOUR_BLOCKS = (1 / 4, 1 / 3, 1 / 2, 2 / 3)  # shares of the depth: blocks 3, 4, 6 and 8 of 12
 
 
-def at_most_half(amounts: Sequence[int], tokens: int) -> list[int]:
-    """The number of tokens that each block merges away, given the requested amounts."""
+def limit_to_half(amounts: Sequence[int], tokens: int) -> list[int]:
+    """The requested amounts, reduced to half of each block's tokens."""
     schedule = []
     for amount in amounts:
         schedule.append(min(amount, tokens // 2))
@@ -38,48 +26,9 @@ def at_most_half(amounts: Sequence[int], tokens: int) -> list[int]:
     return schedule
 
 
-def evenly(amount: int, tokens: int, depth: int) -> list[int]:
+def even(amount: int, tokens: int, depth: int) -> list[int]:
     """`amount` merges in equal shares, at most half of each block's tokens; the remainder goes to the first blocks."""
-    return at_most_half([amount // depth + (number < amount % depth) for number in range(depth)], tokens)
-
-
-def late(share: float, begin: float, tokens: int, depth: int) -> list[int]:
-    """Merge this share of the tokens, the same number in every block, from this share of the blocks on.
-
-    The first blocks process all tokens, so that pairs are matched by better features. At the same multiply-adds
-    a late schedule changes a ViT's predictions less than an even one (docs/results/ablations/merging.md).
-    """
-    first = round(begin * depth)
-    r = int(share * tokens / (depth - first) + 1e-9)
-    return at_most_half([0] * first + [r] * (depth - first), tokens)
-
-
-def in_few_blocks(share: float, tokens: int, depth: int) -> list[int]:
-    """Merge this share of the tokens, the same number in each of the FEW blocks.
-
-    Matching takes time even if few tokens are merged: four merges take less than half the time of nine.
-    """
-    blocks = {round(place * depth) for place in FEW}
-    r = int(share * tokens / len(blocks) + 1e-9)
-    return at_most_half([r * (block in blocks) for block in range(depth)], tokens)
-
-
-def to_reach(target: int, tokens: int, depth: int) -> list[int]:
-    """The even schedule that leaves exactly `target` of `tokens`."""
-    if not isinstance(target, int) or target < 1 or target > tokens:
-        raise InputError(f"ToMe can leave 1 to {tokens} of {tokens} tokens, got {target!r}")
-    for amount in range(tokens - target, depth * tokens):
-        schedule = evenly(amount, tokens, depth)
-        surplus = target - (tokens - sum(schedule))
-        if surplus < 0:
-            continue
-        for number in reversed(range(depth)):  # halving overshoots: the last blocks merge less
-            back = min(surplus, schedule[number])
-            schedule[number] -= back
-            surplus -= back
-        return schedule
-    least = tokens - sum(evenly(depth * tokens, tokens, depth))
-    raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
+    return limit_to_half([amount // depth + (number < amount % depth) for number in range(depth)], tokens)
 
 
 def geometric(kept: float, floor: int, tokens: int, depth: int) -> list[int]:
@@ -91,37 +40,64 @@ def geometric(kept: float, floor: int, tokens: int, depth: int) -> list[int]:
     return schedule
 
 
-def to_speed_up(
-    speedup: float, tokens: int, costs: "Sequence[BlockCost]", prefix: int, floor: int | None = None
-) -> list[int]:
-    """The schedule with the fewest merges that needs at least `speedup` times fewer multiply-adds in the blocks.
+def merge_share(share: float, blocks: Collection[int], tokens: int, depth: int) -> list[int]:
+    """Merge this share of the tokens, the same number in each of these blocks.
 
-    floor: None gives an even schedule; a number gives a geometric one that leaves at least this many tokens.
+    If the first blocks merge nothing, pairs are matched by better features. At the same multiply-adds this
+    changes a ViT's predictions less than an even schedule (docs/results/ablations/merging.md).
     """
-    if not speedup >= 1:
-        raise InputError(f"speedup must be at least 1, got {speedup}")
-    depth, best = len(costs), 1.0
-    dense = sum(merging_macs(costs, tokens, prefix, [0] * depth))
-    finest = depth * (tokens // 2)
-    for amount in range(finest + 1):
-        if floor is None:
-            schedule = evenly(amount, tokens, depth)
-        else:
-            schedule = geometric(1 - 0.5 * amount / finest, floor, tokens, depth)
-        best = dense / sum(merging_macs(costs, tokens, prefix, schedule))
-        if best >= speedup:
-            return schedule
-    limit = "" if floor is None else f" until {floor} are left"
-    raise InputError(f"merging half the tokens in every block{limit} is {best:.2f} times faster, not {speedup}")
+    amount = int(share * tokens / len(blocks) + 1e-9)
+    return limit_to_half([amount * (block in blocks) for block in range(depth)], tokens)
 
 
-def merging_macs(costs: "Sequence[BlockCost]", tokens: int, prefix: int, schedule: Sequence[int]) -> list[int]:
-    """Multiply-adds of each block under a schedule."""
-    macs = []
-    for cost, r in zip(costs, schedule, strict=True):
-        macs.append(cost.macs(tokens, prefix, r))
-        tokens -= r
-    return macs
+def four_blocks(depth: int) -> set[int]:
+    """Four blocks for `merge_share`. Matching takes time, so four merges take less than half the time of nine."""
+    return {round(place * depth) for place in FOUR_BLOCKS}
+
+
+def schedule_for_tokens(model: SpotViT, target: int) -> list[int]:
+    """The even schedule that leaves exactly `target` tokens of the grid."""
+    tokens, depth = len(model.grid()), len(model.vit.blocks)
+    if not isinstance(target, int) or target < 1 or target > tokens:
+        raise InputError(f"ToMe can leave 1 to {tokens} of {tokens} tokens, got {target!r}")
+    for amount in range(tokens - target, depth * tokens):
+        schedule = even(amount, tokens, depth)
+        surplus = target - (tokens - sum(schedule))
+        if surplus < 0:
+            continue
+        for block in reversed(range(depth)):  # halving overshoots: the last blocks merge less
+            fewer = min(surplus, schedule[block])
+            schedule[block] -= fewer
+            surplus -= fewer
+        return schedule
+    least = tokens - sum(even(depth * tokens, tokens, depth))
+    raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
+
+
+def schedule_for_macs(model: SpotViT, macs: float, floor: int | None = None) -> list[int]:
+    """The schedule with the fewest merges of the grid's tokens whose blocks need at most these multiply-adds.
+
+    If no schedule needs so few, every block merges half of its tokens.
+
+    Args:
+        floor: None gives an even schedule. A number gives a geometric one that leaves this many tokens, or fewer
+            if the multiply-adds require it.
+    """
+    cost, tokens, depth = BlockCost.of(model), len(model.grid()), len(model.vit.blocks)
+    steps = depth * (tokens // 2)
+    half = even(steps, tokens, depth)
+    if floor is None:
+        schedules = (even(step, tokens, depth) for step in range(steps + 1))
+    else:
+        while floor > 1 and cost.total(tokens, geometric(0.5, floor, tokens, depth)) > macs:
+            floor -= 1
+        schedules = (geometric(1 - 0.5 * step / steps, floor, tokens, depth) for step in range(steps + 1))
+    return next((schedule for schedule in schedules if cost.total(tokens, schedule) <= macs), half)
+
+
+def blocks_macs(model: SpotViT, tokens: int, schedule: Sequence[int] | None = None) -> int:
+    """Multiply-adds of all blocks for one image of this many tokens, by default without merging."""
+    return BlockCost.of(model).total(tokens, schedule or [0] * len(model.vit.blocks))
 
 
 class BlockCost(NamedTuple):
@@ -131,19 +107,43 @@ class BlockCost(NamedTuple):
     after: int
     pair: int
     match: int
+    prefix: int  # number of prefix tokens, which are never merged
 
     @classmethod
-    def of(cls, block: Any) -> "BlockCost":
-        attention = block.attn
-        before = _weights(attention)
-        width = attention.num_heads * attention.head_dim  # a query times a key, and the value times its weight
-        return cls(before, _weights(block) - before, 2 * width, attention.head_dim)
+    def of(cls, model: SpotViT) -> "BlockCost":
+        """The cost of each of a model's blocks, which are all alike."""
+        check_mergeable(model)
+        block = model.vit.blocks[0]
+        before = _weights(block.attn)
+        width = block.attn.num_heads * block.attn.head_dim  # a query times a key, and the value times its weight
+        return cls(before, _weights(block) - before, 2 * width, block.attn.head_dim, model.num_prefix_tokens)
 
-    def macs(self, tokens: int, prefix: int, r: int) -> int:
-        """Multiply-adds for one image, with r tokens merged away."""
-        count = tokens + prefix
-        matching = (tokens + 1) // 2 * (tokens // 2) * self.match if r else 0
-        return count * self.before + count**2 * self.pair + matching + (count - r) * self.after
+    def total(self, tokens: int, schedule: Sequence[int]) -> int:
+        """Multiply-adds of all blocks for one image of this many tokens."""
+        macs = 0
+        for merged in schedule:
+            count = tokens + self.prefix
+            matching = (tokens + 1) // 2 * (tokens // 2) * self.match if merged else 0
+            macs += count * self.before + count**2 * self.pair + matching + (count - merged) * self.after
+            tokens -= merged
+        return macs
+
+
+def check_mergeable(model: SpotViT) -> None:
+    """Refuse blocks other than timm's standard ones, and pools that cannot weight merged tokens."""
+    vit = model.vit
+    for block in vit.blocks:
+        if not is_standard(block):
+            kinds = type(block).__name__, type(getattr(block, "attn", None)).__name__
+            raise InputError(f"ToMe merges in timm's Block with Attention, not in {kinds[0]} with {kinds[1]}")
+    if vit.global_pool not in ("", "token", "avg") or vit.pool_include_prefix:
+        raise InputError(f"ToMe needs the class token or the mean of the other tokens, not the pool {vit.global_pool}")
+
+
+def is_standard(block: nn.Module) -> bool:
+    """Whether a block is exactly timm's Block with timm's Attention."""
+    attention = getattr(block, "attn", None)
+    return type(block) is Block and type(attention) is Attention and getattr(attention, "gate", None) is None
 
 
 def _weights(module: nn.Module) -> int:

@@ -24,8 +24,9 @@ class Wrapper(nn.Module):
     def __init__(self, model: SpotViT, tokens: int | None = None) -> None:
         super().__init__()
         self.model = model
-        if tokens is not None:
-            self.tokens = tokens
+        cells = len(model.grid())
+        self._tokens = cells if tokens is None else tokens
+        self.check_tokens(self._tokens, cells)
 
     @property
     def spot_vit(self) -> SpotViT:
@@ -35,11 +36,6 @@ class Wrapper(nn.Module):
     def tokens(self) -> int:
         """The number of patches kept, without class and register tokens."""
         return self._tokens
-
-    @tokens.setter
-    def tokens(self, tokens: int) -> None:
-        self.check_tokens(tokens, len(self.model.grid()))
-        self._tokens = tokens
 
     def check_tokens(self, tokens: int, cells: int) -> None:
         """Refuse budgets that a grid with this many cells does not support."""
@@ -88,13 +84,25 @@ class Wrapper(nn.Module):
 TokenModel = SpotViT | Wrapper  # called (images, positions=None, **placement) → logits (B, classes)
 
 
+def embed_grid(model: SpotViT, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The first block's input for the whole grid, and rotary angles, as from `model.embed`.
+
+    timm's own patch embedding is cheaper than windows. It is used if it fits the images.
+    """
+    if type(model.tokenizer) is not Tokenizer or tuple(images.shape[-2:]) != model.img_size:
+        return model.embed(images, model.grid(images))
+    x = model.vit._pos_embed(model.vit.patch_embed(images))
+    x, rope = x if isinstance(x, tuple) else (x, None)
+    return model.vit.norm_pre(x), rope
+
+
 class PlainViT(Wrapper):
-    """A SpotViT's timm model on its own grid, through timm's own forward."""
+    """A SpotViT's timm model on its own grid, with timm's patches."""
 
     def __init__(self, model: SpotViT, tokens: int | None = None) -> None:
-        super().__init__(model, len(model.grid()) if tokens is None else tokens)
+        super().__init__(model, tokens)
         if type(model.tokenizer) is not Tokenizer:
-            raise InputError("this model's tokens are not a timm ViT's patches, so it has no plain ViT to compare with")
+            raise InputError("this model's tokens are not a timm ViT's patches, so it has no plain ViT")
 
     def check_tokens(self, tokens: int, cells: int) -> None:
         if tokens != cells:
@@ -108,7 +116,7 @@ class PlainViT(Wrapper):
         grid = self.place(images, **placement)
         if positions is not None and not torch.equal(positions, grid):
             raise InputError("a plain ViT reads its own grid; to place its tokens call the SpotViT that holds it")
-        return self.model.vit.forward_features(images)
+        return self.model.encode(*embed_grid(self.model, images))
 
 
 class PatchDropout(Wrapper):

@@ -15,9 +15,10 @@ from spot.draws import generator_for
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, judge, wilson, with_models
 from spot.evaluation.cost import macs
-from spot.models.baselines import BASELINES
+from spot.models.baselines import BASELINES, tome_at_cost
 from spot.models.elastic import ElasticViT
 from spot.models.tome import ToMe
+from spot.models.tome_schedule import schedule_for_tokens
 from spot.models.wrappers import PatchDropout, PlainViT
 from spot.options import Baseline
 from spot.placement.files import Placements
@@ -228,7 +229,8 @@ def test_baselines_go_by_their_names(nano, data):
     names = {"plain": None, "patch-dropout": 5, "tome": 5, "tome-cost": 9, "elastic": 5}
     found = evaluate(nano, loader(data, 8), [Setting(name, tokens) for name, tokens in names.items()])
     by_hand = [
-        PlainViT(nano), PatchDropout(nano, 5), ToMe(nano, tokens=5), ToMe.matching(nano, 9), ElasticViT(nano, 5),
+        PlainViT(nano), PatchDropout(nano, 5), ToMe(nano, schedule_for_tokens(nano, 5)), tome_at_cost(nano, 9),
+        ElasticViT(nano, 5),
     ]  # fmt: skip
     expected = evaluate(nano, loader(data, 8), [Setting(model=model) for model in by_hand])
     assert torch.equal(found.losses, expected.losses)

@@ -85,7 +85,7 @@ def merging_after_a_policy():
     """torch.export wraps the blocks of a model that holds a module twice; they are timm's all the same."""
     model = placed(prior="learned")
     model.vit.again = model.vit.head
-    return ToMe(model, r=[3, 2], own_placement=True)
+    return ToMe(model, [3, 2], own_placement=True)
 
 
 BUILT_IN = {

@@ -123,7 +123,7 @@ def test_merging_without_sorting_is_what_tome_merges(pool):
     assert sum(merging.schedule()) > 8
     (logits,) = Graph(merging.model, built_in=True, merging=merging)(pixels)
     torch.testing.assert_close(logits, merging(images), atol=2e-5, rtol=1e-4)
-    dense = ToMe(model, r=[0, 3, 0, 5, *[0] * 8])
+    dense = ToMe(model, [0, 3, 0, 5, *[0] * 8])
     (logits,) = DenseGraph(model, merging=dense)(pixels)
     torch.testing.assert_close(logits, dense(images), atol=2e-5, rtol=1e-4)
 

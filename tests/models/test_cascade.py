@@ -23,6 +23,7 @@ from spot.evaluation.early_exit import (
 )
 from spot.models.cascade import Cascade, Stage
 from spot.models.tome import ToMe
+from spot.models.tome_schedule import blocks_macs
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_weights_make_the_sum_agree_best():
 
 def test_a_cascade_agrees_as_often_as_was_asked_for_where_it_was_calibrated(model, cascade, batches):
     predicted = predict_all(possible_stages(model, (9,), merge=False), batches, mirror=True)
-    made = cascade.made
+    made = cascade.calibration
     both = [images for batch in batches for images in (batch.images, batch.images.flip(-1))]
     with torch.no_grad():
         ends = [list(cascade(images))[-1] for images in both]
@@ -162,26 +163,25 @@ def test_stages_may_merge(model, images, batches):
     few = model.place(images[:4], tokens=16)
     for stage in stages:
         if stage.merged and stage.tokens == 64:
-            assert stage.macs == macs(ToMe(model, r=stage.merged)) < macs(model.at(tokens=64))
+            assert stage.macs == macs(ToMe(model, stage.merged)) < macs(model.at(tokens=64))
         elif stage.merged:
-            saved = sum(ToMe(model, r=0).macs(16)) - sum(ToMe(model, r=stage.merged).macs(16))
+            saved = blocks_macs(model, 16) - blocks_macs(model, 16, stage.merged)
             assert stage.macs == macs(model.at(tokens=16)) - saved < macs(model.at(tokens=16))
     merging = Cascade(model, [Stage(16, 1, 2.0, merged=(0, 0, 3, 3, 3, 3)), Stage(64, 2, merged=(3,) * 6)])
     with torch.no_grad():
         first, last = merging(images[:4])
-        torch.testing.assert_close(first.logits, ToMe(model, r=[0, 0, 3, 3, 3, 3])(images[:4], few).log_softmax(1))
-        torch.testing.assert_close(last.logits, ToMe(model, r=3)(images[:4]).log_softmax(1))
+        torch.testing.assert_close(first.logits, ToMe(model, [0, 0, 3, 3, 3, 3])(images[:4], few).log_softmax(1))
+        torch.testing.assert_close(last.logits, ToMe(model, 3)(images[:4]).log_softmax(1))
     torch.testing.assert_close(first.positions, few)
-    merging = calibrate(model, batches[:1], budgets=(16,), lose=0.02)
-    plain = calibrate(model, batches[:1], budgets=(16,), lose=0.02, merge=False)
-    assert merging.made["macs"] <= plain.made["macs"] and max(merging.made["lost"], plain.made["lost"]) <= 0.02
+    made = [calibrate(model, batches[:1], budgets=(16,), lose=0.02, merge=merge).calibration for merge in (True, False)]
+    assert made[0]["macs"] <= made[1]["macs"] and max(each["lost"] for each in made) <= 0.02
 
 
 def test_a_stage_has_the_prior_of_its_cascade_and_the_model_is_left_as_it_was(model, images):
     cascade = Cascade(model, [Stage(16, 1, 0.0, merged=(0, 0, 3, 3, 3, 3)), Stage(64, 1)], prior="center")
     first = next(cascade(images[:4]))
     places = model.place(images[:4], tokens=16, prior="center")
-    expected = ToMe(model, r=[0, 0, 3, 3, 3, 3])(images[:4], places).log_softmax(1)
+    expected = ToMe(model, [0, 0, 3, 3, 3, 3])(images[:4], places).log_softmax(1)
     torch.testing.assert_close(first.logits, expected)
     torch.testing.assert_close(first.positions, places)
     assert model.tokens == 64 and model.prior == "isotropic"
@@ -239,7 +239,7 @@ def test_measure_is_the_mean_over_images(model, cascade, batches):
 def test_a_cascade_is_read_again_for_its_model_and_no_other(model, cascade, images, tmp_path):
     cascade.save(tmp_path / "c.cascade.json")
     again = Cascade.load(tmp_path / "c.cascade.json", model)
-    assert (again.stages, again.prior, again.made) == (cascade.stages, cascade.prior, cascade.made)
+    assert (again.stages, again.prior, again.calibration) == (cascade.stages, cascade.prior, cascade.calibration)
     with torch.no_grad():
         torch.testing.assert_close(list(again(images))[-1].logits, list(cascade(images))[-1].logits)
     with pytest.raises(InputError, match="calibrated for other weights"):

@@ -11,6 +11,7 @@ from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
 from spot.models.merging import Merging
 from spot.models.tome import ToMe
+from spot.models.tome_schedule import blocks_macs
 from tests.conftest import make_nano
 
 
@@ -30,10 +31,10 @@ def test_it_costs_no_more_than_its_budget_and_one_token_more_would(vit, tokens):
     assert blocks == [3, 4, 6, 8] and len(set(merging.schedule())) == 2  # late and even
     if count < 196:
         r = int(0.7 * (count + 1) / 4)
-        longer = vit.at(tokens=count + 1)
-        more = ToMe(longer, r=[r if block in blocks else 0 for block in range(12)])
-        saved = sum(ToMe(vit, r=0).macs(count + 1)) - sum(more.macs(count + 1))
-        assert macs(longer) - saved > given
+        saved = blocks_macs(vit, count + 1) - blocks_macs(
+            vit, count + 1, [r * (block in blocks) for block in range(12)]
+        )
+        assert macs(vit.at(tokens=count + 1)) - saved > given
 
 
 def test_with_all_of_the_grid_nothing_is_merged(vit):
@@ -51,7 +52,7 @@ def test_it_is_tome_on_tokens_that_are_placed():
     places = model.place(images, tokens=count, prior="center")
     assert count > 16 and sum(schedule) > 0
     torch.testing.assert_close(merging.place(images), places)
-    torch.testing.assert_close(merging(images), ToMe(model, r=schedule)(images, places))
+    torch.testing.assert_close(merging(images), ToMe(model, schedule)(images, places))
     assert (model.tokens, model.prior) == (64, "isotropic")  # left as they were
 
 
@@ -65,7 +66,7 @@ def test_it_goes_by_its_name():
 
 
 def test_another_budget_is_another_model(vit):
-    with pytest.raises(InputError, match="chosen for 25 tokens; make another for 36"):
-        Merging(vit, 25).tokens = 36
+    with pytest.raises(InputError, match="is for 25 tokens, got 36; make another"):
+        Merging(vit, 25)(torch.rand(1, 3, 112, 112), tokens=36)
     with pytest.raises(InputError, match="at least 1"):
         Merging(vit, 0)

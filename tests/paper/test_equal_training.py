@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paper.equal_training import Dropped, Merged, Resized, SmallerMerged, affordable
-from spot.models.merging import price
+from paper.equal_training import Dropped, Merged, Resized, SmallerMerged, schedule_for_smaller_image
+from spot.models.baselines import tome_at_cost
+from spot.models.merging import windows_and_blocks_macs
 from spot.models.resize import Resize
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
@@ -52,7 +53,7 @@ def test_merging_is_taught_at_the_cost_of_the_budget():
     distil, step = objective(Merged, features=1.0), part()
     kept = distil.predict(distil._teacher[0], step.images, distil.model.grid(step.images))
     merged = distil.student(step.images, step.images, 1.0, 9)
-    expected = ToMe.matching(make_nano(), 9)
+    expected = tome_at_cost(make_nano(), 9)
     torch.testing.assert_close(merged.logits, expected(step.images))
     assert not torch.allclose(merged.logits, kept.logits, atol=1e-4)
     torch.testing.assert_close(distil.student(step.images, step.images, 1.0, 16).logits, kept.logits)
@@ -76,9 +77,7 @@ def test_a_smaller_image_is_shrunk_and_then_merged():
     merged = SmallerMerged(model, 25)
     assert merged.starting_tokens == 36 and sum(merged.schedule()) > 0
     small = torch.nn.functional.interpolate(IMAGES, (48, 48), mode="bicubic", antialias=True)  # 6 patches of 8 a side
-    expected = ToMe(model.at(tokens=36), r=merged.schedule(), own_placement=True)(
-        small, Resize(model, 36).place(IMAGES)
-    )
+    expected = ToMe(model.at(tokens=36), merged.schedule(), own_placement=True)(small, Resize(model, 36).place(IMAGES))
     torch.testing.assert_close(merged(IMAGES), expected)
     assert (merged(IMAGES) - Resize(model, 36)(IMAGES)).abs().max() > 1e-4  # merging makes a difference
 
@@ -86,5 +85,5 @@ def test_a_smaller_image_is_shrunk_and_then_merged():
 @pytest.mark.parametrize("tokens", [9, 16, 25, 36])
 def test_a_smaller_image_that_merges_costs_no_more_than_its_budget(tokens):
     model = model_of()
-    count, schedule = affordable(model, tokens)
-    assert count >= tokens and price(model, count, schedule) <= price(model, tokens, [0] * 12)
+    count, schedule = schedule_for_smaller_image(model, tokens)
+    assert count >= tokens and windows_and_blocks_macs(model, count, schedule) <= windows_and_blocks_macs(model, tokens)

@@ -15,11 +15,10 @@ from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
-from spot.models.baselines import BASELINES
+from spot.models.baselines import BASELINES, tome_at_cost
 from spot.models.elastic import ElasticViT
 from spot.models.loading import load
 from spot.models.resize import Resize
-from spot.models.tome import ToMe
 
 
 @pytest.fixture
@@ -53,11 +52,11 @@ def test_every_row_of_tome_is_of_the_model_it_names(tmp_path, monkeypatch):
     rows = tome.run(Lab(backbones(["scenes-b"]), StudySettings(limit=64, tokens=(9, 36, 64)), cache=tmp_path)).rows
     images = data_for(load("scenes-b"), "scenes", split="test", limit=64)
     wanted = {
-        tome.MERGED: ToMe.matching(load("scenes-b-grid"), 36),
-        tome.MERGED + tome.SAME: ToMe.matching(load("scenes-b"), 36),
+        tome.MERGED: tome_at_cost(load("scenes-b-grid"), 36),
+        tome.MERGED + tome.SAME: tome_at_cost(load("scenes-b"), 36),
         tome.FLOORED: BASELINES["tome-floor"].build(load("scenes-b-grid"), 36),
         tome.SMALLER + tome.SAME: Resize(load("scenes-b"), 36),
-        tome.MOST: ToMe.matching(load("scenes-b-grid"), 9),
+        tome.MOST: tome_at_cost(load("scenes-b-grid"), 9),
     }
     for name, model in wanted.items():
         row = next(row for row in rows if name in (row["setting"], row["method"] * (row["setting"] == "as 36 tokens")))
@@ -73,7 +72,7 @@ def test_tome_costs_as_much_as_the_budget_it_meets(lab):
     result = tome.run(lab)
     rows = {(row["method"], row["setting"]): row for row in result.rows}
     merged, placed = rows[tome.MERGED, "as 13 tokens"], rows[tome.SPOT, "13 tokens"]
-    assert merged["GMACs"] == pytest.approx(macs(ToMe.matching(backbone.model, 13)) / 1e9)
+    assert merged["GMACs"] == pytest.approx(macs(tome_at_cost(backbone.model, 13)) / 1e9)
     assert merged["MAC ratio"] == pytest.approx(rows[tome.VIT, "dense"]["GMACs"] / merged["GMACs"])
     assert merged["versus"] == pytest.approx(placed["top1"] - merged["top1"])
     assert merged["GMACs"] == pytest.approx(placed["GMACs"], rel=0.06)

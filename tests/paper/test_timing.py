@@ -39,7 +39,7 @@ def test_rows_carry_cost_beside_speed(make_lab, monkeypatch):
     monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.setattr(timing, "BATCH", {"cpu": 3})
     model = make_nano()
-    models = {"vit": PlainViT(model), "dropped": PatchDropout(model, 4), "merged": ToMe(model, tokens=6)}
+    models = {"vit": PlainViT(model), "dropped": PatchDropout(model, 4), "merged": ToMe(model, 4)}
     rows = timed(make_lab(["one"]), models)
     assert [*rows] == [*models] and all(row["batch"] == 3 for row in rows.values())
     assert rows["vit"]["MAC ratio"] == rows["vit"]["speed-up"] == rows["vit"]["single"] == 1.0
