@@ -14,7 +14,6 @@ from tests.faults.disturb import full_disks, kills, may_mount, races
 from tests.faults.harness import Tally
 from tests.faults.jobs import images, jobs
 from tests.faults.mutations import formats, mutate
-from tests.faults.prepare import prepared
 
 
 def campaign(cases: int, seed: int, room: Path) -> Tally:
@@ -33,7 +32,7 @@ def campaign(cases: int, seed: int, room: Path) -> Tally:
         kills(name, job, tally, room)
         say(f"killed: {name}")
     for name in ("search", "train"):
-        races(name, (work[name], work[name]), tally, room, 10, seed)
+        races(name, work[name], tally, room, 10, seed)
         say(f"raced: {name}")
     if may_mount():
         for name, job in work.items():
@@ -49,7 +48,7 @@ def campaign(cases: int, seed: int, room: Path) -> Tally:
     verbs = cases // 20
     calls(tally, (cases - sum(tally.cases.values()) - verbs) // 6 + 1)
     say("calls")
-    command_line(tally, room, prepared(room), verbs)
+    command_line(tally, room, verbs)
     say("command line")
     return tally
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import io
-import os
+import struct
 import warnings
+import zlib
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -12,25 +13,20 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import spot
 from spot.cli import main
 from spot.commands import verb_function
+from spot.models.checkpoints import save_folder
 from spot.placement.priors import omega
 from tests.conftest import make_nano
 from tests.faults.harness import Tally
+from tests.faults.jobs import images
 
 SPECIAL = (0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, float("nan"), float("inf"))
 DTYPES = (torch.float32,) * 40 + (torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64)
 OTHERS = st.sampled_from([None, 0, -1, 3, 2.5, True, "x", "", b"x", [], [1.0], (), {}, object(), 10**20, float("nan")])
-
-
-def options_of(verb: str) -> set[str]:
-    """The names that a verb's arguments have in Python."""
-    names: set[str] = set()
-    for name, parameter in signature(verb_function(verb)).parameters.items():
-        names |= {name, *getattr(getattr(parameter.annotation, "__origin__", None), "__dataclass_fields__", {})}
-    return names
 
 
 @st.composite
@@ -157,75 +153,55 @@ VERBS: dict[str, tuple[str, ...]] = {  # a call that is right and quick; PICTURE
     "pretrain": ("MODEL", "--recipe", "mae-in1k", "--data", "DATA", "--out", "OUT", "--dry-run", *SMALL),
     "models": (),
 }
-OPTIONS = (
-    *("--model", "--weights", "--tokens", "--prior", "--scale", "--saliency", "--seed", "--limit", "--split", "--fit"),
-    *("--batch-size", "--json", "--plot", "--predictions", "--knn", "--k", "--placements"),
-    *("--baseline", "--label", "--objective", "--lr", "--optimizer", "--preset", "--keep", "--grid", "--top", "--data"),
-    *("--out", "--set", "--fresh", "--teacher", "--val", "--leave-out", "--prompt", "--method", "--base", "--classes"),
-    *("--skip-unreadable", "--seeds", "--workers", "--accumulate", "--help", "--what", "--snap"),
-)
-WORDS = st.sampled_from(
-    [
-        *(
-            "",
-            "0",
-            "-1",
-            "1",
-            "2",
-            "4",
-            "nan",
-            "inf",
-            "1e999",
-            "99999999999999999999",
-            "x",
-            "[red]",
-            "$x$",
-            "a\0b",
-            "-",
-            "ä",
-        ),
-        *(
-            "PICTURE",
-            "MODEL",
-            "DATA",
-            "OUT",
-            "BAD",
-            "BOMB",
-            "/nonexistent/x",
-            "/dev/null",
-            "center",
-            "salient",
-            "tome",
-            "auto",
-        ),
-        *(
-            "lr=x",
-            "betas=(2,3)",
-            "clip_grad=-1",
-            "mixup=-1",
-            "num_heads=0",
-            "depth=1000000",
-            "img_size=32",
-            "spectral",
-            "x" * 300,
-        ),
-    ]
-)
+WORDS = [
+    "", "0", "-1", "1", "2", "4", "nan", "inf", "1e999", "99999999999999999999", "x", "x" * 300, "[red]", "$x$",
+    "a\0b", "-", "ä", "PICTURE", "MODEL", "DATA", "OUT", "BAD", "BOMB", "/nonexistent/x", "/dev/null", "center",
+    "salient", "tome", "auto", "spectral", "lr=x", "betas=(2,3)", "clip_grad=-1", "mixup=-1", "num_heads=0",
+    "depth=1000000", "img_size=32",
+]  # fmt: skip
 HEAVY = {"--workers": ("99999999999999999999", "2", "4"), "--seeds": ("99999999999999999999",)}  # a person's own wish
 
 
-def command_line(tally: Tally, room: Path, places: dict[str, str], count: int) -> None:
-    """Run verbs with options changed, left out or doubled, in this process."""
-    here = os.getcwd()
-    os.chdir(room)
+def options_of(verb: str) -> list[str]:
+    """The options of a verb, and --help."""
+    names = {"help"}
+    for name, parameter in signature(verb_function(verb)).parameters.items():
+        names |= {name, *getattr(getattr(parameter.annotation, "__origin__", None), "__dataclass_fields__", {})}
+    return sorted(f"--{name.replace('_', '-')}" for name in names)
 
-    def call(verb: str, changes: list[tuple[str, str]], cut: int) -> None:
-        words = [*VERBS[verb]][: cut if cut < 3 else None]
-        known = options_of(verb)
-        for option, value in changes:
-            if value not in HEAVY.get(option, ()) and option.strip("-").replace("-", "_") in known:
-                words += [option, value]
-        words = [verb, *(places.get(word, word) for word in words)]
+
+def prepared(room: Path) -> dict[str, str]:
+    """What stands for PICTURE, MODEL and so on: pictures, a saved model, a damaged file and a bomb."""
+    save_folder(make_nano(num_classes=2), room / "saved")
+    Image.effect_noise((40, 30), 50).convert("RGB").save(room / "a [b] $c$.png")
+    (room / "bad.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    # A PNG of a few kilobytes that claims 3.6 gigapixels.
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    chunks = {b"IHDR": header, b"IDAT": zlib.compress(b"\0" * 9999), b"IEND": b""}
+    parts = [struct.pack(">I", len(v)) + k + v + struct.pack(">I", zlib.crc32(k + v)) for k, v in chunks.items()]
+    (room / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    names = {"MODEL": "saved", "PICTURE": "a [b] $c$.png", "OUT": "out", "BAD": "bad.safetensors", "BOMB": "bomb.png"}
+    return {"DATA": str(images(room / "pictures")), **{word: str(room / name) for word, name in names.items()}}
+
+
+@st.composite
+def lines(draw: Any) -> list[str]:
+    """A command line with options changed, left out or doubled."""
+    verb = draw(st.sampled_from(sorted(VERBS)))
+    cut = draw(st.integers(0, 12))
+    words = [verb, *VERBS[verb][: cut if cut < 3 else None]]
+    for option in draw(st.lists(st.sampled_from(options_of(verb)), max_size=4)):
+        value = draw(st.sampled_from(WORDS))
+        words += [] if value in HEAVY.get(option, ()) else [option, value]
+    return words
+
+
+def command_line(tally: Tally, room: Path, count: int) -> None:
+    """Run command lines in this process."""
+    places = prepared(room)
+
+    def call(*given: str) -> None:
+        words = [places.get(word, word) for word in given]
 
         def work() -> None:
             said = io.StringIO()
@@ -236,13 +212,10 @@ def command_line(tally: Tally, room: Path, places: dict[str, str], count: int) -
                 said.write("" if stop.code in (0, 2, None) else f"Traceback: exit {stop.code}")
             assert "Traceback" not in said.getvalue(), said.getvalue()[-300:]
 
-        tally.check(f"command: {verb}", work, " ".join(map(repr, words)))
+        tally.check(f"command: {words[0]}", work, " ".join(map(repr, words)))
 
-    changes = st.lists(st.tuples(st.sampled_from(OPTIONS), WORDS), max_size=6)
-    try:
-        drawn(count, st.tuples(st.sampled_from(sorted(VERBS)), changes, st.integers(0, 12)), call)
-    finally:
-        os.chdir(here)
+    with contextlib.chdir(room):
+        drawn(count, lines(), call)
 
 
 def calls(tally: Tally, count: int) -> None:

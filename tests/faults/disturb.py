@@ -9,7 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from tests.faults.harness import Killed, Tally, apart, begun, ended, kill_before, outcome_of
+from tests.faults.harness import Killed, Process, Tally, apart, kill_before, outcome_of
 from tests.faults.jobs import Job
 
 
@@ -20,10 +20,10 @@ def kills(name: str, job: Job, tally: Tally, room: Path, *, every: int = 1, firs
     number = first
     while True:
         folder = fresh(room / "killed")
-        answer = apart(lambda folder=folder: job(folder), before=kill_before(number, folder))
+        answer = apart(partial(job, folder), kill_before(number, folder))
         if not isinstance(answer, Killed):
             return number
-        again = apart(lambda folder=folder: job(folder))
+        again = apart(partial(job, folder))
         left = [path.name for path in folder.rglob(".*")]
         outcome = outcome_of(again, right)
         if outcome == "refused":
@@ -34,15 +34,15 @@ def kills(name: str, job: Job, tally: Tally, room: Path, *, every: int = 1, firs
         number += every
 
 
-def races(name: str, jobs: tuple[Job, Job], tally: Tally, room: Path, count: int, seed: int = 0) -> None:
-    """Two processes at once in one folder: each finishes right or is told; afterwards the folder is whole."""
-    rights = [apart(lambda job=job: job(fresh(room / "right"))) for job in jobs]
+def races(name: str, job: Job, tally: Tally, room: Path, count: int, seed: int = 0) -> None:
+    """Two processes do the same in one folder: each finishes right or is told; afterwards the folder is whole."""
+    right = apart(lambda: job(fresh(room / "right")))
     draw = random.Random(seed)
     for number in range(count):
         folder = fresh(room / "raced")
-        processes = [begun(partial(delayed, job, folder, draw.random() * 0.3)) for job in jobs]
-        answers = [ended(*process) for process in processes]
-        ends = [outcome_of(answer, right) for answer, right in zip(answers, rights, strict=True)]
+        processes = [Process(partial(delayed, job, folder, draw.random() * 0.3)) for _ in range(2)]
+        answers = [process.end() for process in processes]
+        ends = [outcome_of(answer, right) for answer in answers]
         if "fine" not in ends:
             ends.append(f"neither finished: {answers}")
         bad = [end for end in ends if end not in ("fine", "refused")]
@@ -63,13 +63,13 @@ def full_disks(name: str, job: Job, tally: Tally, room: Path, sizes: list[int]) 
         try:
             folder = disk / "work"
             folder.mkdir()
-            answer = apart(lambda folder=folder: job(folder))
+            answer = apart(partial(job, folder))
             outcome = outcome_of(answer, right)
             if outcome == "refused" and "cannot write" not in str(answer):
                 outcome = f"another sentence: {answer}"
             tally.count(f"full disk: {name}", outcome, f"{size} KiB")
             subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-            again = outcome_of(apart(lambda folder=folder: job(folder)), right)
+            again = outcome_of(apart(partial(job, folder)), right)
             again = "refused though there is room" if again == "refused" else again
             tally.count(f"full disk, then room: {name}", again, f"{size} KiB")
         finally:

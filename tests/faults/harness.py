@@ -1,4 +1,4 @@
-"""How faults are made and counted: work in a process of its own that is killed, starved or timed, and what came of it.
+"""How faults are made and counted: work in a process of its own that is killed, starved or timed, and how it ended.
 
 A case ends well if the work returns something right or raises an InputError of one line. Everything
 else is a fault: another exception, a hang, a wrong result, NaN from finite input.
@@ -6,7 +6,6 @@ else is a fault: another exception, a hang, a wrong result, NaN from finite inpu
 
 import hashlib
 import os
-import pickle
 import resource
 import signal
 import sys
@@ -14,6 +13,8 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from spot.errors import InputError
 
 MEMORY, SECONDS = 12 << 30, 120  # of a process; torch alone reserves several GB of addresses
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "fcntl.flock")
+FORK = get_context("fork")
 
 
 @dataclass
@@ -39,71 +41,66 @@ class Tally:
         elif outcome != "fine":
             self.faults.append(f"{name}: {about}: {outcome}")
 
-    def check(self, name: str, work: Callable[[], Any], about: str = "") -> Any:
+    def check(self, name: str, work: Callable[[], Any], about: str = "") -> None:
         """Count one call in this process; `work` raises AssertionError for a wrong result."""
         try:
-            made = work()
+            work()
         except InputError as error:
             self.count(name, "refused" if "\n" not in str(error) else "a sentence of several lines", about)
-            return None
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self.count(name, f"{type(error).__name__}: {str(error)[:200]} ({where.filename}:{where.lineno})", about)
-            return None
-        self.count(name, "fine", about)
-        return made
-
-    def add(self, other: "Tally") -> None:
-        self.cases += other.cases
-        self.refused += other.refused
-        self.faults += other.faults
+            self.count(name, located(error), about)
+        else:
+            self.count(name, "fine", about)
 
 
-def apart(work: Callable[[], Any], *, seconds: float = SECONDS, before: Callable[[], None] | None = None) -> Any:
-    """What `work` returns in a forked process, or the exception it raises; Killed if it was killed."""
-    return ended(*begun(work, seconds=seconds, before=before))
-
-
-def begun(
-    work: Callable[[], Any], *, seconds: float = SECONDS, before: Callable[[], None] | None = None
-) -> tuple[int, int]:
-    """A process that works, and the pipe it will answer through. (No threads: a fork copies the locks they hold.)"""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(ours)
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-            signal.alarm(int(seconds))
-            if before is not None:
-                before()
-            answer: Any = work()
-        except BaseException as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            known = isinstance(error, (InputError, AssertionError))
-            answer = error if known else RuntimeError(f"{error!r:.300} ({where.filename}:{where.lineno})")
-        with os.fdopen(theirs, "wb") as pipe:
-            pickle.dump(answer, pipe)
-        os._exit(0)
-    os.close(theirs)
-    return child, ours
-
-
-def ended(child: int, answers: int) -> Any:
-    """What a process answers at its end."""
-    with os.fdopen(answers, "rb") as pipe:
-        sent = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return Killed(os.WTERMSIG(status))
-    return pickle.loads(sent)
+def located(error: BaseException) -> str:
+    """An exception and where it was raised."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {str(error)[:200]} ({where.filename}:{where.lineno})"
 
 
 @dataclass(frozen=True)
 class Killed:
     by: int
+
+
+class Process:
+    """A forked process that works. (No threads: a fork copies the locks they hold.)"""
+
+    def __init__(self, work: Callable[[], Any], before: Callable[[], None] | None = None) -> None:
+        self.answers, sender = FORK.Pipe(duplex=False)
+        self.process = FORK.Process(target=partial(answer, work, before, sender))
+        self.process.start()
+        sender.close()
+
+    def end(self) -> Any:
+        """What the work returned, or the exception it raised; Killed if it was killed."""
+        try:
+            answer = self.answers.recv()
+        except EOFError:
+            answer = None
+        self.process.join()
+        code = self.process.exitcode or 0
+        return Killed(-code) if code < 0 else answer
+
+
+def answer(work: Callable[[], Any], before: Callable[[], None] | None, sender: Any) -> None:
+    """In the process: do the work and send its result."""
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        signal.alarm(SECONDS)
+        if before is not None:
+            before()
+        result: Any = work()
+    except BaseException as error:
+        result = error if isinstance(error, (InputError, AssertionError)) else RuntimeError(located(error))
+    sender.send(result)
+    sender.close()
+
+
+def apart(work: Callable[[], Any], before: Callable[[], None] | None = None) -> Any:
+    """What `work` returns in a forked process, or the exception it raises; Killed if it was killed."""
+    return Process(work, before).end()
 
 
 def outcome_of(answer: Any, expected: Any) -> str:
@@ -142,5 +139,5 @@ def kill_before(number: int, folder: Path) -> Callable[[], None]:
 
 
 def digest(*files: Path) -> str:
-    """What is in files; that they are all there."""
+    """The content of files, all of which must exist."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -11,7 +11,6 @@ from tests.faults.disturb import full_disks, kills, may_mount, races
 from tests.faults.harness import Tally
 from tests.faults.jobs import images, jobs
 from tests.faults.mutations import formats, mutate
-from tests.faults.prepare import prepared
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def killed(name, every, folder):
 
 def raced(folder):
     tally, job = Tally(), jobs(images(folder / "pictures"))["search"]
-    races("search", (job, job), tally, folder, 2)
+    races("search", job, tally, folder, 2)
     return tally
 
 
@@ -82,4 +81,4 @@ def test_calls_of_the_public_api(tally):
 
 
 def test_command_lines(tally, tmp_path):
-    command_line(tally, tmp_path, prepared(tmp_path), 30)
+    command_line(tally, tmp_path, 30)
