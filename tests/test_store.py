@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,38 +33,26 @@ from spot.store import (
     write_state,
     write_tensors,
 )
+from tests.faults.harness import FORK, Process, apart
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-class Fork:
-    """Another process that does some work. (Forked: a new one would import torch for seconds.)"""
+def start_in(context) -> FORK.Process:
+    """A process that enters a context and stays there until it is killed."""
+    ready = FORK.Event()
 
-    def __init__(self, work, *given) -> None:
-        ours, theirs = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            with os.fdopen(theirs, "w", buffering=1) as told:
-                try:
-                    work(lambda word: print(word, file=told), *given)
-                except BaseException as error:
-                    print(f"{type(error).__name__}: {error}", file=told)
-            os._exit(0)
-        os.close(theirs)
-        self.told = os.fdopen(ours)
+    def work():
+        with context:
+            ready.set()
+            time.sleep(60)
 
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-    def end(self) -> str:
-        """What it tells until its end."""
-        with self.told:
-            said = self.told.read()
-        os.waitpid(self.pid, 0)
-        return said
+    process = FORK.Process(target=work)
+    process.start()
+    assert ready.wait(60)
+    return process
 
 
 # Writing
@@ -137,14 +126,7 @@ def test_a_device_stays_a_device():
 
 
 def test_what_a_killed_writer_left_is_used_again(tmp_path):
-    def write_half(tell):
-        with atomic_write(tmp_path / "run.json") as temporary:
-            temporary.write_text("half")
-            tell("ready")
-            time.sleep(60)
-
-    writer = Fork(write_half)
-    assert writer.told.readline() == "ready\n"
+    writer = start_in(atomic_write(tmp_path / "run.json"))
     (left,) = tmp_path.iterdir()
     assert is_leftover(left)
     sweep(tmp_path)
@@ -152,6 +134,7 @@ def test_what_a_killed_writer_left_is_used_again(tmp_path):
     write_json(tmp_path / "run.json", [1])  # and does not stop another
     assert names(tmp_path) == [left.name, "run.json"]
     writer.kill()
+    writer.join()
     write_json(tmp_path / "run.json", [2])
     assert names(tmp_path) == ["run.json"]
     left.write_text("half")
@@ -181,14 +164,13 @@ def test_a_full_disk_is_one_sentence_and_the_old_file_stays(tmp_path, write):
     path = tmp_path / "result"
     path.write_text("old")
 
-    def fill_up(tell):
+    def fill_up():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         write(path)
 
-    said = Fork(fill_up).end()
-    assert said.startswith(f"InputError: cannot write {path}: ")
-    assert said.count("\n") == 1
+    error = apart(fill_up)
+    assert isinstance(error, InputError) and str(error).startswith(f"cannot write {path}: ")
     assert path.read_text() == "old"
     assert names(tmp_path) == ["result"]
 
@@ -203,17 +185,12 @@ def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path):
 
 
 def test_a_second_holder_is_told_who_the_first_is_and_a_kill_lets_go(tmp_path):
-    def hold(tell):
-        with locked(tmp_path):
-            tell("ready")
-            time.sleep(60)
-
-    holder = Fork(hold)
-    assert holder.told.readline() == "ready\n"
+    holder = start_in(locked(tmp_path))
     message = rf"is being written by process {holder.pid} on .*; wait for it"
     with pytest.raises(InputError, match=message), locked(tmp_path):
         pass
     holder.kill()
+    holder.join()
     with locked(tmp_path):
         assert names(tmp_path) == [".spot.lock"]
     assert names(tmp_path) == []
@@ -224,18 +201,15 @@ def test_many_processes_never_hold_a_lock_together(tmp_path):
     count = tmp_path / "count"
     count.write_text("0")
 
-    def add(tell):
+    def add():
         got, end = 0, time.time() + 0.5
         while time.time() < end:
-            try:
-                with locked(count):
-                    count.write_text(str(int(count.read_text()) + 1))
-                    got += 1
-            except InputError:
-                pass
-        tell(got)
+            with suppress(InputError), locked(count):
+                count.write_text(str(int(count.read_text()) + 1))
+                got += 1
+        return got
 
-    got = [int(process.end()) for process in [Fork(add) for _ in range(3)]]
+    got = [process.end() for process in [Process(add) for _ in range(3)]]
     assert int(count.read_text()) == sum(got) > 0
 
 
