@@ -6,8 +6,8 @@ import pytest
 from torchvision.transforms.functional import to_pil_image
 
 import spot
-from spot.cli import main
 from spot.data.scenes import Scenes
+from tests.commands.conftest import command
 
 C = "c.cascade.json"
 
@@ -17,27 +17,24 @@ def folder(tmp_path_factory):
     """A saved model, and a cascade that was calibrated for it."""
     folder = tmp_path_factory.mktemp("calibrate")
     spot.load("scenes-a").save_pretrained(folder / "model")
-    out = folder / "c.cascade.json"
-    words = ["--limit", "64", "--workers", "0", "--agree", "0.9", "--tokens", "9", "25"]
-    main(["calibrate", str(folder / "model"), "--data", "scenes", *words, "--out", str(out)])
+    words = ["--limit", 64, "--workers", 0, "--agree", 0.9, "--tokens", 9, 25]
+    command("calibrate", folder / "model", "--data", "scenes", *words, "--out", folder / C)
     to_pil_image(Scenes("test", 2)[0][0]).save(folder / "photo.png")
     return folder
 
 
-def test_evaluate_shows_what_early_exit_costs(folder, tmp_path):
-    made = json.loads((folder / "c.cascade.json").read_text())["made"]
+def test_evaluate_shows_what_early_exit_costs(folder, results):
+    made = json.loads((folder / C).read_text())["made"]
     assert made["images"] == 64 and made["agreed"] >= 0.9
-    words = ["--data", "scenes", "--limit", "32", "--workers", "0", "--json", str(tmp_path / "t.json")]
-    main(["evaluate", str(folder / "model"), *words, "--cascade", str(folder / "c.cascade.json")])
-    dense, row = json.loads((tmp_path / "t.json").read_text())["rows"]
+    words = ["--data", "scenes", "--limit", 32, "--workers", 0]
+    (dense, row), _ = results("evaluate", folder / "model", *words, "--cascade", folder / C)
     assert row["placement"] == "early-exit" and row["images"] == 32
     assert row["gmacs"] < dense["gmacs"]
 
 
-def test_predict_exits_early(folder, tmp_path):
-    words = ["predict", str(folder / "photo.png"), "--model", str(folder / "model"), "--json", str(tmp_path / "p.json")]
-    main([*words, "--cascade", str(folder / "c.cascade.json"), "--until", "0.01"])
-    assert len(json.loads((tmp_path / "p.json").read_text())["rows"]) == 5
+def test_predict_exits_early(folder, results):
+    words = ["predict", folder / "photo.png", "--model", folder / "model"]
+    assert len(results(*words, "--cascade", folder / C, "--until", 0.01)[0]) == 5
 
 
 @pytest.mark.parametrize(

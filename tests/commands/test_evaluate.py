@@ -1,14 +1,13 @@
 """spot evaluate, as a person would type it."""
 
 import csv
-import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from PIL import Image
 
-from spot.cli import main
 from spot.placement.files import Placements
 from tests.conftest import make_nano, write_noise
 
@@ -20,16 +19,9 @@ def images(tmp_path):
 
 
 @pytest.fixture
-def evaluated(model, images, tmp_path):
+def evaluated(model, images, results):
     """Evaluate the model on the images, and return the rows and settings of the JSON file."""
-
-    def run(*words: object) -> tuple[list[dict], dict]:
-        out = tmp_path / "out.json"
-        main(["evaluate", model, "--data", str(images), "--workers", "0", "--json", str(out), *map(str, words)])
-        made = json.loads(out.read_text())
-        return made["rows"], made["settings"]
-
-    return run
+    return partial(results, "evaluate", model, "--data", images, "--workers", 0)
 
 
 def test_every_prior_budget_and_baseline_gets_a_row(evaluated, capsys):

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 import spot
-from spot.cli import main
 from spot.data.folders import photo_files
 from spot.data.picture import photo_transform
 from spot.errors import InputError
 from spot.evaluation.photos import predict
 from spot.models.merging import Merging
+from tests.commands.conftest import command
 
 
 def picture(path, size=(60, 40)):
@@ -24,14 +24,12 @@ def picture(path, size=(60, 40)):
     return str(path)
 
 
-def test_a_goldfish_is_a_goldfish_even_through_100_windows(shared_data, tmp_path, capsys):
+def test_a_goldfish_is_a_goldfish_even_through_100_windows(shared_data, tmp_path, results, capsys):
     name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     fish = shared_data / "imagenet-val-2k" / "n01443537" / "ILSVRC2012_val_00000994.jpg"
-    wanted = ["--weights", str(shared_data / "weights" / f"{name}.safetensors"), "--tokens", "100", "--model", name]
-    main(["predict", str(fish), *wanted, "--out", str(tmp_path), "--json", str(tmp_path / "out.json")])
-    said = capsys.readouterr().out
-    assert "goldfish, Carassius auratus" in said
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    wanted = ["--weights", shared_data / "weights" / f"{name}.safetensors", "--tokens", 100, "--model", name]
+    rows, _ = results("predict", fish, *wanted, "--out", tmp_path)
+    assert "goldfish, Carassius auratus" in capsys.readouterr().out
     assert rows[0]["class"] == "goldfish, Carassius auratus"
     assert rows[0]["index"] == 1
     assert len(rows) == 5
@@ -41,37 +39,35 @@ def test_a_goldfish_is_a_goldfish_even_through_100_windows(shared_data, tmp_path
 
 def test_every_image_gets_a_picture_even_if_two_have_the_same_name(model, tmp_path):
     files = [picture(tmp_path / "a" / "x.png"), picture(tmp_path / "b" / "x.png"), picture(tmp_path / "a" / "y.jpg")]
-    main(["predict", *files, "--model", model, "--out", str(tmp_path / "out")])
+    command("predict", *files, "--model", model, "--out", tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x-2.png", "x.png", "y.png"]
 
 
-def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path):
+def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path, results):
     file, model = picture(tmp_path / "x.png"), spot.load("scenes-a")
-    main(["predict", file, "--model", "scenes-a", "--tokens", "16", "--prior", "center", "--merge",
-          "--out", str(tmp_path / "out"), "--json", str(tmp_path / "out.json")])  # fmt: skip
-    found = json.loads((tmp_path / "out.json").read_text())
+    wanted = ["--tokens", 16, "--prior", "center", "--merge"]
+    rows, settings = results("predict", file, "--model", "scenes-a", *wanted)
     merging = Merging(model, 16, "center")
     images = photo_transform(model.data_config, "crop")(Image.open(file).convert("RGB"))[None]
     with torch.no_grad():
         expected = merging(images, model.place(images, tokens=merging.starting_tokens, prior="center")).softmax(1)[0]
-    said = [expected[row["index"]].item() * 100 for row in found["rows"]]
-    assert [row["probability"] for row in found["rows"]] == pytest.approx(said, rel=1e-3)
-    assert found["settings"]["merge"] and said == sorted(said, reverse=True)
+    said = [expected[row["index"]].item() * 100 for row in rows]
+    assert [row["probability"] for row in rows] == pytest.approx(said, rel=1e-3)
+    assert settings["merge"] and said == sorted(said, reverse=True)
     (made,) = predict(model, [Path(file)], tokens=16, merge=True)
     assert len(made.positions) == merging.starting_tokens > 16
     with pytest.raises(InputError, match="until needs a cascade"):
         next(predict(model, [Path(file)], until=0.8, merge=True))
 
 
-def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path, capsys):
+def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path, results):
     file = picture(tmp_path / "a" / "x.png", (1, 1))
-    wanted = ["--top", "3", "--tokens", "4", "--prior", "uniform", "--seed", "5"]
-    main(["predict", file, "--model", model, "--out", str(tmp_path), "--json", str(tmp_path / "out.json"), *wanted])
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert [row["class"] for row in found["rows"]] == [f"class {row['index']}" for row in found["rows"]]
-    assert len(found["rows"]) == 3
-    assert (found["settings"]["prior"], found["settings"]["tokens"]) == ("uniform", 4)
-    main(["predict", file, "--model", model, "--out", str(tmp_path), "--top", "100"])  # all ten
+    wanted = ["--tokens", 4, "--prior", "uniform", "--seed", 5]
+    rows, settings = results("predict", file, "--model", model, "--top", 3, *wanted)
+    assert [row["class"] for row in rows] == [f"class {row['index']}" for row in rows]
+    assert len(rows) == 3
+    assert (settings["prior"], settings["tokens"]) == ("uniform", 4)
+    assert len(results("predict", file, "--model", model, "--top", 100)[0]) == 10
 
 
 @pytest.mark.parametrize(
@@ -109,9 +105,7 @@ def test_a_file_whose_name_looks_like_a_pattern_or_like_markup_is_itself(model, 
     for name in names:
         picture(tmp_path / "odd" / name)
     odd, out = tmp_path / "odd", tmp_path / "out"
-    main(
-        ["predict", str(odd / "a[b].png"), str(odd), "--model", model, "--out", str(out), "--csv", str(tmp_path / "c")]
-    )
+    command("predict", odd / "a[b].png", odd, "--model", model, "--out", out, "--csv", tmp_path / "c")
     lines = list(csv.DictReader((tmp_path / "c").read_text(errors="surrogateescape").splitlines()))
     assert {os.path.basename(line["image"]) for line in lines} == set(names)
     said = capsys.readouterr().out.replace("\n", "")
@@ -120,18 +114,18 @@ def test_a_file_whose_name_looks_like_a_pattern_or_like_markup_is_itself(model, 
     assert len(list(out.iterdir())) == 3
 
 
-def test_what_cannot_be_read_stops_the_run_or_is_named_and_left_out(model, tmp_path, capsys, refused):
+def test_what_cannot_be_read_stops_the_run_or_is_named_and_left_out(model, tmp_path, capsys, results, refused):
     file = picture(tmp_path / "all" / "good.png")
     (tmp_path / "all" / "bad.png").write_text("no")
-    given = ["predict", str(tmp_path / "all"), "--model", model, "--json", str(tmp_path / "said.json")]
+    given = ["predict", tmp_path / "all", "--model", model]
     assert "bad.png is not an image; skip=True (--skip-unreadable) goes on without it" in refused(*given)
-    main([*given, "--skip-unreadable"])
+    rows, _ = results(*given, "--skip-unreadable")
     assert "bad.png" in capsys.readouterr().err
-    assert {row["image"] for row in json.loads((tmp_path / "said.json").read_text())["rows"]} == {file}
+    assert {row["image"] for row in rows} == {file}
 
 
 def test_standard_output_gets_data_and_nothing_else(model, tmp_path, capsys):
-    main(["predict", picture(tmp_path / "x.png"), "--model", model, "--json", "-", "--top", "2"])
+    command("predict", picture(tmp_path / "x.png"), "--model", model, "--json", "-", "--top", 2)
     said = capsys.readouterr()
     assert len(json.loads(said.out)["rows"]) == 2
     assert "probability" in said.err

@@ -3,7 +3,7 @@ import json
 import pytest
 
 import spot
-from spot.cli import main
+from tests.commands.conftest import command
 from tests.conftest import make_nano
 from tests.training.small_run import make_images
 
@@ -31,21 +31,6 @@ def nano(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nano")
     make_nano().save_pretrained(folder)
     return folder
-
-
-def command(*words) -> None:
-    main([str(word) for word in words])
-
-
-def sentence(capsys, *words) -> str:
-    """What a refused command says: one sentence, exit code 2."""
-    with pytest.raises(SystemExit) as stopped:
-        command(*words)
-    assert stopped.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("spot: ")
-    assert "Traceback" not in said
-    return said
 
 
 def test_distil_retrofits_unlabelled_images(nano, flat, tmp_path):
@@ -97,23 +82,23 @@ def test_dry_run_shows_the_plan_and_writes_nothing_else(nano, data, tmp_path, ca
         (("empty",), "no image"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_anything_is_written(nano, data, flat, tmp_path, capsys, words, said):
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(nano, data, flat, tmp_path, refused, words, said):
     (tmp_path / "empty").mkdir()
     folders = {"data": data, "flat": flat, "empty": tmp_path / "empty"}
     given = ("--data", folders[words[0]], "--out", tmp_path / "run", *words[1:])
-    assert said in sentence(capsys, "retrofit", nano, *given)
+    assert said in refused("retrofit", nano, *given)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_output_folder_that_holds_something_else_is_left_alone(nano, data, tmp_path, capsys):
+def test_an_output_folder_that_holds_something_else_is_left_alone(nano, data, tmp_path, refused):
     (tmp_path / "thesis.tex").write_text("do not lose me")
-    said = sentence(capsys, "retrofit", nano, "--data", data, "--out", tmp_path, "--set", *DISTIL)
+    said = refused("retrofit", nano, "--data", data, "--out", tmp_path, "--set", *DISTIL)
     assert "choose another --out" in said
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_weights_of_another_architecture_are_refused(nano, data, tmp_path, capsys):
+def test_weights_of_another_architecture_are_refused(nano, data, tmp_path, refused):
     given = ("--weights", nano / "model.safetensors", "--data", data, "--out", tmp_path / "run")
-    said = sentence(capsys, "retrofit", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", *given)
+    said = refused("retrofit", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", *given)
     assert len(said) > 20
     assert not (tmp_path / "run").exists()

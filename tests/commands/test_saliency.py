@@ -1,12 +1,10 @@
-import json
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from spot.cli import main
 from spot.placement.saliency import class_prompt, spectral_residual
+from tests.commands.conftest import command
 
 
 @pytest.fixture
@@ -19,18 +17,9 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
-def refused(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main(["saliency", *map(str, arguments)])
-    assert stop.value.code == 2
-    sentence = capsys.readouterr().err
-    assert sentence.count("\n") == 1
-    return sentence
-
-
 def test_a_data_set_gets_a_map_of_its_size_for_every_image(folder, tmp_path):
     out = tmp_path / "maps"
-    main(["saliency", "--data", str(folder), "--out", str(out)])
+    command("saliency", "--data", folder, "--out", out)
     sizes = {file.relative_to(out).as_posix(): Image.open(file).size for file in out.rglob("*.png")}
     assert sizes == {"a/0.png": (50, 40), "a/1.png": (30, 30), "b/2.png": (60, 20), "b/3.png": (17, 33)}
     pixels = np.asarray(Image.open(folder / "a" / "1.png").convert("RGB")).copy()
@@ -39,28 +28,27 @@ def test_a_data_set_gets_a_map_of_its_size_for_every_image(folder, tmp_path):
     torch.testing.assert_close(kept, spectral_residual(image)[0], atol=0.5 / 255 + 1e-4, rtol=0)
 
 
-def test_what_is_there_is_not_made_again(folder, tmp_path, capsys):
+def test_what_is_there_is_not_made_again(folder, tmp_path, results):
     out = tmp_path / "maps"
-    main(["saliency", "--data", str(folder), "--out", str(out)])
+    command("saliency", "--data", folder, "--out", out)
     (out / "a" / "0.png").unlink()
     kept = (out / "b" / "3.png").stat().st_mtime_ns
-    capsys.readouterr()
-    main(["saliency", "--data", str(folder), "--out", str(out), "--json", str(tmp_path / "t.json")])
-    assert [row["image"] for row in json.loads((tmp_path / "t.json").read_text())["rows"]] == ["a/0.jpg"]
+    rows, _ = results("saliency", "--data", folder, "--out", out)
+    assert [row["image"] for row in rows] == ["a/0.jpg"]
     assert (out / "a" / "0.png").exists()
     assert (out / "b" / "3.png").stat().st_mtime_ns == kept
 
 
 def test_single_images_and_a_network(folder, tmp_path, shared_data):
     network = shared_data / "weights" / "u2netp.onnx"
-    main(["saliency", str(folder / "a" / "0.jpg"), "--method", str(network), "--out", str(tmp_path / "maps")])
+    command("saliency", folder / "a" / "0.jpg", "--method", network, "--out", tmp_path / "maps")
     assert Image.open(tmp_path / "maps" / "0.png").size == (50, 40)
 
 
-def test_an_unreadable_image_stops_or_is_skipped(folder, tmp_path, capsys):
+def test_an_unreadable_image_stops_or_is_skipped(folder, tmp_path, refused):
     (folder / "b" / "4.jpg").write_bytes(b"no image")
-    assert "4.jpg" in refused(capsys, "--data", folder, "--out", tmp_path / "maps")
-    main(["saliency", "--data", str(folder), "--out", str(tmp_path / "maps"), "--skip-unreadable"])
+    assert "4.jpg" in refused("saliency", "--data", folder, "--out", tmp_path / "maps")
+    command("saliency", "--data", folder, "--out", tmp_path / "maps", "--skip-unreadable")
     assert len(list((tmp_path / "maps").rglob("*.png"))) == 4
 
 
@@ -69,15 +57,17 @@ def test_a_prompt_can_be_the_images_class():
     assert class_prompt("fire_engine/x.jpg") == "fire engine"
 
 
-def test_bad_input_is_one_sentence(folder, tmp_path, capsys):
+def test_bad_input_is_one_sentence(folder, tmp_path, refused):
     out = tmp_path / "maps"
-    assert "either images or --data" in refused(capsys, "--out", out)
-    assert "a prompt goes with the method clipseg" in refused(capsys, "--data", folder, "--prompt", "dog", "--out", out)
-    assert "did you mean 'spectral'" in refused(capsys, "--data", folder, "--method", "spectrl", "--out", out)
-    assert "missing" in refused(capsys, "--data", tmp_path / "nowhere", "--out", out)
+    assert "either images or --data" in refused("saliency", "--out", out)
+    assert "a prompt goes with the method clipseg" in refused(
+        "saliency", "--data", folder, "--prompt", "dog", "--out", out
+    )
+    assert "did you mean 'spectral'" in refused("saliency", "--data", folder, "--method", "spectrl", "--out", out)
+    assert "missing" in refused("saliency", "--data", tmp_path / "nowhere", "--out", out)
     assert not out.exists()
-    main(["saliency", "--data", str(folder), "--out", str(out)])
+    command("saliency", "--data", folder, "--out", out)
     (out / "saliency.json").write_text('{"method": "u2netp.onnx", "prompt": null}')
-    assert "choose another" in refused(capsys, "--data", folder, "--out", out)
+    assert "choose another" in refused("saliency", "--data", folder, "--out", out)
     Image.new("RGB", (9, 9)).save(folder / "a" / "0.png")
-    assert "would have the same map" in refused(capsys, "--data", folder, "--out", tmp_path / "other")
+    assert "would have the same map" in refused("saliency", "--data", folder, "--out", tmp_path / "other")

@@ -1,12 +1,10 @@
-import json
-
 import pytest
 import torch
 from PIL import Image
 
-from spot.cli import main
 from spot.evaluation.searches import class_numbers
 from spot.placement.files import Placements
+from tests.commands.conftest import command
 from tests.conftest import VIT_TINY
 
 
@@ -22,52 +20,44 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
-def test_a_picture_per_image_and_a_table(model, folder, tmp_path, capsys):
-    images = [folder / "class0" / "0.png", folder / "class1" / "1.png"]
-    out, table = tmp_path / "out", tmp_path / "table.json"
-    main(["search", *map(str, images), "--model", model, "--label", "3", "7", "--tokens", "4", "--out", str(out),
-          "--json", str(table)])  # fmt: skip
+def test_a_picture_per_image_and_a_table(model, folder, tmp_path, results, capsys):
+    images, out = [folder / "class0" / "0.png", folder / "class1" / "1.png"], tmp_path / "out"
+    rows, _ = results("search", *images, "--model", model, "--label", 3, 7, "--tokens", 4, "--out", out)
     assert sorted(file.name for file in out.iterdir()) == ["0.png", "1.png"]
     assert Image.open(out / "0.png").width > 1000
-    rows = json.loads(table.read_text())["rows"]
     assert [row["class"] for row in rows] == ["class 3", "class 7"]
     assert all(row["after"] > row["before"] for row in rows)
     assert "0.png" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("objective", ["ascent", "obfuscate", "entropy", "agree"])
-def test_every_objective_runs(model, folder, tmp_path, objective):
+def test_every_objective_runs(model, folder, tmp_path, results, objective):
     label = ["--label", "3"] if objective in ("ascent", "obfuscate") else []
-    out, table = tmp_path / "one.png", tmp_path / "table.json"
-    main(["search", str(folder / "class0" / "0.png"), "--model", model, "--objective", objective, *label,
-          "--tokens", "4", "--grid", "--preset", "paper-long", "--prior", "uniform",
-          "--out", str(out), "--json", str(table)])  # fmt: skip
-    assert out.exists()
-    settings = json.loads(table.read_text())["settings"]
+    wanted = ["--grid", "--preset", "paper-long", "--prior", "uniform", "--out", tmp_path / "one.png", *label]
+    image = folder / "class0" / "0.png"
+    _, settings = results("search", image, "--model", model, "--objective", objective, "--tokens", 4, *wanted)
+    assert (tmp_path / "one.png").exists()
     assert settings["steps"] == 10
     assert settings["grid"] == [4, 4]
     assert settings["objective"] == objective
 
 
-def test_without_a_label_the_dense_prediction_is_the_goal(model, folder, tmp_path):
-    main(["search", str(folder / "class0" / "0.png"), "--model", model, "--tokens", "4", "--out",
-          str(tmp_path / "out"), "--json", str(tmp_path / "table.json")])  # fmt: skip
-    assert json.loads((tmp_path / "table.json").read_text())["settings"]["objective"] == "agree"
+def test_without_a_label_the_dense_prediction_is_the_goal(model, folder, tmp_path, results):
+    image, out = folder / "class0" / "0.png", tmp_path / "out"
+    assert results("search", image, "--model", model, "--tokens", 4, "--out", out)[1]["objective"] == "agree"
 
 
-def test_a_data_set_becomes_a_placements_file_that_evaluate_reads(model, folder, tmp_path, capsys):
+def test_a_data_set_becomes_a_placements_file_that_evaluate_reads(model, folder, tmp_path, results, capsys):
     out = tmp_path / "p.safetensors"
-    search = ["search", "--data", str(folder), "--model", model, "--tokens", "4", "--out", str(out), "--workers", "0"]
-    main([*search, "--limit", "10"])
+    search = ["search", "--data", folder, "--model", model, "--tokens", 4, "--out", out, "--workers", 0]
+    command(*search, "--limit", 10)
     assert "10 searched now" in " ".join(capsys.readouterr().out.split())
-    main(search)
+    command(*search)
     assert "10 were there before" in " ".join(capsys.readouterr().out.split())
     kept = Placements.load(out)
     assert len(kept) == 20
     assert "class3/13.png" in kept
-    main(["evaluate", model, "--data", str(folder), "--placements", str(out), "--workers", "0",
-          "--json", str(tmp_path / "e.json")])  # fmt: skip
-    (row,) = json.loads((tmp_path / "e.json").read_text())["rows"]
+    ((row,), _) = results("evaluate", model, "--data", folder, "--placements", out, "--workers", 0)
     # The search saw the same accuracy at its last step as the evaluation of its file.
     right = (kept.values["predictions"][:, -1] == kept.values["labels"]).double().mean().item()
     assert row["top1"] == pytest.approx(100 * right)
@@ -75,9 +65,10 @@ def test_a_data_set_becomes_a_placements_file_that_evaluate_reads(model, folder,
 
 
 def test_starts_can_be_drawn_from_maps_on_disk(model, folder, tmp_path):
-    main(["saliency", "--data", str(folder), "--out", str(tmp_path / "maps")])
-    main(["search", "--data", str(folder), "--model", model, "--tokens", "4", "--prior", "salient", "--saliency",
-          str(tmp_path / "maps"), "--out", str(tmp_path / "p.safetensors"), "--workers", "0"])  # fmt: skip
+    maps = tmp_path / "maps"
+    command("saliency", "--data", folder, "--out", maps)
+    command("search", "--data", folder, "--model", model, "--tokens", 4, "--prior", "salient", "--saliency", maps,
+            "--out", tmp_path / "p.safetensors", "--workers", 0)  # fmt: skip
     about = Placements.load(tmp_path / "p.safetensors").metadata
     assert about["prior"] == "salient"
     assert about["saliency"] == "maps"
@@ -108,11 +99,10 @@ def test_classes_are_known_by_number_name_synonym_and_folder(vit_tiny):
     assert class_numbers(["tench"], 3, vit_tiny) == [0, 0, 0]
 
 
-def test_a_real_photograph_with_a_real_model(shared_data, tmp_path):
+def test_a_real_photograph_with_a_real_model(shared_data, tmp_path, results):
     weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
     (image, *_) = sorted((shared_data / "imagenet-val-2k" / "n02099601").iterdir())
-    main(["search", str(image), "--model", VIT_TINY, "--weights", str(weights), "--label", "golden retriever",
-          "--tokens", "49", "--out", str(tmp_path), "--json", str(tmp_path / "t.json")])  # fmt: skip
-    (row,) = json.loads((tmp_path / "t.json").read_text())["rows"]
+    wanted = ["--label", "golden retriever", "--tokens", 49, "--out", tmp_path]
+    ((row,), _) = results("search", image, "--model", VIT_TINY, "--weights", weights, *wanted)
     assert row["class"] == "golden retriever"
     assert row["after"] > 2 * row["before"]
