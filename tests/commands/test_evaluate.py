@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from spot.placement.files import Placements
+from tests.commands.conftest import command
 from tests.conftest import make_nano, write_noise
 
 
@@ -87,8 +88,8 @@ def test_salient_placements_take_maps_from_a_saliency(evaluated, named):
 def test_neighbours_vote_from_images_and_from_a_file_of_features(evaluated, model, images, tmp_path, capsys):
     rows, _ = evaluated("--tokens", "4", "9", "--k", "1", "--knn", images)
     assert [row["knn"] for row in rows] == [100.0, 100.0]  # each is its own neighbour
-    file = str(tmp_path / "features.safetensors")
-    main(["embed", str(images), "--model", model, "--tokens", "4", "--workers", "0", "--out", file])
+    file = tmp_path / "features.safetensors"
+    command("embed", images, "--model", model, "--tokens", 4, "--workers", 0, "--out", file)
     (row,), _ = evaluated("--tokens", "4", "--k", "1", "--knn", file)
     assert row["knn"] == 100.0
     assert "kNN" in capsys.readouterr().out
