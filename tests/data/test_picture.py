@@ -98,12 +98,7 @@ WHITE = (255, 255, 255)
         (Image.new("LA", (4, 4), (0, 0)), "a.png", {}, WHITE),
         (Image.new("1", (4, 4), 255), "a.png", {}, WHITE),
         (Image.new("L", (4, 4), 255), "a.png", {}, WHITE),
-        (
-            Image.new("RGB", (4, 4), GREEN),
-            "a.gif",
-            {"save_all": True, "append_images": [Image.new("RGB", (4, 4))]},
-            GREEN,
-        ),
+        (Image.new("RGB", (4, 4), GREEN), "a.gif", {"save_all": True, "append_images": [palette_image()]}, GREEN),
     ],
     ids=["palette", "transparent palette", "RGBA", "LA", "black and white", "grey", "animation"],
 )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from http.client import HTTPConnection
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,12 +18,17 @@ from websockets.sync.client import connect
 import spot
 from spot.cli import main
 from spot.errors import InputError
+from spot.models.family import Family
 from spot.placement.oracle import SearchSettings
 from spot.play import pictures
 from spot.play.pictures import PictureStore
 from spot.play.request import Request
 from spot.play.server import listen
-from spot.play.session import CONTROLS, Session, send_control
+from spot.play.session import ACTIONS, CONTROLS, Session
+from spot.play.worker import Job
+from tests.conftest import VIT_TINY
+
+PHOTO = Path(__file__).parents[2] / "docs" / "images" / "photos" / "coffee.jpg"
 
 
 def ask(served, method="GET", path="/", body=None, **headers):
@@ -205,15 +210,12 @@ def test_closing_the_page_stops_its_search(served):
 
 
 def test_the_control_moves_as_far_as_the_search_and_keeps_its_last_sizes(served):
-    told = []
-    asked = {"picture": "scene-0", "model": "scenes-a", "label": 0, "seed": 0}
-    asked["trajectory"] = [[[0.5, 0.5, 1.0]], [[0.5, 0.6, 2.0]]]
-    send_control(served.session, Request(asked), SimpleNamespace(send=told.append, rest=lambda: None))
-    (answer,) = told
-    ((y, x, scale),) = answer["positions"]
+    request = {"picture": "scene-0", "model": "scenes-a", "label": 0, "seed": 0}
+    (told,) = answers(served.session, "control", **request, trajectory=[[[0.5, 0.5, 1.0]], [[0.5, 0.6, 2.0]]])
+    ((y, x, scale),) = told["positions"]
     assert math.hypot(y - 0.5, x - 0.5) == pytest.approx(0.1, abs=1e-4)
     assert scale == 2
-    assert len(answer["probabilities"]) == CONTROLS
+    assert len(told["probabilities"]) == CONTROLS
 
 
 def test_the_picture_is_the_one_that_spot_search_draws(served, tmp_path):
@@ -275,3 +277,27 @@ def test_without_the_extra_it_says_what_to_install():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1 and "pip install 'spot-vit[play]'" in result.stderr
+
+
+def answers(session, kind, **fields):
+    """All answers to one request."""
+    sent = []
+    ACTIONS[kind](session, Request(fields), Job(lambda job: None, sent.append))
+    return sent
+
+
+def test_search_after_a_prediction_and_weights_that_follow_the_slider(shared_data):
+    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    session = Session([PHOTO], ["vit-ti"], [weights])
+    assert isinstance(session.source("vit-ti"), Family)
+    view = {"picture": next(iter(session.pictures.samples)), "model": "vit-ti"}
+    for tokens in (9, 25):
+        placed = answers(session, "place", **view, tokens=tokens, prior="learned", seed=0)[0]["positions"]
+        top = answers(session, "predict", **view, positions=placed)[0]["top"]
+        family = Family("vit-ti", weights=weights)
+        with torch.no_grad():
+            image = session.view(view["picture"], "vit-ti").images
+            expected = family.model(tokens=tokens)(image, torch.tensor([placed])).softmax(1).amax().item()
+        assert abs(top[0]["p"] - expected) < 1e-4
+        steps = answers(session, "search", **view, positions=placed, objective="agree", preset="paper", seed=0)
+        assert steps[-1]["done"] and steps[-2]["positions"] != placed
