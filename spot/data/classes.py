@@ -1,9 +1,6 @@
-"""The names of a model's classes, and the class index of each image folder."""
+"""The folders and names of a model's classes."""
 
-from collections.abc import Sequence
 from typing import Any
-
-from spot.errors import InputError, unknown
 
 
 def class_folders(model: Any) -> list[str] | int:
@@ -27,18 +24,3 @@ def known_classes(model: Any) -> list[tuple[str, str]]:
     subset = infer_imagenet_subset(model)
     info = ImageNetInfo(subset) if subset else None
     return list(zip(info.label_names(), info.label_descriptions(), strict=True)) if info else []
-
-
-def class_indices(folders: Sequence[str], classes: Sequence[str] | int | None) -> dict[str, int]:
-    """Map class folders to class indices. A folder named by a number (ImageNet-V2) has that index."""
-    count = classes if isinstance(classes, int) else len(folders if classes is None else classes)
-    if classes is not None and all(name.isdecimal() and int(name) < count for name in folders):
-        return {name: int(name) for name in folders}
-    if isinstance(classes, int) and len(folders) != count:
-        raise InputError(f"the model has {count} unnamed classes, the data {len(folders)} class folders")
-    known = folders if classes is None or isinstance(classes, int) else classes
-    indices = {name: index for index, name in enumerate(known)}
-    for name in folders:
-        if name not in indices:
-            raise unknown("class", name, known, hint="class folders must have the names of the model's classes")
-    return {name: indices[name] for name in folders}

@@ -41,9 +41,9 @@ class Difficulty:
         for name in ("center_bias", "contrast", "texture_contrast", "noise"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        for name, least in {"image_size": 8, "grid": 1, "texture_period": 1, "rotation": 0}.items():
-            if not getattr(self, name) >= least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name, minimum in {"image_size": 8, "grid": 1, "texture_period": 1, "rotation": 0}.items():
+            if not getattr(self, name) >= minimum:
+                raise InputError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
 
 
 def needle(image_size: int = 192) -> Difficulty:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 
-from spot.data.classes import class_indices
 from spot.errors import InputError, unknown
 
 # The extensions of torchvision, and three more.
@@ -89,6 +88,24 @@ def labelled_files(
     if not samples:
         raise InputError(f"there is no image in {top}; images end in {', '.join(EXTENSIONS)}")
     return samples, list(indices) if classes is None or isinstance(classes, int) else list(classes)
+
+
+def class_indices(folders: Sequence[str], classes: Sequence[str] | int | None) -> dict[str, int]:
+    """Map class folders to class indices. A folder named by a number (ImageNet-V2) has that index."""
+    if classes is None:
+        return {name: index for index, name in enumerate(folders)}
+    count = classes if isinstance(classes, int) else len(classes)
+    if all(name.isdecimal() and int(name) < count for name in folders):
+        return {name: int(name) for name in folders}
+    if isinstance(classes, int):
+        if len(folders) != count:
+            raise InputError(f"the model has {count} unnamed classes, the data {len(folders)} class folders")
+        return {name: index for index, name in enumerate(folders)}
+    indices = {name: index for index, name in enumerate(classes)}
+    for name in folders:
+        if name not in indices:
+            raise unknown("class", name, classes, hint="class folders must have the names of the model's classes")
+    return {name: indices[name] for name in folders}
 
 
 def subfolders(folder: Path) -> list[str]:

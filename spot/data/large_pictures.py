@@ -100,14 +100,14 @@ def read_boxes(path: str | Path, pictures: LargePictures) -> dict[str, Tensor]:
         raise InputError(
             f"{path} has no box for any of the {len(pictures)} pictures; files are paths below the data's root"
         )
-    return {key: torch.tensor(each, dtype=torch.float32).reshape(-1, 4) for key, each in boxes.items()}
+    return {key: torch.tensor(rows, dtype=torch.float32).reshape(-1, 4) for key, rows in boxes.items()}
 
 
 def boxes_to_places(boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert boxes (n, 4) to places (n, 4): (y, x, longer side) in pixels, and a weight of 1."""
     places = {}
-    for key, each in boxes.items():
-        middle = (each[:, :2] + each[:, 2:]).flip(1) / 2
-        size = (each[:, 2:] - each[:, :2]).amax(1, keepdim=True) if len(each) else each[:, :1]
+    for key, box in boxes.items():
+        middle = (box[:, :2] + box[:, 2:]).flip(1) / 2
+        size = (box[:, 2:] - box[:, :2]).amax(1, keepdim=True) if len(box) else box[:, :1]
         places[key] = torch.cat([middle, size, torch.ones_like(size)], 1)
     return places

@@ -30,8 +30,8 @@ class Loader:
 
     def __init__(self, dataset: Any, indices: Sequence[Any], workers: int = 0) -> None:
         """indices: one sequence for each batch."""
-        self.whole: Any = dataset.dataset if isinstance(dataset, Subset) else dataset
-        self.skipped: list[str] = self.whole.skipped if isinstance(self.whole, Images) else []
+        self.data: Any = dataset.dataset if isinstance(dataset, Subset) else dataset
+        self.skipped: list[str] = self.data.skipped if isinstance(self.data, Images) else []
         self.samples, self.waited, self.seconds = sum(map(len, indices)), 0.0, 0.0
         pin = torch.cuda.is_available()
         self.batches: DataLoader[Any] = DataLoader(
@@ -43,15 +43,15 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.waited, self.seconds = 0.0, 0.0
-        start = asked = time.perf_counter()
+        start = requested = time.perf_counter()
         for batch, unread in self.batches:
-            self.waited += time.perf_counter() - asked
+            self.waited += time.perf_counter() - requested
             for image in unread:
-                self.whole.note_unread(image)  # only Images yield an Unread
+                self.data.note_unread(image)  # only Images yield an Unread
             if batch is not None:
                 yield batch
-            asked = time.perf_counter()
-            self.seconds = asked - start
+            requested = time.perf_counter()
+            self.seconds = requested - start
 
 
 def collate(samples: Sequence[Sample | Unread]) -> tuple[Batch | None, list[Unread]]:
@@ -73,8 +73,9 @@ def loader(dataset: Data, batch_size: int = 64, workers: int = 0, *, process: in
     """
     if batch_size < 1:
         raise InputError(f"a batch needs at least one image, got a batch size of {batch_size}")
-    own = range(process, len(dataset), processes)
-    return Loader(dataset, [own[start : start + batch_size] for start in range(0, len(own), batch_size)], workers)
+    indices = range(process, len(dataset), processes)
+    starts = range(0, len(indices), batch_size)
+    return Loader(dataset, [indices[start : start + batch_size] for start in starts], workers)
 
 
 def available_workers() -> int:

@@ -190,14 +190,14 @@ def paint(canvas: Array, chosen: NDArray[np.int64], things: Things, difficulty: 
     alpha, shade = np.empty_like(y), np.empty_like(y)
     radius = things.radius.astype(np.float32)[:, None, None]
     for number, outline in enumerate(OUTLINES.values()):
-        own = np.flatnonzero(things.outline == number)
-        if len(own):
-            alpha[own] = sharp(-radius[own] * outline(y[own] / radius[own], x[own] / radius[own]))
+        rows = np.flatnonzero(things.outline == number)
+        if len(rows):
+            alpha[rows] = sharp(-radius[rows] * outline(y[rows] / radius[rows], x[rows] / radius[rows]))
     shift = (things.phase * difficulty.texture_period).astype(np.float32)[:, :, None, None]
     for number, texture in enumerate(TEXTURES.values()):
-        own = np.flatnonzero(things.texture == number)
-        if len(own):
-            shade[own] = texture(y[own] + shift[own, 0], x[own] + shift[own, 1], difficulty.texture_period)
+        rows = np.flatnonzero(things.texture == number)
+        if len(rows):
+            shade[rows] = texture(y[rows] + shift[rows, 0], x[rows] + shift[rows, 1], difficulty.texture_period)
     light = 1 + np.float32(difficulty.texture_contrast) * shade
     color = things.color.astype(np.float32)[:, :, None, None]
 

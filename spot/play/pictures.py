@@ -137,8 +137,8 @@ def folder_samples(data: str, model: Any, split: str = "val") -> list[Sample]:
     samples = []
     for index, key in enumerate(images.keys):
         _, label = images.source[images.order[index]]
-        known = names[label] if label is not None and 0 <= label < len(names) else None
-        samples.append(Sample(_id(data, key), key, known, partial(opened, index)))
+        class_name = names[label] if label is not None and 0 <= label < len(names) else None
+        samples.append(Sample(_id(data, key), key, class_name, partial(opened, index)))
     return samples
 
 

@@ -144,9 +144,9 @@ class Server:
         data = await body(request, UPLOAD_BYTES)
         return JSONResponse({"picture": await self.compute(self.session.pictures.add, name, data), "name": name})
 
-    async def post_trajectory(self, made: Callable[[Session, Request], bytes], request: HttpRequest) -> Response:
-        data = await self.compute(made, self.session, Request.parse(await body(request, 16 * MESSAGE_BYTES)))
-        kind = "image/png" if made is picture_png else "application/octet-stream"
+    async def post_trajectory(self, write: Callable[[Session, Request], bytes], request: HttpRequest) -> Response:
+        data = await self.compute(write, self.session, Request.parse(await body(request, 16 * MESSAGE_BYTES)))
+        kind = "image/png" if write is picture_png else "application/octet-stream"
         return Response(data, media_type=kind, headers=HEADERS)
 
     async def post_placements_file(self, request: HttpRequest) -> Response:

@@ -237,9 +237,9 @@ def send_placement(session: Session, request: Request, job: Job) -> None:
     view, prior, tokens = session.view_of(request), request.text("prior"), request.number("tokens", 1, MAX_TOKENS)
     if prior not in PRIOR_MAPS:  # a policy's file is a prior too, but the page must not name local files
         raise unknown("prior", prior, PRIOR_MAPS)
-    how: dict[str, Any] = {"keys": [view.key], "seed": request.number("seed")}
-    how["maps"] = view.maps if PRIOR_MAPS[prior] else None
-    positions = view.model.place(view.images, tokens=tokens, prior=prior, scale=request.scale(), **how)
+    maps, seed = view.maps if PRIOR_MAPS[prior] else None, request.number("seed")
+    placement: dict[str, Any] = {"tokens": tokens, "prior": prior, "scale": request.scale(), "seed": seed, "maps": maps}
+    positions = view.model.place(view.images, keys=[view.key], **placement)
     job.send({"positions": positions[0].tolist()})
 
 
@@ -309,23 +309,23 @@ def send_field(session: Session, request: Request, job: Job) -> None:
     here = view.forward(positions).log_softmax(-1)[0, label].item()
 
     def send(**fields: Any) -> None:
-        known = [[None if math.isnan(value) else value for value in row] for row in values.tolist()]  # JSON has no NaN
-        job.send({"values": known, "here": here, **fields})
+        rows = [[None if math.isnan(value) else value for value in row] for row in values.tolist()]  # JSON has no NaN
+        job.send({"values": rows, "here": here, **fields})
 
     for side in LEVELS:
         lines = torch.linspace(0, 1, side)
         points = torch.stack(torch.meshgrid(lines, lines, indexing="ij"), -1) * (high - low) + low
         # Keep the measured points of the previous level; the others are interpolated until they are measured.
-        known = torch.zeros(side, side, dtype=torch.bool)
-        known[::2, ::2] = side > LEVELS[0]
+        measured = torch.zeros(side, side, dtype=torch.bool)
+        measured[::2, ::2] = side > LEVELS[0]
         values = F.interpolate(values[None, None], size=(side, side), mode="bilinear", align_corners=True)[0, 0]
-        for part in (~known).nonzero().split(FIELD_BATCH):
+        for part in (~measured).nonzero().split(FIELD_BATCH):
             rows, columns = part.unbind(1)
             places = positions.repeat(len(part), 1, 1)
             places[:, token, :2] = points[rows, columns]
             values[rows, columns] = view.forward(places).log_softmax(-1)[:, label]
-            known[rows, columns] = True
-            send(side=side, part=int(known.sum()) / total)
+            measured[rows, columns] = True
+            send(side=side, part=int(measured.sum()) / total)
             job.rest()
     send(side=LEVELS[-1], part=1, done=True)
 
@@ -358,20 +358,20 @@ def picture_png(session: Session, request: Request) -> bytes:
     view, trajectory = session.view_of(request), request.trajectory()
     logits = torch.cat([view.forward(places[None]) for places in (trajectory[0], trajectory[-1])])
     label, image = request.optional("label", 0, view.model.num_classes - 1), rgb(view.images, view.model.data_config)[0]
-    made = PhotoSearch.of(Path(view.key), image, trajectory, logits, label, session.names(view.name))
+    searched = PhotoSearch.of(Path(view.key), image, trajectory, logits, label, session.names(view.name))
     adversarial = request.text("objective", "descent") == "ascent"
     drawn = BytesIO()
-    search_figure(made, view.model.patch_size, adversarial=adversarial).savefig(drawn, format="png")
+    search_figure(searched, view.model.patch_size, adversarial=adversarial).savefig(drawn, format="png")
     return drawn.getvalue()
 
 
 def placements_file(session: Session, request: Request) -> bytes:
     """A placements file of this picture, for `spot evaluate --placements` or this page."""
     view, trajectory = session.view_of(request), request.trajectory()
-    made = {"model": view.model.name, "by": "spot play"}
+    about = {"model": view.model.name, "by": "spot play"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "placements.safetensors"
-        Placements([view.key], trajectory[None], made).save(file)
+        Placements([view.key], trajectory[None], about).save(file)
         return file.read_bytes()
 
 

@@ -59,27 +59,27 @@ def accuracy(
     colours, markers = colours_of(names), {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(names)}
     figure, grid = panels(len(shown), title, label or SCORES.get(value, value), sharex=panel is not None)
     handles: dict[str, Any] = {}
-    for axes, (name, part, cost) in zip(grid, shown, strict=True):
-        for each in distinct(part, line):
-            points = sorted((row for row in part if str(row[line]) == each), key=lambda row: row[cost])
-            handles[each] = axes.plot(
-                [row[cost] for row in points], [row[value] for row in points], label=each, color=colours[each],
-                marker=markers[each], markersize=5.5, linewidth=1.3,
+    for axes, (heading, part, cost) in zip(grid, shown, strict=True):
+        for name in distinct(part, line):
+            points = sorted((row for row in part if str(row[line]) == name), key=lambda row: row[cost])
+            handles[name] = axes.plot(
+                [row[cost] for row in points], [row[value] for row in points], label=name, color=colours[name],
+                marker=markers[name], markersize=5.5, linewidth=1.3,
             )[0]  # fmt: skip
             for row in points:
-                interval(axes, row[cost], row, value, low, high, colours[each])
-                if numbers and each == numbers[0]:
+                interval(axes, row[cost], row, value, low, high, colours[name])
+                if numbers and name == numbers[0]:
                     place = (row[cost], row[value])
                     axes.annotate(
                         f"{row[numbers[1]]}", place, (-5, -4), textcoords="offset points", ha="right", va="top"
                     )
             if len(points) == 1 and across is None:  # one budget only: a level line across the panel
-                axes.axhline(points[0][value], color=colours[each], linestyle=":", linewidth=1)
+                axes.axhline(points[0][value], color=colours[name], linestyle=":", linewidth=1)
         if log:
             axes.set_xscale("log")
             _ticks(axes, part, costs if stacked else [cost], {row[cost] for row in rows})
-        axes.set_title(name, fontsize=10)
-        axes.set_xlabel(across_label or "\n".join(COSTS.get(each, each) for each in (costs if stacked else [cost])))
+        axes.set_title(heading, fontsize=10)
+        axes.set_xlabel(across_label or "\n".join(COSTS.get(name, name) for name in (costs if stacked else [cost])))
     at_fewest = {str(row[line]): row[value] for row in sorted(rows, key=lambda row: -row[costs[0]])}
     legend(figure, [handles[name] for name in sorted(handles, key=lambda name: -at_fewest[name])])
     return figure
@@ -100,10 +100,10 @@ def throughput(rows: Sequence[Row], title: str = "") -> Figure:
         label="measured speed-up", title=title, numbers=(annotated, "budget"),
     )  # fmt: skip
     both = [row[name] for row in rows for name in ("MAC ratio", "speed-up")]
-    least, most = min(both), max(both)
-    ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if least / 1.5 <= tick <= most * 1.5]
+    low, high = min(both), max(both)
+    ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if low / 1.5 <= tick <= high * 1.5]
     for axes in figure.axes:
-        axes.plot([least, most], [least, most], color="0.75", linewidth=1, zorder=0)
+        axes.plot([low, high], [low, high], color="0.75", linewidth=1, zorder=0)
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks(ticks, labels=[f"{tick:g}×" for tick in ticks])
@@ -113,11 +113,11 @@ def throughput(rows: Sequence[Row], title: str = "") -> Figure:
 
 def _ticks(axes: Axes, rows: Sequence[Row], costs: Sequence[str], values: set[float]) -> None:
     """Set a tick at each budget, with its cost below, unless labels would overlap."""
-    known = {row[costs[0]]: [f"{row[cost]:.2g}" for cost in costs[1:]] for row in rows}
+    further = {row[costs[0]]: [f"{row[cost]:.2g}" for cost in costs[1:]] for row in rows}
 
     def text(tick: float, _: int) -> str:
         number = f"{tick:,.0f}" if tick >= 1000 else f"{tick:.3g}"
-        return "\n".join([number, *known.get(tick, [])])
+        return "\n".join([number, *further.get(tick, [])])
 
     axes.xaxis.set_major_locator(FixedLocator(apart(sorted(values))))
     axes.xaxis.set_minor_locator(NullLocator())

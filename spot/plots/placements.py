@@ -170,7 +170,7 @@ def gallery_figure(parts: Sequence[Gallery], width: float | None = None) -> Figu
 def magnification(trajectories: Tensor | Sequence[Tensor]) -> int:
     """The largest factor for drawing moves at which the median move spans at most a tenth of the image."""
     # The largest distance of each token from its start.
-    far = [(each - each[:1])[..., :2].norm(dim=-1).amax(0).flatten() for each in trajectories]
+    far = [(path - path[:1])[..., :2].norm(dim=-1).amax(0).flatten() for path in trajectories]
     usual = float(torch.cat(far).median()) if far else 0.0
     return max(times for times in MAGNIFICATIONS if times == 1 or 0 < times * usual <= 1 / 10)
 
@@ -267,9 +267,9 @@ def draw_sizes(
         return
     last = len(trajectory) - 1
     for step in sorted({0, last // 2, last}):
-        there = trajectory[step].clone()
-        there[:, :2] = trajectory[0, :, :2] + times * (there[:, :2] - trajectory[0, :, :2])
-        draw_windows(axes, image, there, window, colors(step / max(last, 1)), linewidth=0.7)
+        positions = trajectory[step].clone()
+        positions[:, :2] = trajectory[0, :, :2] + times * (positions[:, :2] - trajectory[0, :, :2])
+        draw_windows(axes, image, positions, window, colors(step / max(last, 1)), linewidth=0.7)
 
 
 def covered(image: Tensor, positions: Tensor, window: int) -> Tensor:

@@ -30,15 +30,15 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
     columns = dict.fromkeys(name for row in rows for name in row)
     curves = {"train_top1": "train"}
     curves |= {name: f"val, {name[4:]} tokens" for name in columns if name[:4] == "val_" and name[4:].isdecimal()}
-    known = {name: label for name, label in curves.items() if any(row.get(name) is not None for row in rows)}
-    for name, label in (known or {"loss": "train"}).items():
+    measured = {name: label for name, label in curves.items() if any(row.get(name) is not None for row in rows)}
+    for name, label in (measured or {"loss": "train"}).items():
         points = [(row["epoch"], row[name]) for row in rows if row.get(name) is not None]
         line = axes.plot(*zip(*points, strict=True), label=label, linewidth=1.6, marker="o" if len(points) < 12 else "")
         band = [(row["epoch"], row[f"{name}_low"], row[f"{name}_high"]) for row in rows if f"{name}_low" in row]
         if band:
             epochs, low, high = zip(*band, strict=True)
             axes.fill_between(epochs, low, high, color=line[0].get_color(), alpha=0.15, linewidth=0)
-    axes.set(xlabel="Epoch", ylabel="Accuracy (%)" if known else "Loss")
+    axes.set(xlabel="Epoch", ylabel="Accuracy (%)" if measured else "Loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     quiet(axes)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
