@@ -22,7 +22,14 @@ from spot.data.loader import Batch, loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
-from spot.evaluation.early_exit import Candidates, Predicted, cheapest, possible_stages, predict_all, ways
+from spot.evaluation.early_exit import (
+    Candidates,
+    Predicted,
+    choose_cascade,
+    fit_combinations,
+    possible_stages,
+    predict_all,
+)
 from spot.evaluation.throughput import Clock, interleaved
 from spot.hashes import hash_tensors
 from spot.models.cascade import Cascade, Stage, stage_model
@@ -68,9 +75,9 @@ def run(lab: Lab) -> Result:
             every, seen, calibrating = known[prior]
             used = [index for index, stage in enumerate(every) if merge or not stage.merged]
             calibrating = calibrating._replace(stages=calibrating.stages[used])
-            tried = ways(calibrating, [every[index] for index in used])
+            fitted = fit_combinations(calibrating, [every[index] for index in used])
             for lose in LOSSES:
-                chosen = cheapest(calibrating, every, lose=lose, tried=tried).stages
+                chosen = choose_cascade(calibrating, every, lose=lose, fitted=fitted).stages
                 right, spent, agreed = cascade_outcome(seen, chosen, every)
                 row = measured_row(right, base, spent.double().mean().item() / dense)
                 shown = " → ".join(map(stage_name, chosen))

@@ -1,7 +1,7 @@
 """spot calibrate: choose stages and thresholds of a cascade on unlabelled images."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from spot import options
 
@@ -14,7 +14,6 @@ def calibrate(
     loading: Annotated[options.LoadingOptions, options.Flat] = options.LoadingOptions(split="train"),
     weights: options.Weights = None,
     prior: options.Prior = None,
-    scale: options.Scale = None,
     tokens: options.Several[int] = (),
     lose: float = 0.01,
     agree: options.Maybe[float] = None,
@@ -37,7 +36,7 @@ def calibrate(
         agree: instead of --lose: the required agreement with the dense ViT, a share of images
         cost: instead of --lose: the largest share of the dense ViT's multiply-adds. The cascade then loses as little
             as possible
-        time: the same with latency instead of multiply-adds, measured on this machine for one image
+        time: the same with latency instead of multiply-adds, measured on this machine for one image on one thread
         runtime: the runtime for --time: eager PyTorch, or the files that spot export --cascade would write
         no_merge: leave out stages that merge similar tokens (ToMe)
         only: a file with the images to calibrate on, one path per line. Default: all
@@ -57,14 +56,14 @@ def calibrate(
     report.check_outputs(out)
     if is_policy_file(prior):
         raise InputError("--prior cannot be a file here; give the model its policy first, and use --prior learned")
-    timer = None
+    runner: dict[str, Any] = {}
     if runtime == "onnx":
-        from spot.export.bench import onnx_stage_seconds
+        from spot.export.bench import onnx_stage
 
         if time is None:
             raise InputError("--runtime onnx goes with --time: other goals do not depend on it")
-        timer = onnx_stage_seconds
-    source = load_source(model, weights=weights, scale=scale)
+        runner["runner"] = onnx_stage
+    source = load_source(model, weights=weights)
     loaded = at_budget(source)
     if data == "scenes":
         images = data_for(loaded, data, **loading.opening())
@@ -76,8 +75,8 @@ def calibrate(
             raise InputError(f"{data} is not a folder, so {only} cannot name its images")
         images.select(names)
     batches = loader(images, **loading.readers())
-    asked = {"budgets": tokens, "lose": lose, "agree": agree, "cost": cost, "time": time}
-    cascade = calibrate(source, batches, **asked, merge=not no_merge, prior=prior, timer=timer)  # type: ignore[arg-type]
+    goal: dict[str, Any] = {"lose": lose, "agree": agree, "cost": cost, "time": time}
+    cascade = calibrate(source, batches, budgets=tokens, **goal, merge=not no_merge, prior=prior, **runner)
     cascade.save(out)
     rows = [
         {"tokens": stage.tokens, "left in the end": stage.tokens_left, "stops at": stage.threshold,

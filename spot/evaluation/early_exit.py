@@ -12,14 +12,14 @@ thresholds, calibration chooses those with the lowest cost that reach one of the
              is the dense ViT's probability of its own class minus that of the cascade's class
     agree    the cascade agrees with the dense ViT on at least this share of the images
     cost     the reverse: the least expected loss at no more than this share of the dense ViT's multiply-adds
-    time     like `cost` with measured time: each stage is timed on one image, interleaved with the others
+    time     like `cost` with measured time: the stages take turns on one image, on one thread
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -31,20 +31,23 @@ from spot.data.loader import Batch
 from spot.errors import InputError
 from spot.evaluation.accuracy import top1_row, wilson
 from spot.evaluation.cost import image_shape, macs
-from spot.evaluation.throughput import Clock, interleaved
+from spot.evaluation.throughput import Clock, cpu_threads, interleaved
 from spot.models.cascade import Cascade, Stage, predict_stage, stage_model
 from spot.models.family import Family, Source, at_budget, dense_model
 from spot.models.tome_schedule import four_blocks, merge_share
 from spot.models.wrappers import TokenModel
 
-SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: default budgets of the stages before it
+BUDGET_SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the grid: default budgets of the stages before it
 # Merging options of a stage: this share of its tokens, from this share of the blocks on.
 GRID_MERGES = ((0.72, 5 / 12), (0.65, 1 / 3), (0.82, 1 / 3), (0.74, 1 / 4), (0.83, 1 / 4), (0.8, 1 / 6))
 EARLY_MERGES = ((0.7, 1 / 4), (0.8, 1 / 4))
-FEW_MERGES = (0.5, 0.6, 0.7)  # for goals in time, these shares are merged in few blocks instead
-ROUNDS = 15  # of timing
-EARLY = 2  # the largest number of stages before the grid
-LEVELS = 100  # number of thresholds tried for a stage: quantiles of its confidence
+FEW_BLOCKS_MERGES = (0.5, 0.6, 0.7)  # for goals in time, these shares are merged in few blocks instead
+WARM_UP, ROUNDS = 2, 15  # of timing
+MAX_EARLY_STAGES = 2  # before the grid
+QUANTILES = 100  # of a stage's confidence: the thresholds that are tried
+
+# Makes the model of a stage callable in a runtime, from the model and whether it is the last stage.
+Runner = Callable[[TokenModel, bool], Callable[[Any], Any]]
 
 
 class Predicted(NamedTuple):
@@ -63,22 +66,22 @@ class Candidates(NamedTuple):
     models: list[TokenModel]
 
 
-class Chosen(NamedTuple):
-    """The chosen cascade, with its results on the calibration images."""
+class Calibrated(NamedTuple):
+    """The chosen stages, with their results on the calibration images."""
 
     stages: tuple[Stage, ...]
-    agreed: float  # the share of images on which it agrees with the dense ViT
+    agreed: float  # the share of images on which the cascade agrees with the dense ViT
     lost: float  # expected loss of accuracy under the dense ViT's probabilities
     macs: float  # mean multiply-adds
-    took: float = 1.0  # cost as a share of the dense ViT's multiply-adds or, for goals in time, of its time
+    cost: float  # as a share of the dense ViT's multiply-adds or, for goals in time, of its time
 
 
 def possible_stages(
-    source: Source, budgets: Sequence[int], *, merge: bool = True, prior: str | None = None, few: bool = False
+    source: Source, budgets: Sequence[int], *, merge: bool = True, prior: str | None = None, few_blocks: bool = False
 ) -> Candidates:
     """All possible stages of a cascade: every budget, then the grid, each without and with merging.
 
-    few: merge in few blocks, which takes less time.
+    few_blocks: merge in few blocks, which takes less time.
     """
     found = Candidates([], [])
     dense = dense_model(source)
@@ -89,8 +92,8 @@ def possible_stages(
         plain = Stage(tokens, macs(model.at(prior="isotropic") if grid else model))
         found.stages.append(plain)
         found.models.append(stage_model(model, plain, grid=grid))
-        if few:
-            schedules = [merge_share(share, four_blocks(depth), tokens, depth) for share in FEW_MERGES]
+        if few_blocks:
+            schedules = [merge_share(share, four_blocks(depth), tokens, depth) for share in FEW_BLOCKS_MERGES]
         else:
             pairs = GRID_MERGES if grid else EARLY_MERGES
             late = [(share, range(round(begin * depth), depth)) for share, begin in pairs]
@@ -142,21 +145,21 @@ def calibrate(
     time: float | None = None,
     merge: bool = True,
     prior: str | None = None,
-    timer: Callable[[Candidates], Mapping[tuple[Any, ...], float]] | None = None,
+    runner: Runner = lambda model, last: partial(predict_stage, model, last=last),
 ) -> Cascade:
     """Choose the cheapest cascade that is nearly as accurate as the dense ViT.
 
     Args:
         source: a family, whose dense ViT is the original one, or a model.
         batches: images; their labels are not used.
-        budgets: of the stages before the grid, from which at most two are chosen; by default SHARES of the grid.
+        budgets: of the stages before the grid, from which at most two are chosen; by default BUDGET_SHARES of the grid.
         lose: the largest expected loss of accuracy; 0.01 is one point.
         agree: instead, the required agreement with the dense ViT, as a share of the images.
         cost: instead, the largest share of the dense ViT's multiply-adds.
         time: instead, the largest share of the dense ViT's latency for one image, measured on this machine.
         merge: allow stages to merge similar tokens (ToMe).
         prior: the placement; by default the model's own.
-        timer: measures the seconds of each stage, by tokens and merges; by default `stage_seconds`, in eager PyTorch.
+        runner: the runtime that is timed; by default eager PyTorch.
     """
     shares = {name: share for name, share in (("agree", agree), ("cost", cost), ("time", time)) if share is not None}
     for name, share in shares.items():
@@ -167,170 +170,179 @@ def calibrate(
     if not 0 <= lose < 1:
         raise InputError(f"lose is a share of the images, from 0 to below 1 (0.01 is one point), got {lose}")
     cells = source.cells if isinstance(source, Family) else len(source.grid())
-    budgets = sorted(set(budgets or (math.ceil(cells * share) for share in SHARES)))
+    budgets = sorted(set(budgets or (math.ceil(cells * share) for share in BUDGET_SHARES)))
     if not budgets or budgets[0] < 1 or budgets[-1] >= cells:
         raise InputError(f"budgets are from 1 to below the grid's {cells} tokens, got {tuple(budgets)}")
-    candidates = possible_stages(source, budgets, merge=merge, prior=prior, few=time is not None)
+    candidates = possible_stages(source, budgets, merge=merge, prior=prior, few_blocks=time is not None)
     stages = candidates.stages
     # The best of many cascades is overestimated on its own images; twice as many images reduce this bias.
     predicted = predict_all(candidates, batches, mirror=True)
-    seconds = None if time is None else (timer or stage_seconds)(candidates)
-    chosen = cheapest(predicted, stages, lose=lose, agree=agree, cost=cost if time is None else time, seconds=seconds)
+    seconds = None if time is None else stage_seconds(candidates, runner)
+    max_cost = cost if time is None else time
+    chosen = choose_cascade(predicted, stages, lose=lose, agree=agree, max_cost=max_cost, seconds=seconds)
     dense = next(stage.macs for stage in stages if stage.tokens == cells)
     images = len(predicted.dense) // 2
     low, high = wilson(chosen.agreed, images)
     made = {
-        "images": images, **(shares or {"lose": lose}), **({} if time is None else {"took": chosen.took}),
+        "images": images, **(shares or {"lose": lose}), **({} if time is None else {"took": chosen.cost}),
         "agreed": chosen.agreed, "low": low, "high": high, "lost": chosen.lost,
         "macs": chosen.macs / dense, "budgets": list(budgets), "merge": merge,
     }  # fmt: skip
     return Cascade(source, chosen.stages, prior=prior, calibration=made)
 
 
-class Way(NamedTuple):
-    """A cascade without thresholds: its stages, with predictions (M,) and confidences (M,) for each stage."""
+class Combination(NamedTuple):
+    """The stages of a cascade with fitted weights and no thresholds, and what each of them predicts for M images."""
 
-    stages: list[Stage]
-    guesses: list[Tensor]
-    confidences: list[Tensor]
+    stages: tuple[Stage, ...] = ()
+    classes: tuple[Tensor, ...] = ()  # (M,) each
+    confidences: tuple[Tensor, ...] = ()  # (M,) each
 
 
-def ways(predicted: Predicted, possible: Sequence[Stage]) -> list[Way]:
-    """All cascades of at most EARLY budgets and the grid, with fitted weights of log-probabilities."""
+def fit_combinations(predicted: Predicted, possible: Sequence[Stage]) -> list[Combination]:
+    """All cascades of at most MAX_EARLY_STAGES budgets and the grid, with fitted weights of log-probabilities."""
     cells = max(stage.tokens for stage in possible)
-    ends = [index for index, stage in enumerate(possible) if stage.tokens == cells]
-    early = [index for index in range(len(possible)) if index not in ends]
-    nothing = Way([], [], []), torch.zeros_like(predicted.dense)
-    begun: dict[tuple[int, ...], tuple[Way, Tensor]] = {(): nothing}  # by stages before the grid
+    last = [index for index, stage in enumerate(possible) if stage.tokens == cells]
+    early = [index for index in range(len(possible)) if index not in last]
 
-    def longer(before: tuple[int, ...], index: int) -> tuple[Way, Tensor]:
-        way, known = begun[before]
-        weight, earlier = fit_weights(predicted.stages[index], known if before else None, predicted.dense)
-        stage = replace(possible[index], weight=weight, earlier_weight=earlier)
-        known = stage.add(predicted.stages[index], known)
-        confidence, guess = known.softmax(1).max(1)
-        return Way([*way.stages, stage], [*way.guesses, guess], [*way.confidences, confidence]), known
+    def extended(cascade: Combination, known: Tensor, index: int) -> tuple[Combination, Tensor]:
+        """A cascade with one more stage, and the summed log-probabilities (M, classes) after it."""
+        logits = predicted.stages[index]
+        weights = fit_weights(logits, known if cascade.stages else None, predicted.dense)
+        stage = replace(possible[index], weight=weights[0], earlier_weight=weights[1])
+        known = stage.add(logits, known)
+        confidence, classes = known.softmax(1).max(1)
+        stages, confidences = (*cascade.stages, stage), (*cascade.confidences, confidence)
+        return Combination(stages, (*cascade.classes, classes), confidences), known
 
-    for count in range(1, EARLY + 1):
+    beginnings: dict[tuple[int, ...], tuple[Combination, Tensor]]  # by the indices of their stages
+    beginnings = {(): (Combination(), torch.zeros_like(predicted.dense))}
+    for count in range(1, MAX_EARLY_STAGES + 1):
         for chosen in combinations(early, count):
-            if all(possible[one].tokens < possible[next_].tokens for one, next_ in pairwise(chosen)):
-                begun[chosen] = longer(chosen[:-1], chosen[-1])
-    return [longer(chosen, end)[0] for chosen in begun for end in ends]
+            if len({possible[index].tokens for index in chosen}) == count:
+                beginnings[chosen] = extended(*beginnings[chosen[:-1]], chosen[-1])
+    return [extended(*beginning, index)[0] for beginning in beginnings.values() for index in last]
 
 
-def cheapest(
+def choose_cascade(
     predicted: Predicted,
     possible: Sequence[Stage],
     *,
     lose: float = 0.01,
     agree: float | None = None,
-    cost: float | None = None,
-    tried: Sequence[Way] | None = None,
+    max_cost: float | None = None,
+    fitted: Sequence[Combination] | None = None,
     seconds: Mapping[tuple[Any, ...], float] | None = None,
-) -> Chosen:
-    """The cheapest cascade that reaches the goal or, for a cost or time, the best one within it; see the module.
+) -> Calibrated:
+    """The cheapest cascade that reaches the goal, or the best one that costs at most `max_cost`; see the module.
 
     Args:
-        tried: precomputed `ways`.
+        max_cost: the largest share of the dense ViT's cost.
+        fitted: the result of `fit_combinations`, if it is known.
         seconds: time of each stage, by tokens and merges; used as the cost instead of multiply-adds.
     """
 
-    def price(stage: Stage) -> float:
+    def cost_of(stage: Stage) -> float:
         return stage.macs if seconds is None else seconds[stage.tokens, stage.merged]
 
-    answer, likely = predicted.dense.argmax(1), predicted.dense.exp()
+    dense_classes, probabilities = predicted.dense.argmax(1), predicted.dense.exp()
 
-    def score(guess: Tensor) -> Tensor:
-        """The expected accuracy, or agreement, of predictions (M,), per image."""
-        return likely.gather(1, guess[:, None])[:, 0] if agree is None else (guess == answer).float()
+    def score(classes: Tensor) -> Tensor:
+        """The expected accuracy, or agreement, of predicted classes (M,), per image."""
+        return probabilities.gather(1, classes[:, None])[:, 0] if agree is None else (classes == dense_classes).float()
 
-    whole = price(max(possible, key=lambda stage: stage.tokens))  # of the grid; the first one is without merging
-    wanted, most = -math.inf, math.inf
-    if cost is not None:
-        most = cost * whole
+    dense_cost = cost_of(max(possible, key=lambda stage: stage.tokens))  # the first of the grid, without merging
+    if max_cost is not None:
+        min_score, limit = -math.inf, max_cost * dense_cost
     else:
-        wanted = score(answer).mean().item() - (lose if agree is None else 1 - agree)
-    good: list[tuple[Way, Limits]] = []
-    for way in ways(predicted, possible) if tried is None else tried:
-        scores, costs = [score(guess) for guess in way.guesses], [price(stage) for stage in way.stages]
-        if (found := thresholds(way.confidences, scores, costs, wanted, most)) is not None:
-            good.append((way, found))
-    if not good:  # only if `cost` is too small: otherwise the grid alone qualifies
-        raise InputError(f"no cascade of these stages costs at most {cost} of the dense ViT; begin with fewer tokens")
-    way, found = min(good, key=lambda each: each[1].cost if cost is None else -each[1].score)
-    limits = (*found.limits, 0.0)
-    stages = tuple(replace(stage, threshold=limit) for stage, limit in zip(way.stages, limits, strict=True))
-    sure = [confidence >= limit for confidence, limit in zip(way.confidences, limits, strict=True)]
-    exits = torch.stack(sure).byte().argmax(0)  # the first stage with a confident prediction, for each image (M,)
-    guess = torch.stack(way.guesses).gather(0, exits[None])[0]
+        min_score, limit = score(dense_classes).mean().item() - (lose if agree is None else 1 - agree), math.inf
+    reaching: list[tuple[Combination, Thresholds]] = []
+    for cascade in fit_combinations(predicted, possible) if fitted is None else fitted:
+        scores, costs = [score(classes) for classes in cascade.classes], [cost_of(stage) for stage in cascade.stages]
+        if (found := find_thresholds(cascade.confidences, scores, costs, min_score, limit)) is not None:
+            reaching.append((cascade, found))
+    if not reaching:  # only if `max_cost` is too small: otherwise the grid alone qualifies
+        raise InputError(f"no cascade costs at most {max_cost} of the dense ViT; begin with fewer tokens")
+    cascade, found = min(reaching, key=lambda pair: pair[1].cost if max_cost is None else -pair[1].score)
+    values = (*found.values, 0.0)
+    stages = tuple(replace(stage, threshold=value) for stage, value in zip(cascade.stages, values, strict=True))
+    confident = [confidence >= value for confidence, value in zip(cascade.confidences, values, strict=True)]
+    exits = torch.stack(confident).byte().argmax(0)  # the first stage with a confident prediction, per image (M,)
+    classes = torch.stack(cascade.classes).gather(0, exits[None])[0]
     mean = torch.tensor([stage.macs for stage in stages]).cumsum(0)[exits].double().mean().item()
-    lost = (likely.amax(1) - likely.gather(1, guess[:, None])[:, 0]).mean().item()
-    return Chosen(stages, (guess == answer).double().mean().item(), lost, mean, found.cost / whole)
+    lost = (probabilities.amax(1) - probabilities.gather(1, classes[:, None])[:, 0]).mean().item()
+    agreed = (classes == dense_classes).double().mean().item()
+    return Calibrated(stages, agreed, lost, mean, found.cost / dense_cost)
 
 
 @torch.no_grad()
-def stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
-    """The time of each stage on one image, including placement, by tokens and merges: medians of interleaved rounds."""
-    keys = [(stage.tokens, stage.merged) for stage in candidates.stages]
-    model = candidates.models[0].spot_vit
-    image = torch.randn(1, *image_shape(model), device=next(model.parameters()).device)
-    cells = candidates.stages[-1].tokens
-    calls: dict[Any, Any] = {
-        key: partial(predict_stage, each, last=key[0] == cells)
-        for key, each in zip(keys, candidates.models, strict=True)
-    }
-    interleaved(calls, image, 2)  # warm-up
-    clock: Clock = "processor" if image.device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
-    return {key: median(seconds) for key, seconds in interleaved(calls, image, ROUNDS, clock).items()}
+def stage_seconds(candidates: Candidates, runner: Runner) -> dict[tuple[Any, ...], float]:
+    """The time of each stage on one image, with its placement, by tokens and merges: medians of rounds in turns.
+
+    On a CPU this is the processor time of one thread.
+    """
+    cells, model = candidates.stages[-1].tokens, candidates.models[0]
+    images = torch.randn(1, *image_shape(model), device=next(model.parameters()).device)
+    clock: Clock = "processor" if images.device.type == "cpu" else "wall"
+    with cpu_threads(1):
+        calls = {
+            (stage.tokens, stage.merged): runner(model, stage.tokens == cells)
+            for stage, model in zip(candidates.stages, candidates.models, strict=True)
+        }
+        interleaved(calls, images, WARM_UP)
+        return {key: median(seconds) for key, seconds in interleaved(calls, images, ROUNDS, clock).items()}
 
 
-class Limits(NamedTuple):
+class Thresholds(NamedTuple):
     """Thresholds of all stages but the last, with the resulting mean score and mean cost."""
 
-    limits: tuple[float, ...]
+    values: tuple[float, ...]
     score: float
     cost: float
 
 
-def thresholds(
+def find_thresholds(
     confidences: Sequence[Tensor],
     scores: Sequence[Tensor],
     costs: Sequence[float],
-    wanted: float,
-    most: float = math.inf,
-) -> Limits | None:
-    """The cheapest thresholds with at least the wanted mean score; with a limit `most`, the best mean score within it.
+    min_score: float,
+    max_cost: float = math.inf,
+) -> Thresholds | None:
+    """The cheapest thresholds with at least this mean score; with `max_cost`, the best mean score within it.
 
     confidences and scores: (M,) for every stage. Returns None if no thresholds qualify.
     """
-    levels = torch.linspace(0, 1, LEVELS + 1, dtype=torch.float64)
+    levels = torch.linspace(0, 1, QUANTILES + 1, dtype=torch.float64)
     tried = [torch.cat([each.double().quantile(levels), levels.new_tensor([2.0])]) for each in confidences[:-1]]
     # Outcomes of all combinations at once, from the last stage to the first: (K, ..., M), one K for each earlier stage.
-    worth, cost = scores[-1].double(), torch.full_like(scores[-1], costs[-1], dtype=torch.float64)
-    share, mean = worth.mean(), cost.mean()
+    score, cost = scores[-1].double(), torch.full_like(scores[-1], costs[-1], dtype=torch.float64)
+    mean_score, mean_cost = score.mean(), cost.mean()
     for stage in reversed(range(len(tried))):
         stops = (confidences[stage].double() >= tried[stage][:, None]).double()  # (K, M)
-        score = scores[stage].double()
+        here = scores[stage].double()
         if stage == 0:  # only means over images are needed, which are products
-            later = (1 - stops) / len(score)
-            share = later @ worth.reshape(-1, len(score)).T + (stops * score).mean(1, keepdim=True)
-            mean = costs[0] + later @ cost.reshape(-1, len(score)).T
-            share, mean = (each.view(len(stops), *worth.shape[:-1]) for each in (share, mean))
+            later = (1 - stops) / len(here)
+            mean_score = later @ score.reshape(-1, len(here)).T + (stops * here).mean(1, keepdim=True)
+            mean_cost = costs[0] + later @ cost.reshape(-1, len(here)).T
+            mean_score, mean_cost = (mean.view(len(stops), *score.shape[:-1]) for mean in (mean_score, mean_cost))
             break
-        stops = stops.view(len(stops), *[1] * (worth.dim() - 1), -1)
-        worth, cost = stops * score + (1 - stops) * worth, costs[stage] + (1 - stops) * cost
-    good = (share >= wanted - 1e-9) & (mean <= most)
-    if not good.any():
+        stops = stops.view(len(stops), *[1] * (score.dim() - 1), -1)
+        score, cost = stops * here + (1 - stops) * score, costs[stage] + (1 - stops) * cost
+    reached = (mean_score >= min_score - 1e-9) & (mean_cost <= max_cost)
+    if not reached.any():
         return None
-    small = mean if most == math.inf else -share
-    place = torch.unravel_index(small.where(good, math.inf).argmin(), mean.shape) if mean.dim() else ()
-    chosen = tuple(each[index].item() for each, index in zip(tried, place, strict=True))
-    return Limits(chosen, share[place].item(), mean[place].item())
+    objective = mean_cost if max_cost == math.inf else -mean_score
+    best = torch.unravel_index(objective.where(reached, math.inf).argmin(), mean_cost.shape) if tried else ()
+    values = tuple(each[index].item() for each, index in zip(tried, best, strict=True))
+    return Thresholds(values, mean_score[best].item(), mean_cost[best].item())
 
 
-def fit_weights(own: Tensor, earlier: Tensor | None, dense: Tensor) -> tuple[float, float]:
-    """Weights with which summed log-probabilities (M, classes) have the least KL from the dense ViT's, by Newton."""
-    parts = torch.stack([own] if earlier is None else [own, earlier], -1).double()  # (M, classes, 1 or 2)
+def fit_weights(logits: Tensor, earlier: Tensor | None, dense: Tensor) -> tuple[float, float]:
+    """Weights of a stage's log-probabilities (M, classes) and of the sum before it, with least KL from the dense ViT's.
+
+    Fitted by Newton's method.
+    """
+    parts = torch.stack([logits] if earlier is None else [logits, earlier], -1).double()  # (M, classes, 1 or 2)
     weights = torch.zeros(parts.shape[-1], dtype=torch.float64)
     weights[0] = 1.0
     target = torch.einsum("mc,mck->mk", dense.double().exp(), parts)
@@ -338,8 +350,8 @@ def fit_weights(own: Tensor, earlier: Tensor | None, dense: Tensor) -> tuple[flo
         p = (parts @ weights).softmax(1)
         mean = torch.einsum("mc,mck->mk", p, parts)
         gradient = (mean - target).mean(0)
-        spread = torch.einsum("mc,mck,mcl->kl", p, parts, parts) - mean.T @ mean
-        step = torch.linalg.solve(spread / len(parts) + 1e-6 * torch.eye(len(weights)), gradient)
+        hessian = (torch.einsum("mc,mck,mcl->kl", p, parts, parts) - mean.T @ mean) / len(parts)
+        step = torch.linalg.solve(hessian + 1e-6 * torch.eye(len(weights)), gradient)
         weights = weights - step
         if step.abs().max() < 1e-6:
             break
@@ -352,18 +364,18 @@ def measure(cascade: Cascade, batches: Iterable[Batch], until: float | None = No
 
     until: see Cascade.forward.
     """
-    seen = []
+    outcomes = []
     device = next(cascade.parameters()).device
     for batch in report.track(batches, "early exit"):
         *_, step = cascade(batch.images.to(device), until)
         right = step.logits.argmax(1).cpu() == batch.labels
-        seen.append(torch.stack([each.cpu().double() for each in (right, step.macs, step.tokens)]))
-    if not seen:
+        outcomes.append(torch.stack([each.cpu().double() for each in (right, step.macs, step.tokens)]))
+    if not outcomes:
         raise InputError("no image could be read, so there is nothing to measure")
-    right, spent, tokens = torch.cat(seen, 1)
+    right, cost, tokens = torch.cat(outcomes, 1)
     ends = torch.tensor(cascade.budgets).cumsum(0)
     return {
         "placement": "early-exit", "tokens": round(tokens.mean().item(), 1),
-        "gmacs": spent.mean().item() / 1e9, **top1_row(right.mean().item(), len(right)), "images": len(right),
+        "gmacs": cost.mean().item() / 1e9, **top1_row(right.mean().item(), len(right)), "images": len(right),
         "stopped": {int(end): round((tokens == end).double().mean().item(), 4) for end in ends},
     }  # fmt: skip

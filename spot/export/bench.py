@@ -28,7 +28,6 @@ from spot.data.folders import image_files
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import image_shape, macs
-from spot.evaluation.early_exit import ROUNDS, Candidates
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
 from spot.export.files import export, export_cascade, require_onnx
 from spot.export.runtime import ExportedCascade, fit_picture, open_session
@@ -306,19 +305,16 @@ def stages_of(cascade: Cascade, images: Tensor) -> list[int]:
     return taken.tolist()
 
 
-def onnx_stage_seconds(candidates: Candidates) -> dict[tuple[Any, ...], float]:
-    """Like spot.evaluation.early_exit.stage_seconds, in ONNX Runtime on one thread; exports each stage first."""
+def onnx_stage(model: Any, last: bool) -> Callable[[Tensor], Any]:
+    """A stage of a cascade in ONNX Runtime on one thread, for `calibrate`. It runs on the same image in every call."""
     require_onnx()
-    given = noise_in_turn(1, image_shape(candidates.models[0]), "cpu")
-    models: list[Any] = candidates.models
-    calls = {}
+    _, height, width = image_shape(model)
+    pixels = np.random.default_rng(0).integers(0, 256, (1, height, width, 3), np.uint8)
     with TemporaryDirectory() as folder:
-        for number, (stage, model) in enumerate(zip(candidates.stages, models, strict=True)):
-            path = Path(folder) / f"{number}.onnx"
-            export(model, path, built_in=True)
-            calls[stage.tokens, stage.merged] = file_call(path, threads=1)
-        interleaved(calls, given, WARM_UP)
-        return {key: median(seconds) for key, seconds in interleaved(calls, given, ROUNDS, "processor").items()}
+        path = Path(folder) / "stage.onnx"
+        export(model, path, built_in=True)
+        session = open_session(path, threads=1)
+    return lambda images: session.run(None, {"images": pixels})
 
 
 def table_rows(

@@ -8,8 +8,8 @@ from PIL import Image
 
 from spot.cli import main
 from spot.errors import InputError
-from spot.evaluation.early_exit import possible_stages
-from spot.export.bench import Timed, accuracies, bench, onnx_stage_seconds, table_rows
+from spot.evaluation.early_exit import possible_stages, stage_seconds
+from spot.export.bench import Timed, accuracies, bench, onnx_stage, table_rows
 from spot.models.cascade import Cascade, Stage
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
@@ -137,5 +137,5 @@ def test_a_folder_without_photographs_is_refused(folder, tmp_path):
 
 def test_stages_are_timed_as_files():
     candidates = possible_stages(make_nano(), (4,), merge=False)
-    seconds = onnx_stage_seconds(candidates)
+    seconds = stage_seconds(candidates, onnx_stage)
     assert list(seconds) == [(4, ()), (16, ())] and all(each > 0 for each in seconds.values())

@@ -14,12 +14,12 @@ from spot.evaluation.cost import macs
 from spot.evaluation.early_exit import (
     Predicted,
     calibrate,
-    cheapest,
+    choose_cascade,
+    find_thresholds,
     fit_weights,
     measure,
     possible_stages,
     predict_all,
-    thresholds,
 )
 from spot.models.cascade import Cascade, Stage
 from spot.models.tome import ToMe
@@ -87,8 +87,8 @@ def test_thresholds_are_the_cheapest_of_all(batches):
     agrees = [
         torch.rand(60, generator=draw) < share for share in (confidences[0], confidences[1] ** 0.5, torch.ones(60))
     ]
-    found = thresholds(confidences, [each.float() for each in agrees], [1, 2, 5], 0.9)
-    limits, cost = found.limits, found.cost
+    found = find_thresholds(confidences, [each.float() for each in agrees], [1, 2, 5], 0.9)
+    limits, cost = found.values, found.cost
     images = list(zip(*(each.tolist() for each in (*confidences[:2], *agrees)), strict=True))
 
     def outcome(first, second):
@@ -135,7 +135,7 @@ def test_without_a_sure_early_stage_only_the_grid_is_left():
     wrong = torch.zeros(40, 3).log_softmax(1)
     dense = torch.eye(3)[torch.arange(40) % 3].mul(9).log_softmax(1)
     said = Predicted(torch.stack([wrong, dense]), dense, torch.zeros(40))
-    chosen = cheapest(said, [Stage(9, 1), Stage(64, 10)], agree=1.0)
+    chosen = choose_cascade(said, [Stage(9, 1), Stage(64, 10)], agree=1.0)
     assert ([stage.tokens for stage in chosen.stages], chosen.agreed, chosen.macs) == ([64], 1.0, 10)
 
 
@@ -144,10 +144,10 @@ def test_what_is_lost_is_what_the_dense_vit_expects():
     dense = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.52, 0.48]]).log()
     few = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.52, 0.48]]).log()
     said = Predicted(torch.stack([few, dense]), dense, torch.zeros(3))
-    sparing = cheapest(said, [Stage(9, 1), Stage(64, 10)], lose=0.07)  # 0.2 / 3 is lost if all stop early
+    sparing = choose_cascade(said, [Stage(9, 1), Stage(64, 10)], lose=0.07)  # 0.2 / 3 is lost if all stop early
     assert [stage.tokens for stage in sparing.stages] == [9, 64] and sparing.macs == 1
     assert sparing.lost == pytest.approx(0.2 / 3) and sparing.agreed == pytest.approx(2 / 3)
-    careful = cheapest(said, [Stage(9, 1), Stage(64, 10)], lose=0.06)
+    careful = choose_cascade(said, [Stage(9, 1), Stage(64, 10)], lose=0.06)
     assert careful.lost == pytest.approx(0, abs=1e-6) and careful.macs > 1
 
 
@@ -202,13 +202,13 @@ def test_with_a_limit_of_cost_as_little_is_lost_as_that_allows():
     few = torch.tensor([[0.9, 0.1], [0.45, 0.55], [0.52, 0.48]]).log()
     said = Predicted(torch.stack([few, dense]), dense, torch.zeros(3))
     stages = [Stage(9, 1), Stage(64, 10)]
-    assert cheapest(said, stages, cost=1.0).lost == pytest.approx(0, abs=1e-6)
-    tight = cheapest(said, stages, cost=0.2)
+    assert choose_cascade(said, stages, max_cost=1.0).lost == pytest.approx(0, abs=1e-6)
+    tight = choose_cascade(said, stages, max_cost=0.2)
     assert tight.macs == 1 and tight.lost == pytest.approx(0.2 / 3)
-    some = cheapest(said, stages, cost=0.8)  # one image may go on, which is not the one that would gain
+    some = choose_cascade(said, stages, max_cost=0.8)  # one image may go on, which is not the one that would gain
     assert some.macs <= 8 and some.lost <= tight.lost
     with pytest.raises(InputError, match="begin with fewer tokens"):
-        cheapest(said, stages, cost=0.05)
+        choose_cascade(said, stages, max_cost=0.05)
 
 
 def test_where_time_is_counted_multiply_adds_do_not_matter():
@@ -216,11 +216,11 @@ def test_where_time_is_counted_multiply_adds_do_not_matter():
     said = Predicted(torch.stack([dense, dense, dense]), dense, torch.zeros(3))
     stages = [Stage(9, 1), Stage(16, 5), Stage(64, 10)]
     seconds = {(9, ()): 0.8, (16, ()): 0.4, (64, ()): 1.0}  # fewer multiply-adds may take longer
-    chosen = cheapest(said, stages, seconds=seconds)
+    chosen = choose_cascade(said, stages, seconds=seconds)
     assert [stage.tokens for stage in chosen.stages] == [16, 64]
-    assert (chosen.took, chosen.macs) == (pytest.approx(0.4), 5)
+    assert (chosen.cost, chosen.macs) == (pytest.approx(0.4), 5)
     with pytest.raises(InputError, match="begin with fewer tokens"):
-        cheapest(said, stages, cost=0.3, seconds=seconds)
+        choose_cascade(said, stages, max_cost=0.3, seconds=seconds)
 
 
 def test_measure_is_the_mean_over_images(model, cascade, batches):

@@ -7,7 +7,7 @@ from paper import anytime
 from paper.study import find_study
 from spot.data.loader import loader
 from spot.errors import InputError
-from spot.evaluation.early_exit import cheapest
+from spot.evaluation.early_exit import choose_cascade
 from tests.conftest import random_policy
 
 
@@ -37,7 +37,7 @@ def test_where_images_stop_is_what_the_cascade_itself_does(make_lab, prior):
     backbone = lab.backbones[0]
     backbone.model.policy = random_policy(backbone.model, side=8)
     every, here, there = anytime.predictions(lab, backbone, [4, 9], prior)
-    stages = cheapest(there, every, agree=0.8).stages
+    stages = choose_cascade(there, every, agree=0.8).stages
     right, spent, _ = anytime.cascade_outcome(here, stages, every)
     cascade = anytime.cascade_of(backbone, stages, prior)
     (batch,) = loader(lab.sources.images(backbone.model), 64)
