@@ -83,11 +83,6 @@ def test_all_goes_on_after_a_study_that_cannot_be_made(given, tmp_path, capsys, 
     assert holds["finding 4"] == "not decided"
 
 
-def test_too_few_images_are_one_sentence_and_finished_work_stays(given, tmp_path, capsys):
-    assert "at least 20 images, got 8" in refused(capsys, "transfer", *given, "--oracle-limit", "8")
-    assert list((tmp_path / "out" / "cache" / "oracle").glob("*.safetensors"))
-
-
 def test_a_disk_that_fills_up_is_one_sentence_and_finished_work_stays(given, tmp_path, capsys, monkeypatch):
     kept = cache.write_tensors
     written = []

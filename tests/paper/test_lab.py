@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import spot
-from paper import cache, sources
 from paper import lab as module
-from paper.backbone import Backbone, backbones, budgets
+from paper.backbone import backbones, budgets
 from paper.lab import Lab
 from paper.settings import StudySettings
 from paper.sources import Sources, balance
@@ -109,25 +108,17 @@ def change_constant_of_prior(small, lab, monkeypatch):
     monkeypatch.setattr(priors, "FOCUS_BLUR", 2 * priors.FOCUS_BLUR)
 
 
-def rewrite_a_map(small, lab, monkeypatch):
-    path = small / "maps" / "0" / "i00.png"
-    path.write_bytes(path.read_bytes())  # of the same size
+def rewritten(file):
+    def rewrite(small, lab, monkeypatch):
+        (small / file).write_bytes((small / file).read_bytes())  # of the same size
 
-
-def rewrite_an_image(small, lab, monkeypatch):
-    path = small / "images" / "0" / "i00.png"
-    path.write_bytes(path.read_bytes())
-
-
-def rewrite_an_image_of_the_bank(small, lab, monkeypatch):
-    path = small / "bank" / "0" / "b00.png"
-    path.write_bytes(path.read_bytes())
+    return rewrite
 
 
 @pytest.mark.parametrize(
     "change",
-    [change_sigma, change_constant_of_prior, rewrite_a_map, rewrite_an_image, rewrite_an_image_of_the_bank],
-    ids=lambda change: change.__name__,
+    [change_sigma, change_constant_of_prior, *map(rewritten, ("maps/0/i00.png", "images/0/i00.png", "bank/0/b00.png"))],
+    ids=["sigma", "constant", "map", "image", "image of the bank"],
 )
 def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, counted, monkeypatch, change):
     def measure():
@@ -140,30 +131,6 @@ def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, c
     assert measure() == measure()
     changed = True
     assert measure() > 1
-
-
-def test_a_folder_is_listed_once_and_a_measurement_read_once(small, make_lab, monkeypatch):
-    lab = make_lab(["one", "two"])
-    wanted = [Setting("uniform", 4), Setting("isotropic", 4)]
-    for backbone in lab.backbones:
-        lab.accuracy(backbone, wanted)
-        lab.oracle(backbone)
-    counts = dict.fromkeys(["data_for", "read_tensors"], 0)
-
-    def count(name, original):
-        def counting(*given, **options):
-            counts[name] += 1
-            return original(*given, **options)
-
-        return counting
-
-    monkeypatch.setattr(sources, "data_for", count("data_for", sources.data_for))
-    monkeypatch.setattr(cache, "read_tensors", count("read_tensors", cache.read_tensors))
-    again = make_lab(["one", "two"])
-    for backbone in again.backbones:
-        again.accuracy(backbone, wanted)
-        again.oracle(backbone)
-    assert counts == {"data_for": 1, "read_tensors": 4}
 
 
 def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch, counted):
@@ -218,12 +185,6 @@ def test_a_search_of_another_version_or_a_damaged_one_is_named_and_made_again(ma
     assert again.metadata["spot"] == "9.9.9" and torch.equal(again.trajectory, first.trajectory)
 
 
-def test_without_a_bank_there_are_no_neighbours(make_lab):
-    lab = make_lab(bank=None)
-    (found,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)], knn=True)
-    assert found.knn is None
-
-
 def test_without_maps_of_the_bank_salient_tokens_have_no_neighbours(small, make_lab, tmp_path):
     (tmp_path / "maps").mkdir()
     for path in (small / "maps").rglob("i*.png"):
@@ -259,21 +220,11 @@ def test_a_model_whose_classes_are_not_the_datas_is_refused(small, make_lab, tmp
         lab.accuracy(lab.backbones[0], [Setting("isotropic", 9)])
 
 
-def test_placements_that_have_no_name_are_refused(make_lab):
-    lab = make_lab()
-    with pytest.raises(InputError, match="name their placements"):
-        lab.accuracy(lab.backbones[0], [Setting("sobolev", 4)])
-
-
 def test_predictions_of_some_images_keep_their_order():
     predictions = Predictions(["a", "b", "c"], torch.tensor([True, False, True]))
     assert predictions.on(["c", "b"]).right.tolist() == [True, False]
     with pytest.raises(InputError, match="'d' was not measured"):
         predictions.on(["d"])
-
-
-def test_a_backbone_saved_by_spot_needs_its_weights_to_know_its_parent(small):
-    assert Backbone("one", str(small / "one")).parent is None
 
 
 @pytest.mark.parametrize("kept", ["folder", "delta"])

@@ -12,7 +12,6 @@ from paper.lab import Lab
 from paper.settings import StudySettings
 from spot.data.images import data_for
 from spot.data.loader import loader
-from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.models.baselines import BASELINES, tome_at_cost
@@ -133,13 +132,6 @@ def test_retrofit_reads_the_logs_of_runs(make_lab, tmp_path):
     assert "10.0 % at epoch 1, 30.0 at 2, 32.5 at 3; the last 1 epochs change it by +2.5" in result.notes[-1]
     (axes,) = retrofit.draw(result).axes
     assert [line.get_label() for line in axes.lines] == ["train", "val, 25 tokens"]
-
-
-def test_without_a_run_photographs_have_no_log_and_an_empty_folder_is_refused(lab, make_lab, tmp_path):
-    with pytest.raises(InputError, match="python -m paper retrofit --run RUN"):
-        retrofit.run(lab)
-    with pytest.raises(InputError, match=r"log\.csv"):
-        retrofit.run(make_lab(["one"], runs=[tmp_path]))
 
 
 def test_a_small_run_on_scenes_has_intervals_and_begins_with_the_grid_model(tmp_path, monkeypatch):

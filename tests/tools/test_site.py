@@ -6,7 +6,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-import spot
 from tools import site
 
 
@@ -59,10 +58,3 @@ def test_every_guide_is_a_page_in_the_menu(built):
         assert menu.count(f'"{page}"') == 1, page
         name = "index.html" if page == "README.md" else page.replace("README.md", "index.md").replace(".md", ".html")
         assert (built / name).is_file(), name
-
-
-def test_the_reference_has_every_public_name_with_what_its_docstring_says(built):
-    page = (built / "docs" / "api.html").read_text()
-    for name in spot._HOMES:
-        assert f"{spot._HOMES[name]}.{name}" in page
-    assert "Adapt a timm ViT to tokens at continuous positions" in page
