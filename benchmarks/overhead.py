@@ -1,4 +1,4 @@
-"""Eager PyTorch, one image, ViT-Ti/16 on one thread: timm's blocks alone, and what SPoT adds to them.
+"""Eager PyTorch, one image, ViT-Ti/16 on one thread: timm's blocks alone, and the time that SPoT adds.
 
 "times as fast" is the dense ViT's processor time by the row's in the same round, median over rounds. The blocks are
 timm's own, with its final norm and head, on tokens that are embedded already: no placement can be faster. "share" is

@@ -171,7 +171,7 @@ def cached_predictions(
 
 
 def evenly_spaced(count: int, images: Any) -> Any:
-    """The images, or so many of them, evenly spaced."""
+    """At most `count` of the images, evenly spaced."""
     if len(images) <= count:
         return images
     return torch.utils.data.Subset(images, [index * len(images) // count for index in range(count)])
@@ -260,7 +260,7 @@ STUDY = Study(
     run,
     figure(
         accuracy, points, line="method", across="share", value="top1", panel="backbone",
-        across_label="mean multiply-adds, as a share of the dense ViT", title="Stopping when sure", log=False,
+        across_label="mean multiply-adds, as a share of the dense ViT", title="Early exit", log=False,
     ),
     TABLE,
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Distil one ViT in several ways with equal training: python -m paper.equal_training WEIGHTS TRAIN VAL [--merged].
+"""Distil one ViT with several inputs and equal training: python -m paper.equal_training WEIGHTS TRAIN VAL [--merged].
 
-All ways have the same teacher, images, crops, losses, learning rates and steps; only the student's input differs.
+All variants have the same teacher, images, crops, losses, learning rates and steps; only the student's input differs.
 This separates the gain from placed windows from the gain from training. Runs that are finished in --runs are skipped;
 interrupted ones resume. Writes docs/results/imagenet/equal-training.*.
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import spot
+from paper.backbone import shrinkable
 from paper.program import SET_ASIDE, program
 from paper.statistics import accuracy_row, difference
 from paper.study import signed
@@ -24,7 +25,6 @@ from spot import report
 from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.draws import Draw, generator
-from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, model_of, with_models
 from spot.evaluation.cost import macs
 from spot.hashes import hash_file
@@ -50,7 +50,7 @@ STEPS: Sequence[str] = ("epochs=1", "ema=0.985", "precision=bf16")  # of distil-
 SQUARES = "budgets=((25,),(49,),(100,),(196,))"
 ALL = ("budgets=((195,),)", "shares=(1.0,)", "weights=(1.0,)", "priors=('uniform',)")
 FIRST, SMALLER = "windows, sizes", "a smaller image"
-MOST = 0.9  # the largest share of a smaller image's patches to merge: not every number of patches is possible
+MAX_SHARE = 0.9  # the largest share of a smaller image's patches to merge: not every number of patches is possible
 
 
 # The students' inputs
@@ -94,8 +94,8 @@ class Merged(Distil):
         return DistilOutput(logits, pooled, [])
 
 
-class Way(NamedTuple):
-    """A way to distil: changes to the recipe, the objective, and how the result is measured."""
+class Variant(NamedTuple):
+    """How a student is trained and measured: changes to the recipe, the objective, and its input."""
 
     changes: tuple[str, ...] = ("scale_std=none",)
     objective: type[Distil] = Distil
@@ -103,14 +103,14 @@ class Way(NamedTuple):
     scale: Scale = 1.0  # of these windows
 
 
-WAYS = {
-    FIRST: Way((), scale="auto"),
-    "windows, sizes, another seed": Way(("seed=1",), scale="auto"),
-    "windows of scale 1": Way(),
-    SMALLER: Way(("scale_std=none", SQUARES), Resized, "resize"),
-    "random patches of the grid": Way(objective=Dropped, baseline="patch-dropout"),
-    "all patches, merged (ToMe)": Way(objective=Merged, baseline="tome-cost"),
-    "195 windows anywhere, never few": Way(("scale_std=none", *ALL)),
+VARIANTS = {
+    FIRST: Variant((), scale="auto"),
+    "windows, sizes, another seed": Variant(("seed=1",), scale="auto"),
+    "windows of scale 1": Variant(),
+    SMALLER: Variant(("scale_std=none", SQUARES), Resized, "resize"),
+    "random patches of the grid": Variant(objective=Dropped, baseline="patch-dropout"),
+    "all patches, merged (ToMe)": Variant(objective=Merged, baseline="tome-cost"),
+    "195 windows anywhere, never few": Variant(("scale_std=none", *ALL)),
 }
 
 
@@ -136,12 +136,9 @@ class SmallerMerged(ToMe):
 def schedule_for_smaller_image(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
     """The largest patch count of a smaller image that costs no more than `tokens` if merged, and the schedule."""
     depth, budget = len(model.vit.blocks), windows_and_blocks_macs(model, tokens)
-    for count in range(len(model.grid()), tokens, -1):
-        try:
-            small_grid(count, *model.img_size)
-        except InputError:
-            continue  # the aspect would change too much
-        for percent in range(round(100 * MERGED), round(100 * MOST) + 1):
+    cells = len(model.grid())
+    for count in (cells, *reversed(shrinkable(model, range(tokens + 1, cells)))):
+        for percent in range(round(100 * MERGED), round(100 * MAX_SHARE) + 1):
             schedule = merge_share(percent / 100, four_blocks(depth), count, depth)
             if windows_and_blocks_macs(model, count, schedule) <= budget:
                 return count, schedule
@@ -154,17 +151,18 @@ Measured = dict[tuple[int, bool], tuple[Setting, Tensor]]  # by budget and mergi
 
 
 def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/equal"), merged: bool = False) -> None:
-    """Train and measure what is missing in RUNS, and write the table.
+    """Train and measure the variants without a result in RUNS, and write the table.
 
     Args:
         weights: a folder with timm's files.
         train: unlabelled photographs; those in tools/set_aside.txt are left out.
         val: labelled images, which are read once for each row.
         runs: folder of the training runs.
-        merged: measure windows and a smaller image with and without merging, instead of all ways.
+        merged: measure windows and a smaller image with and without merging, instead of all variants.
     """
     base = weights / f"{NAME}.safetensors"
-    found = {way: measured(way, base, train, val, runs, merged) for way in ((FIRST, SMALLER) if merged else WAYS)}
+    names = (FIRST, SMALLER) if merged else tuple(VARIANTS)
+    found = {name: measured(name, base, train, val, runs, merged) for name in names}
     rows = merged_rows(found) if merged else trained_rows(found)
     settings: dict[str, Any] = {"model": NAME, "recipe": ["distil-sizes", *STEPS]}
     settings["images"] = len(found[FIRST][BUDGETS[0], False][1])
@@ -175,10 +173,10 @@ def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/equal"),
     write_text(OUT / f"{name}.md", page.format(table=report.markdown(rows), changes=", ".join(STEPS), **settings))
 
 
-def measured(way: str, base: Path, train: Path, val: Path, runs: Path, merged: bool) -> Measured:
-    """A way's outcomes, by budget and whether tokens are merged; it is trained first if necessary."""
-    changes, objective, baseline, scale = WAYS[way]
-    run = runs / way.replace(",", "").replace(" ", "-")
+def measured(variant: str, base: Path, train: Path, val: Path, runs: Path, merged: bool) -> Measured:
+    """A variant's outcomes, by budget and whether tokens are merged; it is trained first if necessary."""
+    changes, objective, baseline, scale = VARIANTS[variant]
+    run = runs / variant.replace(",", "").replace(" ", "-")
     if not (run / "model" / "model.safetensors").is_file():
         where = TrainOptions(data=str(train), out=run, leave_out=SET_ASIDE)
         recipe = override(find_recipe("distil-sizes"), parse_assignments([*STEPS, *changes], "FIELD=VALUE"))
@@ -189,7 +187,7 @@ def measured(way: str, base: Path, train: Path, val: Path, runs: Path, merged: b
         settings[tokens, False] = Setting(baseline or "isotropic", tokens, scale=None if baseline else scale)
         if merged:
             even = model.at(prior="isotropic", scale="auto")
-            merging = Merging(even, tokens, "isotropic") if way == FIRST else SmallerMerged(model, tokens)
+            merging = Merging(even, tokens, "isotropic") if variant == FIRST else SmallerMerged(model, tokens)
             settings[tokens, True] = Setting(model=merging)
     settings = dict(zip(settings, with_models(model, list(settings.values())), strict=True))
     file = run / ("merged.pt" if merged else "trained.pt")
@@ -201,13 +199,13 @@ def measured(way: str, base: Path, train: Path, val: Path, runs: Path, merged: b
 
 
 def trained_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
-    """A row for each way: its accuracies and their differences from the first way's, with intervals."""
+    """A row for each variant: its accuracies and their differences from the first variant's, with intervals."""
     rows = []
-    for way, own in found.items():
-        cells: dict[str, Any] = {"what the student is shown": way}
+    for variant, own in found.items():
+        cells: dict[str, Any] = {"what the student is shown": variant}
         for line, (_, right) in own.items():
             cells[f"{line[0]} tokens"] = accuracy_row(right)["top1"]
-            if way != FIRST:
+            if variant != FIRST:
                 cells[f"against the first, {line[0]}"] = signed(difference(found[FIRST][line][1], right))
         rows.append(cells)
     return rows
@@ -216,21 +214,21 @@ def trained_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
 def merged_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
     """A row for each budget and treatment: the gain from merging, and the difference to windows treated alike."""
     rows = []
-    for tokens, merged, way in product(BUDGETS, (False, True), found):
-        setting, right = found[way][tokens, merged]
+    for tokens, merged, variant in product(BUDGETS, (False, True), found):
+        setting, right = found[variant][tokens, merged]
         model: Any = model_of(setting)
         blocks = enumerate(model.schedule() if merged else ())
         rows.append(
             {
                 "at the cost of": tokens,
-                "what is shown": f"{way}, merged" if merged else way,
+                "what is shown": f"{variant}, merged" if merged else variant,
                 "tokens at first": model.starting_tokens if merged else tokens,
                 "merged in blocks": ", ".join(f"{number}: {count}" for number, count in blocks if count) or "–",
                 "GMACs": f"{macs(model) / 1e9:.3f}",
                 "top-1": f"{accuracy_row(right)['top1']:.1f}",
-                "gain of merging": signed(difference(found[way][tokens, False][1], right)) if merged else "–",
+                "gain of merging": signed(difference(found[variant][tokens, False][1], right)) if merged else "–",
                 "smaller image − windows": "–"
-                if way == FIRST
+                if variant == FIRST
                 else signed(difference(found[FIRST][tokens, merged][1], right)),
             }
         )

@@ -1,1 +1,1 @@
-"""Programs that make what the package ships and what the documents show; not part of the package."""
+"""Programs that make the shipped models, and the figures and tables of the documents; not part of the package."""

@@ -87,7 +87,7 @@ def best(model: spot.SpotViT, images: Tensor, positions: Tensor, count: int = 1)
 
 
 def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
-    """The grid, the placed tokens, what they cover, and the answers of the ViT and of its retrofit."""
+    """The grid, the placed tokens, the pixels they cover, and the predictions of the ViT and of its retrofit."""
     images, picture = opened(model, file)
     grid, positions = vit.grid(images), model.place(images, tokens=TOKENS, prior="focus", keys=[file.name])
     figure = PlainFigure(13, 3.6, dpi=130)
@@ -120,7 +120,7 @@ def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
 
 
 def gallery(vit: spot.SpotViT, model: spot.SpotViT, files: Sequence[Path]) -> Figure:
-    """Where every prior places tokens, with what the model then answers; then where a search moves them."""
+    """Placements of every prior with their predictions, then the moves of searches."""
     pictures, windows, answers = [], [], []
     moved, paths, masks, changes = [], [], [], []
     harmed, away, falls = [], [], []

@@ -48,7 +48,7 @@ def table(page: str, cells: str | None = None, *, without: bool = False) -> str:
 
 
 def accuracy(result: str) -> str:
-    """Top-1 by placement and budget from a study's JSON, and what the smallest costs with its map.
+    """Top-1 by placement and budget from a study's JSON, and the cost of the smallest with its map.
 
     All of it must be of the same images.
     """

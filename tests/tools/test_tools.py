@@ -122,9 +122,9 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
 
 
 def test_ways_to_teach_are_trained_alike_and_compared_image_by_image(real, tmp_path, monkeypatch):
-    ways = {name: equal_training.WAYS[name] for name in (equal_training.FIRST, equal_training.SMALLER)}
-    ways[equal_training.SMALLER] = equal_training.Way(("scale_std=none",), equal_training.Resized, "resize")
-    changes = {"SET_ASIDE": real / "aside.txt", "OUT": tmp_path, "NAME": NAME, "WAYS": ways, "STEPS": FEW}
+    ways = {name: equal_training.VARIANTS[name] for name in (equal_training.FIRST, equal_training.SMALLER)}
+    ways[equal_training.SMALLER] = equal_training.Variant(("scale_std=none",), equal_training.Resized, "resize")
+    changes = {"SET_ASIDE": real / "aside.txt", "OUT": tmp_path, "NAME": NAME, "VARIANTS": ways, "STEPS": FEW}
     for name, value in {**changes, "BUDGETS": (25,)}.items():
         monkeypatch.setattr(equal_training, name, value)
     folders = (real, real / "images", real / "images", tmp_path / "runs")
