@@ -37,7 +37,7 @@ from spot.play.worker import Job, Worker
 
 HOST = "127.0.0.1"
 MESSAGE_BYTES = 2**20
-TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",

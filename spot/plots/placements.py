@@ -93,11 +93,10 @@ def windows_figure(
         panels[0].imshow(saliency.detach().cpu(), extent=(0, width, height, 0), cmap="magma", alpha=0.7)
         panels[0].set_title("saliency map", fontsize=10)
     draw_image(panels[-2], image)
+    draw_windows(panels[-2], image, positions, window, TOWARDS(1.0))
     if positions.shape[-1] == 7:
-        draw_regions(panels[-2], image, positions, TOWARDS(1.0))
         draw_glimpses(panels[-1], image, positions)
     else:
-        draw_windows(panels[-2], image, positions, window, TOWARDS(1.0))
         shown = covered(image, positions, window)
         draw_image(panels[-1], image, shown)
         panels[-1].set_title(f"the windows cover {shown.mean().item():.0%} of the pixels", fontsize=10)
@@ -194,10 +193,15 @@ def draw_image(axes: Axes, image: Tensor, visible: Tensor | None = None) -> None
 def draw_windows(
     axes: Axes, image: Tensor, positions: Tensor, window: int, color: tuple, linewidth: float = 1.0
 ) -> None:
-    """Outline the windows at positions (N, 2 or 3)."""
-    sides = window_sides(positions, window)
-    corners = pixels(image, positions) - sides / 2
-    outlines = [Rectangle((x, y), side, side) for (y, x), (side,) in zip(corners.tolist(), sides.tolist(), strict=True)]
+    """Outline the windows at positions (N, 2 or 3), or the regions of positions (N, 7)."""
+    centers, sizes = pixels(image, positions), window_sides(positions, window).expand(-1, 2)
+    if positions.shape[-1] == 7:  # their windows would hide a small region
+        regions = torch.unique(positions[:, 3:].detach().cpu(), dim=0)
+        centers, sizes = pixels(image, regions), pixels(image, regions[:, 2:])
+    outlines = [
+        Rectangle((x, y), wide, tall)
+        for (y, x), (tall, wide) in zip((centers - sizes / 2).tolist(), sizes.tolist(), strict=True)
+    ]
     for edge, extra in (("white", 0.8), (color, 0.0)):  # with a pale edge, like paths
         axes.add_collection(PatchCollection(outlines, facecolor="none", edgecolor=edge, linewidth=linewidth + extra))
 
@@ -224,16 +228,6 @@ def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap =
     for step, size in ((0, 4), (-1, 8)):
         x, y = points[:, step].T.numpy()
         axes.scatter(x, y, s=size, color=colors(float(step != 0)), edgecolors="black", linewidths=0.3, zorder=3)
-
-
-def draw_regions(axes: Axes, image: Tensor, positions: Tensor, color: tuple) -> None:
-    """Outline the regions of positions (N, 7). Their windows would hide a small region."""
-    height, width = image.shape[-2:]
-    for y, x, tall, wide in torch.unique(positions[:, 3:].detach().cpu(), dim=0).tolist():
-        corner = ((x - wide / 2) * width, (y - tall / 2) * height)
-        for edge, extra in (("black", 1.2), (color, 0.0)):
-            size = (wide * width, tall * height)
-            axes.add_patch(Rectangle(corner, *size, facecolor="none", edgecolor=edge, linewidth=1.6 + extra))
 
 
 def draw_glimpses(axes: Axes, image: Tensor, positions: Tensor) -> None:
