@@ -19,8 +19,8 @@ from spot import report
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, model_of
 from spot.hashes import hash_json, hash_tensors
-from spot.placement.files import Placements
-from spot.store import encode_names, read_tensors, write_tensors
+from spot.placement.files import Placements, written_files
+from spot.store import encode_names, read_tensors, refuse_difference, write_tensors
 
 KEY, FORMAT = "spot-measurement", 3
 
@@ -52,6 +52,18 @@ class Cache:
             report.warn(f"{path} was made by another version ({made[1]}, format {made[0]}), so it is measured again")
             return None
         return tensors
+
+    def search_path(self, about: Mapping[str, Any]) -> Path:
+        """The placements file of a search. Damaged files and those of another version are removed, to be made again."""
+        path = self.path(about)
+        for file in written_files(path):
+            try:
+                version = Placements.load(file).metadata.get("spot")
+                refuse_difference(str(file), {"spot": version}, {"spot": spot.__version__})
+            except InputError as error:
+                report.warn(f"{error}; it is made again")
+                file.unlink(missing_ok=True)
+        return path
 
     def put(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Store a measurement."""

@@ -207,11 +207,10 @@ class Lab:
         return search_dataset(
             model,
             self.sources.images(model, oracle=True),
-            self.cache.path(about),
+            self.cache.search_path(about),
             prior=prior,
             tokens=tokens,
             saliency=self.sources.saliency(model) if resolve_prior(prior).needs_map else None,
-            remake=True,
             settings=search,
             **self.loading,
         ).placements

@@ -49,7 +49,6 @@ def search_dataset(
     workers: int = 0,
     keep: str = "trajectories",
     shown: bool = True,
-    remake: bool = False,
     settings: SearchSettings | None = None,
     **changes: Any,
 ) -> Searched:
@@ -63,7 +62,6 @@ def search_dataset(
         seed: for random priors and wrong labels; combined with each image's key.
         batch_size: images searched together; changes results by rounding only.
         keep: "trajectories" or only the final "positions".
-        remake: replace files that are damaged or of another version, instead of refusing them.
         settings, changes: as for `search`.
     """
     from spot import __version__
@@ -114,7 +112,7 @@ def search_dataset(
         kept = result.trajectory if keep == "trajectories" else result.positions
         return Placements(keys, kept.cpu(), about, values)
 
-    options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shown": shown, "remake": remake}
+    options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shown": shown}
     return fill_placements(make, model, data, path, about, title="searching", **options)
 
 
@@ -129,7 +127,6 @@ def fill_placements(
     batch_size: int = 32,
     workers: int = 0,
     shown: bool = True,
-    remake: bool = False,
 ) -> Searched:
     """Fill a placements file with `make(images, labels, keys)` for every image that is not yet in it."""
     if batch_size < 1:
@@ -137,7 +134,7 @@ def fill_placements(
     state = this_process()
     first = state.process_index == 0
     with locked(path) if first else nullcontext():
-        writer = PlacementWriter(path, about, remake=remake)
+        writer = PlacementWriter(path, about)
         keys = data.keys
         chunks = [range(len(keys))[start : start + batch_size] for start in range(0, len(keys), batch_size)]
         todo = [[index for index in chunk if keys[index] not in writer.done] for chunk in chunks]

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spot import report
 from spot.errors import InputError, check_kind
 from spot.hashes import hash_json
 from spot.store import decode_names, encode_names, read_tensors, refuse_difference, sweep, write_tensors
@@ -155,42 +154,40 @@ class Placements:
             raise InputError(f"{path} is damaged: its content makes no sense ({error})") from error
 
 
+def shard_folder(path: str | Path) -> Path:
+    """The folder of the shards of a placements file that is being written."""
+    return Path(path).with_name(f"{Path(path).name}.shards")
+
+
+def written_files(path: str | Path) -> list[Path]:
+    """The placements file, if it exists, and its shards."""
+    whole = [Path(path)] if Path(path).exists() else []
+    return whole + sorted(shard_folder(path).glob("[!.]*.safetensors"))
+
+
 class PlacementWriter:
     """Writes placements as shards next to `path`, and merges them into `path` at the end.
 
     Existing files with the same metadata are kept; others are refused. Several processes may write shards of different
-    images; one process calls `finish`. With `remake`, files that are damaged or of another version are replaced.
+    images; one process calls `finish`.
     """
 
-    def __init__(self, path: str | Path, metadata: Mapping[str, Any], *, remake: bool = False) -> None:
+    def __init__(self, path: str | Path, metadata: Mapping[str, Any]) -> None:
         self.path = Path(path)
         if self.path.suffix != ".safetensors":
             raise InputError(f"placements are written to a .safetensors file, got {self.path}")
-        self.shards = self.path.with_name(f"{self.path.name}.shards")
-        self.metadata, self.remake = dict(metadata), remake
+        self.shards, self.metadata = shard_folder(path), dict(metadata)
         sweep(self.shards)
         self.done = {key for part in self._written() for key in part.keys}
 
     def _written(self) -> Iterator[Placements]:
-        files = [self.path] if self.path.exists() else []
-        for file in files + sorted(self.shards.glob("[!.]*.safetensors")):
-            try:
-                part = Placements.load(file)
-                if self.remake:
-                    made_by, this = part.metadata.get("spot"), self.metadata.get("spot")
-                    refuse_difference(str(file), {"spot": made_by}, {"spot": this})
-            except InputError as error:
-                if not self.remake:
-                    raise
-                report.warn(f"{error}; it is made again")
-                file.unlink(missing_ok=True)
-                continue
+        for file in written_files(self.path):
+            part = Placements.load(file)
             refuse_difference(str(self.path), part.metadata, self.metadata, "write to another file or delete it")
             yield part
 
     def append(self, placements: Placements) -> None:
         """Write one shard."""
-        refuse_difference(str(self.path), self.metadata, placements.metadata)
         placements.save(self.shards / f"{hash_json(list(placements.keys))}.safetensors")
         self.done.update(placements.keys)
 

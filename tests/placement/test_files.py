@@ -165,22 +165,3 @@ def test_other_settings_are_refused_and_named(tmp_path):
 def test_what_cannot_be_placements_is_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_what_is_damaged_or_of_another_version_can_be_made_again(tmp_path, capsys):
-    path = tmp_path / "p.safetensors"
-    about = {**ABOUT, "spot": "2"}
-    placements(["a.jpg"], {**ABOUT, "spot": "1"}).save(path)
-    old = PlacementWriter(tmp_path / "q.safetensors", about)
-    old.append(placements(["b.jpg"], about))
-    old.shards.rename(tmp_path / "p.safetensors.shards")
-    (tmp_path / "p.safetensors.shards" / "1.safetensors").write_text("half")
-    with pytest.raises(InputError):
-        PlacementWriter(path, about)
-    assert path.exists()
-    assert PlacementWriter(path, about, remake=True).done == {"b.jpg"}
-    said = capsys.readouterr().err
-    assert "made with spot='1', now spot='2'; it is made again" in said
-    assert "1.safetensors is not a placements file" in said
-    with pytest.raises(InputError, match="seed=3, now seed=4"):  # other settings are refused all the same
-        PlacementWriter(path, {**about, "seed": 4}, remake=True)
