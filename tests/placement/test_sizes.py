@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from spot.errors import InputError
 from spot.placement.files import Placements
 from spot.placement.oracle import search
-from spot.placement.sizes import auto_scale, check_scale, from_variables, sized, tiling_scale, to_variables
+from spot.placement.sizes import auto_scale, check_scale, sized, tiling_scale
 from tests.conftest import make_nano
 
 
@@ -54,17 +54,6 @@ def test_what_is_no_scale_is_named(scale):
         model.place(torch.zeros(1, 3, 32, 32), scale=scale)
 
 
-def test_windows_larger_than_the_image_are_refused():
-    with pytest.raises(InputError, match="more than the image"):
-        make_nano()(torch.zeros(1, 3, 32, 32), scale=4.5)
-
-
-def test_scales_go_to_steps_and_back():
-    positions = torch.tensor([[[0.2, 0.4, 1.0], [0.1, 0.9, 2.5]]])
-    torch.testing.assert_close(from_variables(to_variables(positions)), positions)
-    assert torch.equal(from_variables(to_variables(positions[..., :2])), positions[..., :2])
-
-
 def test_a_search_moves_windows_to_the_size_that_lowers_the_objective():
     images = torch.zeros(3, 3, 32, 32)
 
@@ -86,8 +75,9 @@ def test_a_search_on_a_model_keeps_windows_within_the_image():
     assert not torch.equal(result.positions[..., 2], result.trajectory[:, 0, :, 2])
 
 
-def test_placements_keep_scales_in_a_file(tmp_path):
-    trajectory = torch.rand(2, 3, 5, 3) + 0.5
+@pytest.mark.parametrize("columns", [3, 7])
+def test_placements_keep_scales_and_regions_in_a_file(tmp_path, columns):
+    trajectory = torch.rand(2, 3, 5, columns) + 0.5
     Placements(["a", "b"], trajectory).save(tmp_path / "sized.safetensors")
     assert torch.equal(Placements.load(tmp_path / "sized.safetensors").trajectory, trajectory)
     with pytest.raises(InputError, match="scale and must be above 0"):

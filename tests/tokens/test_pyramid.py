@@ -120,13 +120,6 @@ def test_each_token_has_its_own_scale_wherever_it_stands_in_the_batch():
             torch.testing.assert_close(together[b, n], alone[0, 0], atol=1e-5, rtol=1e-5)
 
 
-def test_windows_are_continuous_in_scale_also_where_the_level_changes():
-    image = torch.randn(1, 3, 64, 64, dtype=torch.float64)
-    for scale in (1.0, 2.0, 4.0, 1.5):
-        pair = [windows(image, torch.tensor([[[0.4, 0.6, s]]], dtype=torch.float64), 8) for s in (scale, scale + 1e-9)]
-        torch.testing.assert_close(*pair, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("size", [1, 4])
 def test_gradients_with_respect_to_images_positions_and_scale(size):
     images = torch.randn(2, 2, 9, 11, dtype=torch.float64, requires_grad=True)

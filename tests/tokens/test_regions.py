@@ -8,7 +8,6 @@ from torch import Tensor
 
 import spot
 from spot.errors import InputError
-from spot.placement.files import Placements
 from spot.placement.glimpses import Glimpsing, glimpse_positions
 from spot.placement.oracle import PRESETS
 from spot.tokens.position_embedding import grid_positions
@@ -72,13 +71,6 @@ def test_a_magnified_region_is_timm_on_the_region_enlarged(kind, street):
     torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
 
 
-def test_a_shrunk_region_is_timm_on_the_region_shrunk(street):
-    vit = nano()
-    wanted = vit(F.avg_pool2d(street[:, :, 10:74, 50:114], 2))
-    got = spot.adapt(vit)(street, on_region(street, 10, 50, 64))
-    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
-
-
 def test_the_whole_picture_as_region_changes_nothing(street):
     model = spot.adapt(nano())
     places = torch.rand(2, 9, 3, generator=torch.Generator().manual_seed(2)) + torch.tensor([0, 0, 0.5])
@@ -132,21 +124,6 @@ def test_a_search_leaves_regions_where_they_are(street):
     found = spot.search(model, street, torch.tensor([1, 3]), start, PRESETS["authors"])
     assert torch.equal(found.positions[..., 3:], start[..., 3:])
     assert not torch.equal(found.positions[..., :2], start[..., :2])
-
-
-def test_placements_with_regions_survive_a_file(tmp_path, street):
-    positions = glimpse_positions(street, torch.tensor([[[0.4, 0.5, 20.0]]] * 2), 9, 8)
-    Placements(["a", "b"], positions).save(tmp_path / "places.safetensors")
-    assert torch.equal(Placements.load(tmp_path / "places.safetensors").positions, positions)
-
-
-def test_a_prior_may_give_regions(street):
-    def middle(images, tokens, generator=None):
-        return glimpse_positions(images, torch.tensor([[[0.5, 0.5, 32.0]]] * len(images)), tokens, 8)
-
-    vit = nano()
-    model = spot.adapt(vit, tokens=16, prior=middle)
-    torch.testing.assert_close(model(street), vit(street[:, :, 29:61, 49:81]), atol=2e-5, rtol=1e-4)
 
 
 def test_bad_regions_and_glimpses_get_a_sentence(street):
