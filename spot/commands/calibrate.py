@@ -44,9 +44,8 @@ def calibrate(
     options.check_prior(prior)
     from spot import report
     from spot.data.folders import read_keys
-    from spot.data.images import Images, data_for, open_data
+    from spot.data.images import Images, data_for
     from spot.data.loader import loader
-    from spot.data.picture import evaluation_transform
     from spot.errors import InputError
     from spot.evaluation.early_exit import calibrate
     from spot.models.family import at_budget
@@ -65,10 +64,7 @@ def calibrate(
         runner["runner"] = onnx_stage
     source = load_source(model, weights=weights)
     loaded = at_budget(source)
-    if data == "scenes":
-        images = data_for(loaded, data, **loading.opening())
-    else:
-        images = open_data(data, transform=evaluation_transform(loaded.data_config), **loading.opening())
+    images = data_for(loaded, data, classes=None, **loading.opening())
     if only is not None:
         names = read_keys(only)
         if not isinstance(images, Images):

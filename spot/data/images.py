@@ -116,8 +116,9 @@ class Images(Dataset[Sample | None]):
 def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, **options: Any) -> "Data":
     """Open data for evaluation of a model: with its size, mean, std and class indices.
 
-    path_or_name, limit, options (split, skip, root): as for `open_data`; or "scenes", "needle" or "needle:256",
-        the built-in data.
+    path_or_name: as for `open_data`; or "scenes", "needle" or "needle:256", the built-in data.
+    limit, options (split, skip, root, classes): as for `open_data`. Labels are the model's class indices, unless other
+        classes are given.
     """
     from spot.data.scenes import Scenes
 
@@ -128,7 +129,7 @@ def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, 
         split = "validation" if split == "val" else split
         return Scenes(split, limit, difficulty=difficulty, transform=Normalize(config["mean"], config["std"]))
     transform = photo_transform(config, getattr(model, "fit", "crop"))
-    return open_data(path_or_name, transform=transform, classes=class_folders(model), limit=limit, **options)
+    return open_data(path_or_name, transform=transform, limit=limit, **{"classes": class_folders(model), **options})
 
 
 def open_data(

@@ -155,7 +155,7 @@ def open_labelled(model: SpotViT, data: str | Path, *, need_classes: bool, **ope
     except InputError:
         if need_classes:
             raise
-    return open_data(data, transform=model.transform(), **opening), False
+    return data_for(model, data, classes=None, **opening), False
 
 
 def open_bank(model: SpotViT, data: Path, classes: Sequence[str] | None, skip: bool) -> Data:
