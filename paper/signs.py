@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import spot
 from paper.program import program
-from paper.provenance import file_hashes
+from paper.signs_page import TOLD, write_page
 from paper.statistics import accuracy_row, difference
 from paper.study import Row
 from spot import report
@@ -166,7 +166,6 @@ def cut(pixels: Tensor, glimpse: Tensor, samples: int) -> Tensor:
     return F.interpolate(part, (samples, samples), mode="bilinear", antialias=True, align_corners=False)
 
 
-TOLD = "told the box"
 INPUTS: dict[str, tuple[int, Callable[..., Input]]] = {  # number of tokens, and the input
     f"{TOLD}: 49 tokens in its region": (
         49, lambda street, key, pixels: on_glimpse(pixels, street.on_sign(key, pixels))
@@ -317,11 +316,6 @@ def cost(call: Callable[[], Any], rounds: int = 15) -> dict[str, float]:
     return {"GMACs": counter.get_total_flops() / 2e9, "ms": 1000 * median(seconds)}
 
 
-def settings() -> dict[str, Any]:
-    """The results' settings."""
-    return {"models": {"vit-ti": {"source": "vit-ti", **file_hashes("vit-ti")}}, "data": "GTSDB"}
-
-
 def main(
     data: Path,
     weights: Path,
@@ -339,8 +333,6 @@ def main(
         models: folders of spot learn --look glimpses, each as NAME=FOLDER with a name for the table: "finder from
             boxes", "finder from labels", "one stage, from boxes" or "one stage, from labels".
     """
-    from paper.signs_page import write
-
     named = [given.partition("=") for given in models]
     if not all(path for _, _, path in named):
         raise InputError(f"models are given as NAME=FOLDER, got {', '.join(models)}")
@@ -396,7 +388,7 @@ def main(
     base = predicted.get("finder from labels: 3 places of 16 tokens")
     for row, answer in zip(rows, predicted.values(), strict=True):
         row |= {} if base is None else difference(answer == truth, base == truth)
-    write(rows, looks, street, found, predicted, out)
+    write_page(rows, looks, street, found, predicted, out)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from paper.provenance import sentence
-from paper.signs import TOLD, Street, settings
+from paper.provenance import file_hashes, sentence
 from paper.study import cell, signed
 from spot import report
 from spot.models.glimpsed import Glimpsed
@@ -20,7 +19,11 @@ from spot.plots import save
 from spot.plots.layout import PlainFigure
 from spot.store import write_json, write_text
 
+if TYPE_CHECKING:
+    from paper.signs import Street
+
 Rows = Sequence[dict[str, Any]]
+TOLD = "told the box"  # the beginning of the names of inputs that know the sign
 COLOURS = {
     "frozen": "#888888",
     "fine-tuned": "#d98c00",
@@ -32,10 +35,10 @@ COLOURS = {
 AGAINST = "3 × 16 tokens, from labels, minus this row"
 
 
-def write(
+def write_page(
     rows: Rows,
     looks: Mapping[str, Mapping[str, float]],
-    street: Street,
+    street: "Street",
     models: Mapping[str, tuple[SpotViT, dict[str, Tensor]]],
     predicted: Mapping[str, Tensor],
     out: Path,
@@ -44,7 +47,8 @@ def write(
     val = street.val
     kinds = {row: [val.classes[index] for index in each.tolist()] for row, each in predicted.items()}
     written = {"rows": list(rows), "keys": list(val.keys), "predicted": kinds}
-    write_json(out / "signs.json", {"settings": settings(), **written})
+    settings = {"models": {"vit-ti": {"source": "vit-ti", **file_hashes("vit-ti")}}, "data": "GTSDB"}
+    write_json(out / "signs.json", {"settings": settings, **written})
     table = [
         {
             "training": row["training"],
@@ -73,7 +77,7 @@ def write(
         f"{finder}\n"
         "![accuracy against cost](signs.png)\n\n"
         + "".join(f"![hits and misses, {name}]({name}.png)\n\n" for name in models)
-        + f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings())}\n"
+        + f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings)}\n"
     )
     write_text(out / "signs.md", text)
     report.show(table, "signs")
@@ -108,7 +112,7 @@ def against_cost(rows: Rows) -> Figure:
     return figure
 
 
-def pictures(street: Street, model: SpotViT, made: Mapping[str, Tensor], count: int = 8) -> Figure:
+def pictures(street: "Street", model: SpotViT, made: Mapping[str, Tensor], count: int = 8) -> Figure:
     """Streets with the classified places and the tokens' input: hits, then misses."""
     val, number = street.val, 3 if model.tokens < 25 else 1
     several = Glimpsed(model, number)
