@@ -57,31 +57,30 @@ def run(lab: Lab) -> Result:
         model, cells = backbone.model, len(backbone.model.grid())
         budgets = [tokens for tokens in lab.tokens if tokens < cells]
         priors = (None,) if model.policy is None else (None, LEARNED)
-        known = {prior: predictions(lab, backbone, budgets, prior) for prior in priors}
-        stages, here, there = known[None]
+        by_prior = {prior: predictions(lab, backbone, budgets, prior) for prior in priors}
+        stages, measured, calibrating = by_prior[None]
         dense = next(stage.macs for stage in stages if stage.tokens == cells)
-        calibrated = len(there.labels)
-        base = here.dense.argmax(1) == here.labels
+        calibrated = len(calibrating.labels)
+        base = measured.dense.argmax(1) == measured.labels
         about: Row = {"backbone": backbone.name}
         rows.append(about | {"method": "dense ViT", "tokens": cells, **measured_row(base, base, 1.0)})
-        for stage, logits in zip(stages, here.stages, strict=True):
-            name, right = "merging" if stage.merged else "one budget", logits.argmax(1) == here.labels
-            rows.append(
-                about | {"method": name, "tokens": stage_name(stage), **measured_row(right, base, stage.macs / dense)}
-            )
-        for name, prior, merge in CASCADES:
-            if prior not in known:
+        for stage, logits in zip(stages, measured.stages, strict=True):
+            row = measured_row(logits.argmax(1) == measured.labels, base, stage.macs / dense)
+            method = "merging" if stage.merged else "one budget"
+            rows.append(about | {"method": method, "tokens": stage_name(stage), **row})
+        for method, prior, merge in CASCADES:
+            if prior not in by_prior:
                 continue
-            every, seen, calibrating = known[prior]
-            used = [index for index, stage in enumerate(every) if merge or not stage.merged]
+            stages, measured, calibrating = by_prior[prior]
+            used = [index for index, stage in enumerate(stages) if merge or not stage.merged]
             calibrating = calibrating._replace(stages=calibrating.stages[used])
-            fitted = fit_combinations(calibrating, [every[index] for index in used])
+            fitted = fit_combinations(calibrating, [stages[index] for index in used])
             for lose in LOSSES:
-                chosen = choose_cascade(calibrating, every, lose=lose, fitted=fitted).stages
-                right, spent, agreed = cascade_outcome(seen, chosen, every)
+                chosen = choose_cascade(calibrating, stages, lose=lose, fitted=fitted).stages
+                right, spent, agreed = cascade_outcome(measured, chosen, stages)
                 row = measured_row(right, base, spent.double().mean().item() / dense)
-                shown = " → ".join(map(stage_name, chosen))
-                rows.append(about | {"method": name, "tokens": shown, "lose": 100 * lose, **row, "agreed": agreed})
+                names = " → ".join(map(stage_name, chosen))
+                rows.append(about | {"method": method, "tokens": names, "lose": 100 * lose, **row, "agreed": agreed})
                 if lose == 0.01:
                     rows[-1] |= timed(lab, backbone, cascade_of(backbone, chosen, prior))
         for (rival, tokens), (made,) in rivals(lab, backbone, budgets).items():
@@ -121,22 +120,19 @@ def predictions(
 ) -> tuple[list[Stage], Predicted, Predicted]:
     """The possible stages, and their predictions for the measured images and for the calibration images."""
     stages, models = possible_stages(backbone.loaded, budgets, prior=prior)
+    early = sum(stage.tokens < stages[-1].tokens for stage in stages)  # their number; the others have the grid
     if backbone.parent is not None:  # the last stage is the original ViT
-        cells = stages[-1].tokens
-        models = [
-            stage_model(backbone.parent.at(tokens=cells), stage, grid=True) if stage.tokens == cells else model
-            for stage, model in zip(stages, models, strict=True)
-        ]
-    few = sum(stage.tokens < stages[-1].tokens for stage in stages)
+        dense = backbone.parent.at(tokens=stages[-1].tokens)
+        models[early:] = [stage_model(dense, stage, grid=True) for stage in stages[early:]]
 
-    def both(bank: bool) -> Predicted:
-        grid = Candidates(stages[few:], models[few:])
-        whole = cached_predictions(lab, backbone, grid, bank=bank)  # does not depend on the prior of early stages
-        early = Candidates([*stages[:few], stages[few]], [*models[:few], models[few]])
-        first = cached_predictions(lab, backbone, early, bank=bank, prior=prior)
-        return whole._replace(stages=torch.cat([first.stages[:few], whole.stages]))
+    def joined(bank: bool) -> Predicted:
+        grid = cached_predictions(lab, backbone, Candidates(stages[early:], models[early:]), bank=bank)
+        # Only early stages depend on the prior. They are run with one stage of the grid.
+        some = Candidates(stages[: early + 1], models[: early + 1])
+        first = cached_predictions(lab, backbone, some, bank=bank, prior=prior)
+        return grid._replace(stages=torch.cat([first.stages[:early], grid.stages]))
 
-    return stages, both(bank=False), both(bank=True)
+    return stages, joined(bank=False), joined(bank=True)
 
 
 def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -> Cascade:
