@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from spot import options
+from spot import options, report
 
 
 def bench(
@@ -49,7 +49,6 @@ def bench(
     options.check_prior(prior)
     import torch
 
-    from spot import report
     from spot.export.bench import bench, table
     from spot.plots import check_ending, save
     from spot.plots.accuracy import accuracy, throughput

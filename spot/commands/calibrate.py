@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from spot import options
+from spot import options, report
+from spot.errors import InputError
 
 
 def calibrate(
@@ -42,11 +43,9 @@ def calibrate(
         only: a file with the images to calibrate on, one path per line. Default: all
     """
     options.check_prior(prior)
-    from spot import report
     from spot.data.folders import read_keys
     from spot.data.images import Images, data_for
     from spot.data.loader import loader
-    from spot.errors import InputError
     from spot.evaluation.early_exit import calibrate
     from spot.models.family import at_budget
     from spot.models.loading import load_source
@@ -63,8 +62,7 @@ def calibrate(
             raise InputError("--runtime onnx goes with --time: other goals do not depend on it")
         runner["runner"] = onnx_stage
     source = load_source(model, weights=weights)
-    loaded = at_budget(source)
-    images = data_for(loaded, data, classes=None, **loading.opening())
+    images = data_for(at_budget(source), data, classes=None, **loading.opening())
     if only is not None:
         names = read_keys(only)
         if not isinstance(images, Images):
@@ -79,11 +77,10 @@ def calibrate(
          "GMACs": stage.macs / 1e9}
         for stage in cascade.stages
     ]  # fmt: skip
-    made = cascade.calibration
+    result = cascade.calibration
+    duration = "" if time is None else f" and {result['took']:.2f} of the time"
     report.show(rows, f"{model}, stage by stage", digits=3)
     report.say(
-        f"On {made['images']} images it agrees with the dense ViT for {made['agreed']:.1%}; the expected loss is "
-        f"{made['lost']:.1%}, at {made['macs']:.2f} of the multiply-adds"
-        + (f" and {made['took']:.2f} of the time. " if time is not None else ". ")
-        + f"The calibration is in {out}."
+        f"On {result['images']} images it agrees with the dense ViT for {result['agreed']:.1%}; the expected loss is "
+        f"{result['lost']:.1%}, at {result['macs']:.2f} of the multiply-adds{duration}. The calibration is in {out}."
     )

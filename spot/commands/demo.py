@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from spot import report
+from spot.errors import InputError
+
 
 def demo(
     *, model: str = "scenes-a", tokens: tuple[int, ...] = (9, 16, 36, 64), scenes: int = 320, out: Path = Path("demo")
@@ -18,9 +21,7 @@ def demo(
         scenes: number of scenes to classify
         out: folder for the pictures
     """
-    from spot import report
     from spot.demo import run_demo
-    from spot.errors import InputError
 
     if scenes < 32:
         raise InputError(f"the demo needs at least 32 scenes, so that every class is there, got {scenes}")

@@ -5,7 +5,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from spot import options
+import spot
+from spot import options, report
+from spot.errors import InputError
 
 
 def embed(
@@ -32,9 +34,6 @@ def embed(
         tokens: number of tokens. Default: the model's own
     """
     options.check_prior(prior)
-    import spot
-    from spot import report
-    from spot.errors import InputError
     from spot.evaluation.compare import open_labelled
     from spot.evaluation.features import embed
     from spot.processes import this_process

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from spot import options
+from spot import options, report
 
 
 def evaluate(
@@ -34,7 +34,6 @@ def evaluate(
         plot: file for a plot of accuracy against tokens and cost
     """
     options.check_prior(*settings.prior)
-    from spot import report
     from spot.evaluation.compare import compare
     from spot.models.cascade import Cascade
     from spot.models.family import hash_weights
@@ -45,11 +44,10 @@ def evaluate(
 
     check_ending(plot)
     report.check_outputs(json, predictions, plot)
-    state = this_process()
     source = load_source(model, weights=weights, scale=scale)
-    early = Cascade.load(cascade or model, source) if early_exit or cascade is not None else None
-    compared = compare(source, data, early, **vars(settings))
-    if not state.is_main_process:
+    exits = Cascade.load(cascade or model, source) if early_exit or cascade is not None else None
+    compared = compare(source, data, exits, **vars(settings))
+    if not this_process().is_main_process:
         return
     report.show(compared.table(), f"{model} on {data}", caption=compared.summary())
     if json is not None:

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from spot import options
+from spot import options, report
+from spot.errors import InputError
 
 
 def export(
@@ -47,8 +48,6 @@ def export(
         images: a folder of pictures for verification; by default built-in scenes. Noise is always used too
     """
     options.check_prior(prior)
-    from spot import report
-    from spot.errors import InputError
     from spot.export.files import export as write
     from spot.export.files import export_cascade
     from spot.export.verify import sample_pictures

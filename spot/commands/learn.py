@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from spot import options
+from spot import options, report
 
 TOKENS = 25  # number of tokens for the reported cost
 
@@ -41,7 +41,6 @@ def learn(
         look: map (an importance map of the image) or glimpses (a few places in a large picture)
         boxes: for glimpses: a CSV file with the columns file, left, top, right, bottom. Default: learn from labels
     """
-    from spot import report
     from spot.evaluation.cost import macs
     from spot.models.family import at_budget, dense_model
     from spot.models.loading import load_source

@@ -1,6 +1,7 @@
 """spot models: the shipped models, their requirements and their accuracies."""
 
-from spot import options
+import spot
+from spot import options, report
 
 
 def models(*, json: options.Json = None) -> None:
@@ -10,8 +11,6 @@ def models(*, json: options.Json = None) -> None:
 
     example: spot models
     """
-    import spot
-    from spot import report
 
     report.check_outputs(json)
     rows = spot.list_models()

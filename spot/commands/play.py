@@ -6,6 +6,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from spot import options
+from spot.errors import InputError
 
 
 def play(
@@ -33,7 +34,6 @@ def play(
         port: port of the server; 0 takes any free port
         no_browser: only print the address
     """
-    from spot.errors import InputError
 
     try:
         from spot.play.server import listen, serve

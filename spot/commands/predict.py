@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from spot import options
+from spot import options, report
 from spot.errors import InputError
 
 
@@ -57,7 +57,6 @@ def predict(
         predict_exported(images, model, top, skip_unreadable, csv, json)
         return
     options.check_prior(prior)
-    from spot import report
     from spot.data.folders import photo_files
     from spot.evaluation.photos import picture_files, predict, prediction_figure
     from spot.models.cascade import Cascade
@@ -88,7 +87,6 @@ def predict_exported(
     images: tuple[str, ...], model: str, top: int, skip: bool, csv: Path | None, json: Path | None
 ) -> None:
     """Predict with a file of spot export; imports no torch."""
-    from spot import report
     from spot.data.folders import photo_files
     from spot.export.runtime import STAGES, Exported, ExportedCascade, predict_photos
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from spot import options
+from spot import options, report
+from spot.errors import InputError
 
 
 def saliency(
@@ -31,10 +32,8 @@ def saliency(
     """
     from torchvision.transforms import ToTensor
 
-    from spot import report
     from spot.data.folders import photo_files
     from spot.data.images import Images, open_data
-    from spot.errors import InputError
     from spot.placement.saliency import write_maps
 
     if bool(images) == (data is not None):

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import spot
 from spot import options
+from spot.errors import InputError
 
 
 def search(
@@ -54,8 +56,6 @@ def search(
         keep: with --data: keep whole trajectories, or only the final positions
     """
     options.check_prior(prior)
-    import spot
-    from spot.errors import InputError
     from spot.evaluation.searches import on_data, on_photos
     from spot.placement.oracle import PRESETS
     from spot.processes import this_process

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from spot import report
+from spot.errors import unknown
 from spot.options import Flat, Maybe, ModelArgument, Several, TrainOptions, Weights
 
 
@@ -80,8 +82,6 @@ def train(
     objectives: the objectives of recipes that the verb accepts.
     new_head: replace the head with one for the data's classes.
     """
-    from spot import report
-    from spot.errors import unknown
     from spot.models.checkpoints import read_weights
     from spot.models.family import Family
     from spot.models.loading import load_source
