@@ -36,7 +36,7 @@ def run_demo(name: str, budgets: Sequence[int], count: int, out: Path) -> None:
         raise InputError(f"{name} has {classes}; choose a model of the scenes, such as scenes-a")
     data: Any = data_for(model, "scenes", split="test", limit=count)
     scenes = data.draw(range(count))
-    rows = accuracy_rows(name, model, data, budgets)
+    rows = evaluate_priors(name, model, data, budgets)
     searches = {}
     for budget in report.track(budgets, "searching"):
         start = model.place(scenes.images, tokens=budget, prior="isotropic")
@@ -75,7 +75,7 @@ def run_demo(name: str, budgets: Sequence[int], count: int, out: Path) -> None:
     )
 
 
-def accuracy_rows(name: str, model: SpotViT, data: Scenes, budgets: Sequence[int]) -> list[dict[str, Any]]:
+def evaluate_priors(name: str, model: SpotViT, data: Scenes, budgets: Sequence[int]) -> list[dict[str, Any]]:
     """Accuracy of each prior and budget, and of patch dropout on the ViT before its retrofit, in one pass."""
     parent = spot.load(f"{name}-grid") if f"{name}-grid" in built_in() else model
     settings: list[Setting] = [
