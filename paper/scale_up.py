@@ -45,7 +45,7 @@ from spot.errors import unknown
 from spot.models.checkpoints import read_weights
 from spot.models.mae import DECODER_NAMES, Decoder
 from spot.options import TrainOptions
-from spot.placement.saliency import check_method, write_maps
+from spot.placement.saliency import record_method, write_maps
 from spot.processes import this_process
 from spot.store import write_text
 from spot.training.new_weights import with_classifier
@@ -195,7 +195,7 @@ def make_maps(setup: Setup) -> None:
     """Make the maps, divided among the processes."""
     state, folder = this_process(), setup.out / "maps"
     if state.is_main_process:
-        check_method(folder, setup.method, setup.prompt)
+        record_method(folder, setup.method, setup.prompt)
     state.wait_for_everyone()
     for split in ("val", "train"):
         images = open_data(setup.data, transform=ToTensor(), split=split)

@@ -13,7 +13,6 @@ shards, so that an interrupted run resumes.
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spot.errors import InputError, check_kind
+from spot.errors import InputError, check_kind, unknown
 from spot.hashes import hash_json
 from spot.store import decode_names, encode_names, read_tensors, refuse_difference, sweep, write_tensors
 from spot.tokens.positions import COLUMNS
@@ -94,9 +93,7 @@ class Placements:
         keys = list(keys)
         for key in keys:
             if key not in self._row:
-                near = get_close_matches(key, self.keys, n=1) if len(self.keys) < 10_000 else []
-                advice = f"; the nearest is {near[0]!r}" if near else ""
-                raise InputError(f"there is no placement for image {key!r} among {len(self.keys)}{advice}")
+                raise unknown("placement for image", key, self.keys[:10_000])
         return torch.tensor([self._row[key] for key in keys], dtype=torch.int64)
 
     def positions_for(self, keys: Iterable[str], step: int = -1) -> Tensor:

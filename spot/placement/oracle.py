@@ -96,12 +96,10 @@ class SearchSettings:
             check_kind(f"the search's {name}", getattr(self, name), *kinds)
         if not isinstance(self.objective, str) and not callable(self.objective):
             raise InputError(f"objective must be a name or a function of logits and labels, got {self.objective!r}")
-        if isinstance(self.objective, str) and self.objective not in OBJECTIVES:
-            raise unknown("objective", self.objective, OBJECTIVES)
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
-        if self.snap not in ("end", "every-step"):
-            raise unknown("snap", self.snap, ("end", "every-step"))
+        for name, known in (("objective", OBJECTIVES), ("optimizer", OPTIMIZERS), ("snap", ("end", "every-step"))):
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in known:
+                raise unknown(name, value, known)
         if self.steps < 1:
             raise InputError(f"a search takes at least 1 step, got {self.steps}")
         if not 0 < self.lr < math.inf:

@@ -66,7 +66,7 @@ def spectral_residual(images: Tensor) -> Tensor:
     surprise = torch.fft.ifft2(torch.polar((amplitude - expected).exp(), spectrum.angle())).abs().square()
     surprise = _blurred(surprise[..., margin:-margin, margin:-margin], blur)
     maps = _resized(surprise, (height, width))[:, 0]
-    return stretched(maps * ~plain[..., None])
+    return rescaled(maps * ~plain[..., None])
 
 
 class OnnxSaliency:
@@ -102,7 +102,7 @@ class OnnxSaliency:
         # One image at a time: exported networks often have a fixed batch size of 1.
         maps = [self.session.run(None, {self.input: arrays[i : i + 1]})[0] for i in range(len(arrays))]
         small = torch.from_numpy(np.concatenate(maps)).to(images.device).reshape(len(images), 1, *self.size)
-        return stretched(_resized(small, images.shape[-2:])[:, 0])
+        return rescaled(_resized(small, images.shape[-2:])[:, 0])
 
 
 class ClipSeg:
@@ -133,7 +133,7 @@ class ClipSeg:
         words = {name: words[name] for name in ("input_ids", "attention_mask")}
         logits = self.model(pixel_values=pixels, interpolate_pos_encoding=True, **words).logits
         maps = logits.reshape(len(images), 1, *logits.shape[-2:]).sigmoid()  # one image has no batch axis
-        return stretched(_resized(maps, images.shape[-2:])[:, 0])
+        return rescaled(_resized(maps, images.shape[-2:])[:, 0])
 
 
 @lru_cache(maxsize=4)
@@ -229,7 +229,7 @@ def rgb(images: Tensor, data_config: Mapping[str, Any]) -> Tensor:
     return (images * std + mean).clamp(0, 1)
 
 
-def stretched(maps: Tensor) -> Tensor:
+def rescaled(maps: Tensor) -> Tensor:
     """Rescale each of the maps (B, H, W) to [0, 1]; a constant map becomes 1."""
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     return torch.where(high > low, (maps - low) / (high - low), torch.ones_like(maps))
@@ -277,7 +277,7 @@ def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) 
         other = files.setdefault(map_path(out, key), key)
         if other != key:
             raise InputError(f"{other} and {key} would have the same map, {map_path(out, key)}; rename one of them")
-    check_method(out, method, prompt)
+    record_method(out, method, prompt)
     todo = [index for index, file in enumerate(files) if not file.exists()]
     rows = []
     for index in report.track(todo, "saliency"):
@@ -338,7 +338,7 @@ def class_prompt(key: str) -> str:
     return folder.replace("_", " ")
 
 
-def check_method(out: Path, method: str, prompt: str | None) -> None:
+def record_method(out: Path, method: str, prompt: str | None) -> None:
     """Record the method and the cost of the maps in their folder. Refuses to mix two methods."""
     about = {"method": Path(method).name, "prompt": prompt}
     recorded = maps_about(out)

@@ -13,7 +13,7 @@ from spot.placement.saliency import (
     ABOUT,
     ClipSeg,
     OnnxSaliency,
-    check_method,
+    record_method,
     map_macs,
     open_saliency,
     resolve_saliency,
@@ -116,7 +116,7 @@ def tiny_clipseg(tmp_path_factory):
 
 
 def test_clipseg_reads_as_transformers_does(tiny_clipseg):
-    """The map is the sigmoid of transformers' own logits for the same pixels and prompt, stretched."""
+    """The map is the sigmoid of transformers' own logits for the same pixels and prompt, rescaled."""
     import transformers
 
     network = ClipSeg("dog", tiny_clipseg, side=64)
@@ -243,10 +243,10 @@ def test_multiply_adds_of_a_graph_are_those_counted_by_hand(tmp_path):
 
 def test_a_folder_of_maps_remembers_what_one_cost(tmp_path):
     assert map_macs("clipseg") is None and map_macs(tmp_path) is None
-    check_method(tmp_path, "spectral", None)
+    record_method(tmp_path, "spectral", None)
     assert map_macs(tmp_path) == map_macs("spectral") < 2_000_000  # a thousandth of a ViT-Ti
-    check_method(tmp_path, "spectral", None)  # more maps of the same kind
+    record_method(tmp_path, "spectral", None)  # more maps of the same kind
     (tmp_path / ABOUT).write_text(json.dumps({"method": "spectral", "prompt": None}))  # as older versions wrote it
     assert map_macs(tmp_path) is None
-    check_method(tmp_path, "spectral", None)
+    record_method(tmp_path, "spectral", None)
     assert map_macs(tmp_path) == map_macs("spectral")
