@@ -149,28 +149,21 @@ def test_reader_processes_change_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_is_no_image_stops_in_one_sentence_or_is_skipped(tmp_path, workers):
+def test_a_file_that_is_no_image_stops_the_search_or_is_skipped(tmp_path, workers):
     (tmp_path / "data").mkdir()
     for name in ("0.png", "2.png"):
         Image.new("RGB", (40, 40), "red").save(tmp_path / "data" / name)
     (tmp_path / "data" / "1.png").write_text("not an image")
-    options = {"steps": 1, "objective": "agree", "workers": workers}
-
-    def folder(skip):
-        return open_data(tmp_path / "data", transform=nano().transform(), skip=skip)
-
-    with pytest.raises(
-        InputError,
-        match=r"1\.png is not an image \(1\.png\); skip=True \(--skip-unreadable\) goes on without it$",
-    ):
-        search_dataset(nano(), folder(False), tmp_path / "a.safetensors", **options)
-    data = folder(True)
-    done = search_dataset(nano(), data, tmp_path / "b.safetensors", **options)
-    assert list(done.placements.keys) == ["0.png", "2.png"]
-    assert data.skipped == ["1.png"]
-    data.select(["1.png"])
+    path, options = tmp_path / "p.safetensors", {"steps": 1, "objective": "agree", "workers": workers}
+    stopping, skipping = (
+        open_data(tmp_path / "data", transform=nano().transform(), skip=skip) for skip in (False, True)
+    )
+    with pytest.raises(InputError, match=r"1\.png is not an image"):
+        search_dataset(nano(), stopping, path, **options)
+    assert list(search_dataset(nano(), skipping, path, **options).placements.keys) == ["0.png", "2.png"]
+    skipping.select(["1.png"])
     with pytest.raises(InputError, match="no image could be read"):
-        search_dataset(nano(), data, tmp_path / "none.safetensors", **options)
+        search_dataset(nano(), skipping, tmp_path / "none.safetensors", **options)
 
 
 def test_two_processes_write_the_file_that_one_writes(tmp_path, monkeypatch):
