@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -96,20 +97,29 @@ def evaluation_transform(data_config: dict[str, Any], size: tuple[int, int] | No
     For a model of 224 × 224 the short side is resized to 256. `data_config` is the result of timm's
     resolve_model_data_config (SpotViT.data_config). `size` (H, W) replaces the model's size.
     """
-    from timm.data import create_transform
-    from timm.data.transforms import ResizeKeepRatio
-    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, ToTensor
+    from torchvision.transforms import Compose, Normalize, ToTensor
 
-    height, width = size or data_config["input_size"][-2:]
-    mean, std = data_config["mean"], data_config["std"]
+    fitted = partial(resize_and_crop, size=size or data_config["input_size"][-2:])
+    return Compose([fitted, ToTensor(), Normalize(data_config["mean"], data_config["std"])])
+
+
+def resize_and_crop(image: Image.Image, size: Sequence[int]) -> Image.Image:
+    """Resize an RGB image with bicubic interpolation and crop its middle to (H, W), as timm does."""
+    image = narrow(image)
+    height, width = size
     if height == width:
-        options = {"interpolation": "bicubic", "crop_pct": CROP_RATIO, "crop_mode": "center"}
-        steps = create_transform(height, mean=mean, std=std, **options).transforms
-    else:  # for H ≠ W timm ignores `interpolation` and resizes bilinearly
-        scaled = (int(height / CROP_RATIO), int(width / CROP_RATIO))
-        resize = ResizeKeepRatio(scaled, interpolation=InterpolationMode.BICUBIC.value)
-        steps = [resize, CenterCrop((height, width)), ToTensor(), Normalize(mean, std)]
-    return Compose([narrow, *steps])
+        short = int(height / CROP_RATIO)
+        if image.width <= image.height:
+            scaled = (short, int(short * image.height / image.width))
+        else:
+            scaled = (int(short * image.width / image.height), short)
+    else:  # the smallest size that still covers the crop's surroundings
+        ratio = min(image.height / int(height / CROP_RATIO), image.width / int(width / CROP_RATIO))
+        scaled = (round(image.width / ratio), round(image.height / ratio))
+    if scaled != image.size:
+        image = image.resize(scaled, Image.Resampling.BICUBIC)
+    left, top = round((image.width - width) / 2.0), round((image.height - height) / 2.0)
+    return image.crop((left, top, left + width, top + height))
 
 
 def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose":

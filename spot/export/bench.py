@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from spot import report
 from spot.data.folders import image_files
-from spot.data.picture import open_image
+from spot.data.picture import open_image, resize_and_crop
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
 from spot.export.files import export, export_cascade, require_onnx
-from spot.export.runtime import ExportedCascade, fit_picture, open_session
+from spot.export.runtime import ExportedCascade, onnx_session
 from spot.export.verify import normalised
 from spot.models.baselines import BASELINES
 from spot.models.cascade import Cascade
@@ -174,7 +174,7 @@ def photographs_in_turn(files: Sequence[Path], batch: int, model: SpotViT) -> Ca
 
     def given(turn: int) -> list[Pictures]:
         chosen = [files[(turn * count + each) % len(files)] for each in range(count)]
-        pixels = np.stack([np.asarray(fit_picture(open_image(path), model.img_size)) for path in chosen])
+        pixels = np.stack([np.asarray(resize_and_crop(open_image(path), model.img_size)) for path in chosen])
         images = normalised(torch.from_numpy(pixels), model.data_config).contiguous()
         return [Pictures(images[at : at + batch], pixels[at : at + batch]) for at in range(0, count, batch)]
 
@@ -279,7 +279,7 @@ def compiled(module: Any, runtime: Runtime) -> Any:
 
 def file_call(path: Path, threads: int) -> Call:
     """A function of pictures that runs an exported file with a placement."""
-    session = open_session(path, threads)
+    session = onnx_session(path, threads)
     return lambda given: session.run(None, {"images": given.pixels})
 
 
@@ -293,7 +293,7 @@ def timm_file(module: nn.Module, path: Path, shape: tuple[int, ...], threads: in
             dynamic_shapes=({0: batch},),
         )  # fmt: skip
     program.save(str(path))
-    session = open_session(path, threads)
+    session = onnx_session(path, threads)
     return lambda images: session.run(None, {"images": images.numpy()})
 
 
@@ -313,7 +313,7 @@ def onnx_stage(model: Any, last: bool) -> Callable[[Tensor], Any]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "stage.onnx"
         export(model, path, built_in=True)
-        session = open_session(path, threads=1)
+        session = onnx_session(path, threads=1)
     return lambda images: session.run(None, {"images": pixels})
 
 

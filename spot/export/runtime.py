@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from spot.data.picture import CROP_RATIO, narrow, open_photos
+from spot.data.picture import open_photos, resize_and_crop
 from spot.errors import InputError
 from spot.store import refuse_no_file
 
@@ -34,7 +34,7 @@ class Exported:
 
     def __init__(self, path: str | Path, threads: int | None = None) -> None:
         """threads: by default ONNX Runtime's choice."""
-        self.session = open_session(path, threads)
+        self.session = onnx_session(path, threads)
         entries = self.session.get_modelmeta().custom_metadata_map
         if KEY not in entries:
             raise InputError(f"{path} was not written by spot export, and says nothing of its input; export it again")
@@ -48,9 +48,9 @@ class Exported:
         return list(self.about["classes"])
 
     def prepare(self, image: Image.Image) -> NDArray[Any]:
-        """An RGB image → the file's input without the batch dimension: resized and cropped, see `fitted`."""
+        """An RGB image → the file's input without the batch dimension: resized and cropped."""
         preprocessing = self.about["preprocessing"]
-        pixels = np.asarray(fit_picture(image, preprocessing["size"]))
+        pixels = np.asarray(resize_and_crop(image, preprocessing["size"]))
         if self.about["image"] == "uint8":
             return pixels
         mean, std = (np.array(preprocessing[name], np.float32) for name in ("mean", "std"))
@@ -161,7 +161,7 @@ def predict_photos(
         yield path, [{"index": i, "class": exported.classes[i], "probability": float(shares[i])} for i in best]
 
 
-def open_session(path: str | Path, threads: int | None = None) -> Any:
+def onnx_session(path: str | Path, threads: int | None = None) -> Any:
     """An ONNX Runtime session on the CPU. Its threads do not spin while they wait."""
     refuse_no_file(path, "a file written by spot export")
     try:
@@ -183,25 +183,3 @@ def probabilities(logits: NDArray[Any]) -> NDArray[Any]:
     """Softmax over the last axis."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
-
-
-def fit_picture(image: Image.Image, size: Sequence[int]) -> Image.Image:
-    """Resize an RGB image with bicubic interpolation and crop its middle to (H, W).
-
-    Pixel for pixel what spot.data.picture.evaluation_transform does before it normalises.
-    """
-    image = narrow(image)
-    height, width = size
-    if height == width:
-        short = int(height / CROP_RATIO)
-        if image.width <= image.height:
-            scaled = (short, int(short * image.height / image.width))
-        else:
-            scaled = (int(short * image.width / image.height), short)
-    else:  # the smallest size that still covers the crop's surroundings
-        ratio = min(image.height / int(height / CROP_RATIO), image.width / int(width / CROP_RATIO))
-        scaled = (round(image.width / ratio), round(image.height / ratio))
-    if scaled != image.size:
-        image = image.resize(scaled, Image.Resampling.BICUBIC)
-    left, top = round((image.width - width) / 2.0), round((image.height - height) / 2.0)
-    return image.crop((left, top, left + width, top + height))

@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from spot.data.folders import image_files
-from spot.data.picture import open_image
+from spot.data.picture import open_image, resize_and_crop
 from spot.data.scenes import draw_scenes
 from spot.errors import InputError
-from spot.export.runtime import Exported, fit_picture
+from spot.export.runtime import Exported
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.models.wrappers import PlainViT
@@ -98,7 +98,7 @@ def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) 
         if not files:
             raise InputError(f"pictures were expected in {folder}, and there are none")
         images = [open_image(path) for path in files[:: max(1, len(files) // count)][:count]]
-    return [np.asarray(fit_picture(image, model.img_size)) for image in images]
+    return [np.asarray(resize_and_crop(image, model.img_size)) for image in images]
 
 
 def noise(about: dict[str, Any], batch: int, size: Sequence[int]) -> Tensor:

@@ -8,9 +8,11 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from timm.data import resolve_model_data_config
+from timm.data import create_transform, resolve_model_data_config
+from timm.data.transforms import ResizeKeepRatio
+from torchvision.transforms import CenterCrop
 
-from spot.data.picture import evaluation_transform, open_image
+from spot.data.picture import evaluation_transform, open_image, resize_and_crop
 from spot.errors import InputError
 from tests.data.files import BLUE, GREEN, RED, cut_short
 
@@ -162,6 +164,16 @@ def test_a_wide_crop_is_bicubic_as_well():
     crop = image.resize((171, 64), Image.Resampling.BICUBIC).crop((30, 4, 142, 60))
     seen = evaluation_transform({**CONFIG, "mean": (0, 0, 0), "std": (1, 1, 1)}, (56, 112))(image)
     np.testing.assert_allclose(seen.permute(1, 2, 0).numpy(), np.asarray(crop) / 255, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(500, 375), (375, 500), (224, 224), (33, 500), (300, 20), (257, 255), (3, 3)])
+def test_pixels_are_those_of_timms_transforms(shape):
+    image = Image.effect_noise(shape, 90).convert("RGB")
+    config = {"mean": (0.4, 0.5, 0.6), "std": (0.3, 0.2, 0.1)}
+    square = create_transform(224, interpolation="bicubic", crop_pct=0.875, crop_mode="center", **config)
+    assert torch.equal(evaluation_transform({**config, "input_size": (3, 224, 224)})(image), square(image))
+    wide = CenterCrop((32, 48))(ResizeKeepRatio((int(32 / 0.875), int(48 / 0.875)), interpolation="bicubic")(image))
+    assert resize_and_crop(image, (32, 48)).tobytes() == wide.tobytes()
 
 
 def test_a_real_model_gives_its_own_mean_and_std():
