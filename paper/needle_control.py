@@ -25,7 +25,7 @@ from paper.needle import SIZES, TOKENS
 from paper.program import program
 from paper.provenance import file_hashes, sentence
 from paper.statistics import accuracy_row, difference
-from paper.study import cell, signed
+from paper.study import Table, cell, formatted, page, signed
 from spot import report
 from spot.data.images import data_for
 from spot.data.loader import loader
@@ -74,30 +74,27 @@ def main(
             first = right if first is None else first
             row = {"model": name, "pixels": size, "placement": placement, "tokens": tokens, "gmacs": gmacs}
             rows.append({**row, **accuracy_row(right), **difference(right, first)})
-    table = [
-        {
-            "image": f"{row['pixels']} × {row['pixels']}",
-            "model": row["model"],
-            "placement": row["placement"],
-            "tokens": row["tokens"],
-            "top-1": cell(row),
-            "first row minus this row": signed(row),
-            "multiply-adds": f"{1e3 * row['gmacs']:,.0f} M",
-        }
-        for row in rows
-    ]
     settings: dict[str, Any] = {"models": {SHIPPED: {"source": SHIPPED, **file_hashes(SHIPPED)}}, "scenes": limit}
     settings["controls"] = {MIX: hash_model(mixed), DENSE: hash_model(densely)}
     write_json(out / "needle-control.json", {"settings": settings, "rows": rows})
-    text = (
-        "# needle, with a dense control\n\nIs a policy with 64 tokens better than a ViT that was trained densely?\n\n"
-        f"{report.markdown(table)}\n- {limit:,} test scenes, 95 % intervals, paired differences.\n"
-        "- mix and all dense start from the same model of crops and have the recipe `scenes-needle` for 200 steps of "
-        "32 scenes of 192 pixels. The shipped model learned longer on crops, and is not to be compared with them.\n\n"
-        f"{sentence(settings)}\n"
-    )
-    write_text(out / "needle-control.md", text)
+    table, notes = formatted(rows, TABLE), [f"{limit:,} test scenes, 95 % intervals, paired differences.", TRAINING]
+    write_text(out / "needle-control.md", page(TITLE, QUESTION, report.markdown(table), notes, sentence(settings)))
     report.show(table, "needle, with a dense control")
+
+
+TITLE, QUESTION = (
+    "# needle, with a dense control",
+    "Is a policy with 64 tokens better than a ViT that was trained densely?",
+)
+TRAINING = (
+    "mix and all dense start from the same model of crops and have the recipe `scenes-needle` for 200 steps of 32 "
+    "scenes of 192 pixels. The shipped model learned longer on crops, and is not to be compared with them."
+)
+TABLE: Table = {
+    "image": lambda row: f"{row['pixels']} × {row['pixels']}", "model": "model", "placement": "placement",
+    "tokens": "tokens", "top-1": cell, "first row minus this row": signed,
+    "multiply-adds": lambda row: f"{1e3 * row['gmacs']:,.0f} M",
+}  # fmt: skip
 
 
 if __name__ == "__main__":

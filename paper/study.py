@@ -87,10 +87,7 @@ class Study:
         """The table, formatted for display."""
         if callable(self.table):
             return self.table(result)
-        return [
-            {name: row.get(show) if isinstance(show, str) else show(row) for name, show in self.table.items()}
-            for row in [*result.rows, *result.paper]
-        ]
+        return formatted([*result.rows, *result.paper], self.table)
 
     def markdown(self, result: Result, picture: str = "") -> str:
         """A page: the question, the table, the notes, the figure."""
@@ -102,6 +99,13 @@ class Study:
     def show(self, result: Result) -> None:
         """Show the page in the terminal."""
         report.show(self.lines(result), f"{self.name}: {self.question}", caption="\n".join(result.notes))
+
+
+def formatted(rows: Sequence[Row], table: Table) -> list[Row]:
+    """Rows with the columns of a table."""
+    return [
+        {name: row.get(show) if isinstance(show, str) else show(row) for name, show in table.items()} for row in rows
+    ]
 
 
 def page(*parts: str | Sequence[str]) -> str:
