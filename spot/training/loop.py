@@ -51,7 +51,7 @@ class Progress:
     seconds: float = 0.0
 
 
-def steps_in(recipe: Recipe, images: int) -> tuple[int, int]:
+def count_steps(recipe: Recipe, images: int) -> tuple[int, int]:
     """The number of optimiser steps of a run over this many images, and of its warm-up."""
     if recipe.batch_size > images:
         raise InputError(
@@ -75,7 +75,7 @@ class Trainer:
         self, objective: Objective, stream: TrainingStream, recipe: Recipe, options: TrainOptions, folder: RunFolder
     ) -> None:
         self.objective, self.stream, self.recipe, self.options, self.folder = objective, stream, recipe, options, folder
-        self.total, self.warmup = steps_in(recipe, len(stream))
+        self.total, self.warmup = count_steps(recipe, len(stream))
         this_process()  # before accelerate detects devices: tells it if there is only a CPU
         try:
             self.accelerator = Accelerator(
@@ -161,10 +161,8 @@ class Trainer:
         rate = learning_rate(recipe, progress.step, self.total, self.warmup)
         set_rate(self.optimizer, rate)
         passes = torch.stack([self.backward(batches) for _ in range(self.options.accumulate)])
-        stop_asked = passes.new_tensor(self.stopping.asked)
-        sums: Tensor = self.accelerator.reduce(
-            torch.stack([passes[:, 0].mean(), passes[:, 1].sum(), stop_asked]), "sum"
-        )
+        stop = passes.new_tensor(self.stopping.asked)
+        sums: Tensor = self.accelerator.reduce(torch.stack([passes[:, 0].mean(), passes[:, 1].sum(), stop]), "sum")
         loss, correct, stops = sums.tolist()
         loss /= self.accelerator.num_processes
         self.stopping.agreed = stops > 0

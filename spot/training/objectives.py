@@ -232,13 +232,13 @@ class Masked(Objective):
         images, _ = apply_mixup(self.recipe, batch)
         prior = one_of(self.recipe.priors, generator(self.recipe.seed, Draw.BUDGET, batch.step))
         positions = draw_positions(self.trained(), self.recipe, prior, images, self.tokens, batch)
-        visible = self.choose(batch).to(images.device)
+        visible = self.draw_visible(batch).to(images.device)
         with seeded(self.recipe.seed, Draw.DROP, batch.step, batch.first):
             predicted, hidden = self.autoencoder(images, positions, visible)
         loss = (predicted - hidden).square().mean()
         return Outcome(loss, loss.new_full((), math.nan))
 
-    def choose(self, batch: MicroBatch) -> Tensor:
+    def draw_visible(self, batch: MicroBatch) -> Tensor:
         """Indices of the visible tokens of each image: (b, V)."""
         draw = generator(self.recipe.seed, Draw.SHOW, batch.step)
         return batch.select(torch.rand(batch.batch_size, self.tokens, generator=draw)).argsort(1)[:, : self.visible]

@@ -43,6 +43,16 @@ def street(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def pictures(street):
+    return LargePictures.open(street)
+
+
+@pytest.fixture(scope="module")
+def places(street, pictures):
+    return boxes_to_places(read_boxes(street / "boxes.csv", pictures))
+
+
 def test_a_cut_out_is_what_tokens_read_of_the_whole_picture():
     picture = torch.randint(256, (3, 90, 130), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     model = spot.adapt(nano())
@@ -53,11 +63,8 @@ def test_a_cut_out_is_what_tokens_read_of_the_whole_picture():
         torch.testing.assert_close(model(part, model.grid(part)), whole, atol=2e-3, rtol=1e-3)
 
 
-def test_boxes_are_places_in_pixels(street):
-    pictures = LargePictures.open(street)
-    boxes = read_boxes(street / "boxes.csv", pictures)
-    places = boxes_to_places(boxes)
-    left, top, right, bottom = boxes["train/red/3.png"][0].tolist()
+def test_boxes_are_places_in_pixels(street, pictures, places):
+    left, top, right, bottom = read_boxes(street / "boxes.csv", pictures)["train/red/3.png"][0].tolist()
     assert places["train/red/3.png"].tolist() == [[(top + bottom) / 2, (left + right) / 2, right - left, 1.0]]
     assert places["train/none/0.png"].shape == (0, 4)
 
@@ -71,13 +78,13 @@ def test_boxes_are_places_in_pixels(street):
         ("train/reed/0.png,1,5,10,20", "no box for any of the 18 pictures"),
     ],
 )
-def test_bad_boxes_get_a_sentence(street, tmp_path, line, sentence):
+def test_bad_boxes_get_a_sentence(pictures, tmp_path, line, sentence):
     (tmp_path / "boxes.csv").write_text(f"file,left,top,right,bottom\n{line}\n")
     with pytest.raises(InputError, match=sentence):
-        read_boxes(tmp_path / "boxes.csv", LargePictures.open(street))
+        read_boxes(tmp_path / "boxes.csv", pictures)
 
 
-def test_a_picture_in_which_nothing_can_be_found_is_named(street, tmp_path):
+def test_a_picture_in_which_nothing_can_be_found_is_named(pictures, tmp_path):
     for kind, size in (("none", (40, 90)), ("sign", (4, 90))):
         (tmp_path / kind).mkdir()
         Image.fromarray(np.zeros((*size, 3), np.uint8)).save(tmp_path / kind / "1.png")
@@ -85,10 +92,10 @@ def test_a_picture_in_which_nothing_can_be_found_is_named(street, tmp_path):
     with pytest.raises(InputError, match=r"sign/1\.png: a picture of 4 × 90 pixels is smaller than one token"):
         learn_to_find(source, tmp_path, tmp_path / "run")
     with pytest.raises(InputError, match=r"no\.csv is missing"):
-        read_boxes(tmp_path / "no.csv", LargePictures.open(street))
+        read_boxes(tmp_path / "no.csv", pictures)
 
 
-def test_a_class_folder_without_images_gets_a_sentence(street, tmp_path):
+def test_a_class_folder_without_images_gets_a_sentence(tmp_path):
     (tmp_path / "train" / "empty").mkdir(parents=True)
     (tmp_path / "train" / "full").mkdir()
     Image.new("RGB", (90, 90)).save(tmp_path / "train" / "full" / "1.png")
@@ -108,10 +115,8 @@ def test_what_the_network_is_to_say_is_1_at_the_middle_of_a_place():
     assert found < missed / 5
 
 
-def test_a_finder_learns_where_discs_are(street):
+def test_a_finder_learns_where_discs_are(pictures, places):
     torch.manual_seed(0)
-    pictures = LargePictures.open(street)
-    places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
     finder = train_finder(Finder(8, longest=160, width=8, body=16), pictures, places, steps=100, each=4)
     hits = []
     for key, found in detect(finder, pictures, 1).items():
@@ -121,18 +126,15 @@ def test_a_finder_learns_where_discs_are(street):
     assert np.mean(hits) >= 0.75  # by chance 1 of 40
 
 
-def test_the_second_stage_tells_discs_from_what_else_was_found(street):
+def test_the_second_stage_tells_discs_from_what_else_was_found(pictures, places):
     """The first stage is untrained, so that its places are anywhere."""
     torch.manual_seed(0)
-    pictures = LargePictures.open(street)
-    places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
     first = Finder(8, longest=160, width=4, body=8).eval()
     finder = train_second_stage(first, pictures, places, candidates=30, steps=60)
     for name, tensor in first.look.state_dict().items():
         assert torch.equal(finder.look.state_dict()[name], tensor)  # the first stage is the same
     discs, others = [], []
-    for index, key in enumerate(pictures.keys):
-        picture = pictures.pixels(index)
+    for key, picture in pictures.items():
         for y, x, size, _ in places[key].tolist():
             discs.append(cut_out(picture, y, x, 2 * size, 32))
         if not len(places[key]):
@@ -141,9 +143,7 @@ def test_the_second_stage_tells_discs_from_what_else_was_found(street):
     assert there.min() > elsewhere.max()
 
 
-def test_glimpses_of_a_picture_with_nothing_are_of_its_class(street):
-    pictures = LargePictures.open(street)
-    places = boxes_to_places(read_boxes(street / "boxes.csv", pictures))
+def test_glimpses_of_a_picture_with_nothing_are_of_its_class(pictures, places):
     none = pictures.classes.index("none")
     views, labels = Glimpses(pictures, places, none=none, samples=24).batch(range(18), np.random.default_rng(0))
     assert views.shape == (18, 3, 24, 24)

@@ -97,22 +97,6 @@ def test_crops_follow_the_photographs_and_never_change(model, tmp_path):
     torch.testing.assert_close(targets[7].float(), (expected / expected.sum())[0], rtol=0.01, atol=1e-4)
 
 
-def test_targets_in_bfloat16_are_nearly_those_in_float32(model, tmp_path):
-    made = {}
-    for precision in ("fp32", "bf16"):
-        learn(model, "scenes", tmp_path / f"{precision}.safetensors", replace(HOW, precision=precision), limit=4)
-        made[precision] = read_tensors(tmp_path / f"{precision}.learning" / "00000.safetensors")[0]["targets"].float()
-    assert not torch.equal(*made.values())
-    torch.testing.assert_close(made["bf16"], made["fp32"], rtol=0.1, atol=2e-3)
-
-
-def test_an_image_that_cannot_be_read_is_named(model, tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "broken.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match=r"broken\.png"):
-        learn(model, tmp_path / "images", tmp_path / "p.safetensors", HOW)
-
-
 def test_what_was_learned_is_nearer_to_the_target_than_the_mean_map(model, tmp_path):
     """On scenes the object is anywhere, so that only a policy that looks can find it."""
     how = replace(HOW, side=32, epochs=6, lr=1e-2)
@@ -150,16 +134,6 @@ def test_a_killed_run_goes_on_and_ends_alike(model, tmp_path, monkeypatch):
     for name, weight in whole.look.state_dict().items():
         torch.testing.assert_close(half.look.state_dict()[name], weight, rtol=0, atol=0)
     assert (tmp_path / "half.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
-
-
-def test_a_power_of_two_squares_the_map(model, images, tmp_path, monkeypatch):
-    policies = []
-    for power in (1.0, 2.0):
-        monkeypatch.setattr(module, "POWER", power)
-        policies.append(learn(model, "scenes", tmp_path / f"{power}.safetensors", replace(HOW, epochs=1), limit=16))
-    once, twice = policies
-    squares = once.maps(images) ** 2
-    torch.testing.assert_close(twice.maps(images), squares / squares.sum((1, 2), keepdim=True))
 
 
 def test_other_settings_do_not_go_on_with_a_run(model, tmp_path):

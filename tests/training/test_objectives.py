@@ -20,6 +20,11 @@ STILL = WHOLE._replace(step=2)  # a step in which distillation does not move tok
 PLAIN = {"mixup": 0.0, "cutmix": 0.0, "drop_path": 0.0}
 
 
+def one_pass(tokens: int) -> dict:
+    """Changes to a recipe for distillation: one forward pass with this many tokens."""
+    return {"budgets": ((tokens,),), "shares": (1.0,), "weights": (1.0,)}
+
+
 def halves() -> list[MicroBatch]:
     return [MicroBatch(3, first, 8, IMAGES[first : first + 4], LABELS[first : first + 4]) for first in (0, 4)]
 
@@ -37,20 +42,6 @@ def test_supervised_on_the_grid_is_the_cross_entropy_of_the_timm_model():
     assert correct == (logits.argmax(1) == LABELS).sum()
     smooth = Supervised(model, small_recipe("cls-in1k", smoothing=0.1, **grid))(WHOLE).loss
     torch.testing.assert_close(smooth, F.cross_entropy(logits, LABELS, label_smoothing=0.1))
-
-
-def test_uniform_positions_are_drawn_for_each_image_and_step():
-    seen = []
-    model = make_nano()
-    objective = Supervised(model, small_recipe("cls-in1k", priors=("uniform",), budgets=(5,), **PLAIN))
-    forward = model.forward
-    model.forward = lambda images, positions: seen.append(positions) or forward(images, positions)
-    for part in (WHOLE, WHOLE, WHOLE._replace(step=4)):
-        objective(part)
-    assert seen[0].shape == (8, 5, 2)
-    assert torch.equal(seen[0], seen[1])
-    assert not torch.equal(seen[0], seen[2])
-    assert len(seen[0].flatten(1).unique(dim=0)) == 8
 
 
 def test_labels_are_needed_and_their_absence_is_said():
@@ -100,16 +91,10 @@ def test_a_step_of_every_recipe_sees_windows_off_the_grid(name):
     objective.trained().tokenizer.register_forward_pre_hook(lambda _, given: positions.append(given[1]))
     for step in range(4):
         objective(WHOLE._replace(step=step)).loss.backward()
-    cells = (
-        torch.cat([each[..., :2].flatten(0, 1) for each in positions]) * 4 - 0.5
-    )  # whole numbers on the grid of 4 × 4
+    # Whole numbers on the grid of 4 × 4.
+    cells = torch.cat([each[..., :2].flatten(0, 1) for each in positions]) * 4 - 0.5
     off = ((cells - cells.round()).abs() > 0.02).any(1).float().mean()
     assert off > 0.3
-
-
-def test_with_isotropic_the_papers_recipes_stay_on_the_grid():
-    recipe = small_recipe("cls-in1k", priors=("isotropic",))
-    torch.testing.assert_close(positions_of(Supervised(make_nano(), recipe))[0], make_nano().grid())
 
 
 @pytest.mark.parametrize("prior, sentence", [("unifrom", "uniform"), ("salient", "needs maps")])
@@ -134,10 +119,9 @@ def test_training_places_tokens_where_the_model_does(tokens):
     """`center` fades to the model's own grid, here 4 × 4, in training as in evaluation."""
     model = make_nano(prior="center", tokens=tokens)
     expected = model.place(IMAGES)
-    budget = {"budgets": ((tokens,),), "shares": (1.0,), "weights": (1.0,)}
     for objective in (
         Supervised(model, small_recipe("cls-in1k", priors=("center",), budgets=(tokens,), **PLAIN)),
-        Distil(model, small_recipe("distil", priors=("center",), **budget, **PLAIN)),
+        Distil(model, small_recipe("distil", priors=("center",), **one_pass(tokens), **PLAIN)),
     ):
         assert torch.equal(positions_of(objective, STILL), expected)
 
@@ -160,7 +144,7 @@ def distil(**changes) -> Distil:
 
 
 def test_the_untrained_student_on_the_grid_has_nothing_to_learn():
-    loss = distil(budgets=((16,),), shares=(1.0,), weights=(1.0,))(WHOLE).loss
+    loss = distil(**one_pass(16))(WHOLE).loss
     assert abs(loss) < 1e-5
 
 
@@ -181,8 +165,7 @@ def test_off_the_grid_it_has_and_the_teacher_stays_as_it_was():
 
 
 def test_the_loss_is_the_divergence_of_classes_and_the_cosine_distance_of_features():
-    changes = {"budgets": ((9,),), "shares": (1.0,), "weights": (1.0,), "priors": ("isotropic",)}
-    objective = distil(**changes, features=0.0, **PLAIN)
+    objective = distil(**one_pass(9), priors=("isotropic",), features=0.0, **PLAIN)
     model = objective.model
     columns = (torch.arange(3) + 0.5) / 3
     positions = torch.cartesian_prod(columns, columns).expand(8, -1, -1)
@@ -200,9 +183,11 @@ def test_the_loss_is_the_divergence_of_classes_and_the_cosine_distance_of_featur
     torch.testing.assert_close(objective(STILL).loss, by_hand / 8 + apart.mean())
 
 
-def test_a_batch_in_two_parts_is_the_same_batch():
-    objective = distil(**PLAIN)
-    torch.testing.assert_close(sum(objective(part).loss for part in halves()) / 2, objective(WHOLE).loss)
+@pytest.mark.parametrize("name", ["distil", "mae-in1k"])
+def test_the_loss_of_a_batch_is_the_mean_of_its_halves(name):
+    recipe = small_recipe(name, **PLAIN)
+    objective = OBJECTIVES[recipe.objective](make_nano(), recipe)
+    torch.testing.assert_close(sum(objective(half).loss for half in halves()) / 2, objective(WHOLE).loss)
 
 
 @pytest.mark.parametrize("share, taken", [(1.0, 8), (0.5, 4), (0.25, 2), (0.01, 1)])
@@ -232,9 +217,9 @@ def test_the_teachers_map_is_read_where_tokens_stand():
 
 def test_another_model_of_the_same_shape_may_teach():
     teacher = make_nano(seed=1)
-    grid = {"budgets": ((16,),), "shares": (1.0,), "weights": (1.0,)}
-    assert Distil(make_nano(), small_recipe("distil", **grid), teacher)(WHOLE).loss > 0.01
-    assert abs(Distil(make_nano(seed=1), small_recipe("distil", **grid), teacher)(WHOLE).loss) < 1e-5
+    recipe = small_recipe("distil", **one_pass(16))
+    assert Distil(make_nano(), recipe, teacher)(WHOLE).loss > 0.01
+    assert abs(Distil(make_nano(seed=1), recipe, teacher)(WHOLE).loss) < 1e-5
     with pytest.raises(InputError, match="student's shape"):
         Distil(make_nano(), small_recipe("distil"), make_nano(depth=3))
 
@@ -249,14 +234,13 @@ def test_blending_goes_back_towards_the_teacher():
 
 def test_weights_that_follow_the_budget_are_trained_as_they_are_used():
     teacher, student = make_nano(seed=1), make_nano()
-    one = {"budgets": ((6,),), "shares": (1.0,), "weights": (1.0,)}
     share = round(16 * math.log(16 / 6) / math.log(16 / 4)) / 16
     by_hand = copy.deepcopy(student)
     for name, parameter in by_hand.named_parameters():
         base = dict(teacher.named_parameters())[name].detach()
         parameter.data = base + share * (parameter.detach() - base)
-    expected = Distil(by_hand, small_recipe("distil", **one), teacher)(WHOLE).loss
-    loss = Distil(student, small_recipe("distil", **one, min_tokens=4), teacher)(WHOLE).loss
+    expected = Distil(by_hand, small_recipe("distil", **one_pass(6)), teacher)(WHOLE).loss
+    loss = Distil(student, small_recipe("distil", **one_pass(6), min_tokens=4), teacher)(WHOLE).loss
     torch.testing.assert_close(loss, expected)
     loss.backward()
     expected.backward()
@@ -266,7 +250,7 @@ def test_weights_that_follow_the_budget_are_trained_as_they_are_used():
 
 def test_on_the_grid_such_weights_have_nothing_to_learn_and_no_pass_is_made():
     alone = distil(budgets=((16,), (6,)), shares=(1.0, 1.0), weights=(1.0, 1.0), min_tokens=4)
-    beside = distil(budgets=((6,),), shares=(1.0,), weights=(1.0,), min_tokens=4)
+    beside = distil(**one_pass(6), min_tokens=4)
     assert 0 < alone(WHOLE).loss < beside(WHOLE).loss
     alone.model.set_grad_checkpointing()
     with pytest.raises(InputError, match="checkpointing"):
@@ -274,8 +258,7 @@ def test_on_the_grid_such_weights_have_nothing_to_learn_and_no_pass_is_made():
 
 
 def test_tokens_can_be_where_the_policy_looks_in_each_image_of_a_part():
-    model, one = make_nano(), {"budgets": ((6,),), "shares": (1.0,), "weights": (1.0,)}
-    recipe = small_recipe("distil", **one, priors=("learned",))
+    model, recipe = make_nano(), small_recipe("distil", **one_pass(6), priors=("learned",))
     with pytest.raises(InputError, match="has no learned prior"):
         Distil(model, recipe)
     model.policy = random_policy(model, side=8)
@@ -333,16 +316,11 @@ def test_the_target_of_a_large_window_is_the_mean_of_the_map_over_it():
 
 def test_masked_shows_a_quarter_of_the_tokens_and_other_ones_next_time():
     objective = Masked(make_nano(), small_recipe("mae-in1k"))
-    shown = objective.choose(WHOLE)
+    shown = objective.draw_visible(WHOLE)
     assert shown.shape == (8, 4)
     assert all(len(set(row.tolist())) == 4 for row in shown)
-    assert not torch.equal(shown, objective.choose(WHOLE._replace(step=4)))
-    assert torch.equal(shown, torch.cat([objective.choose(part) for part in halves()]))
-
-
-def test_masked_loss_of_parts_is_that_of_the_batch():
-    objective = Masked(make_nano(), small_recipe("mae-in1k", **PLAIN))
-    torch.testing.assert_close(sum(objective(part).loss for part in halves()) / 2, objective(WHOLE).loss)
+    assert not torch.equal(shown, objective.draw_visible(WHOLE._replace(step=4)))
+    assert torch.equal(shown, torch.cat([objective.draw_visible(part) for part in halves()]))
 
 
 def test_masked_needs_something_to_show_and_something_to_hide():

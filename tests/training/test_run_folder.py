@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from spot.errors import InputError
-from spot.store import locked
 from spot.training.run_folder import RunFolder
 
 SETTINGS = {"recipe": {"name": "r", "lr": 0.1}, "seed": 0}
@@ -52,8 +51,3 @@ def test_a_damaged_run_is_one_sentence(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(InputError, match=r"run\.json is .*damaged"):
         RunFolder(tmp_path, SETTINGS)
-
-
-def test_a_lock_of_another_kind_of_work_counts_too(tmp_path):
-    with locked(tmp_path), pytest.raises(InputError, match="is being written"), RunFolder(tmp_path, SETTINGS).held():
-        pass

@@ -3,7 +3,6 @@
 import csv
 
 import pytest
-import torch
 
 from spot.errors import InputError
 from spot.options import TrainOptions
@@ -12,7 +11,6 @@ from spot.training.new_weights import classifier_for_data, random_vit
 from spot.training.objectives import Supervised
 from spot.training.recipes import SCENES, find_recipe, override
 from spot.training.run import run, training_images
-from tests.training.small_run import interrupted_after
 
 SHAPE = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 32}
 SMALL = {"epochs": 2.0, "batch_size": 8, "warmup_epochs": 0.1}
@@ -47,16 +45,6 @@ def test_every_recipe_for_scenes_trains_to_its_end_and_its_loss_falls(recipe, tm
     assert losses[-1] < losses[0]
 
 
-def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, monkeypatch):
-    recipe = override(find_recipe("scenes-retrofit"), SMALL)
-    whole = run(nano(), recipe, options(tmp_path / "whole")).state_dict()
-    for step in (1, 3):
-        with interrupted_after(step, monkeypatch):
-            run(nano(), recipe, options(tmp_path / "resumed"))
-    resumed = run(nano(), recipe, options(tmp_path / "resumed")).state_dict()
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
 def test_budgets_and_priors_are_drawn_for_each_step():
     recipe = override(find_recipe("scenes-retrofit"), {"budgets": (4, 9), "priors": ("uniform", "isotropic")})
     objective, seen = Supervised(nano(), recipe), set()
@@ -71,11 +59,10 @@ def test_budgets_and_priors_are_drawn_for_each_step():
 def test_a_rotary_vit_trains_on_crops_of_its_images(tmp_path):
     """Its positions are relative, so that it takes a crop for a part of the picture."""
     recipe = override(find_recipe("scenes-needle-crops"), SMALL)
-    assert (
-        training_images(rotary(img_size=192), recipe, options(tmp_path, data="needle:64")).difficulty.image_size == 64
-    )
+    crops = options(tmp_path, data="needle:64")
+    assert training_images(rotary(img_size=192), recipe, crops).difficulty.image_size == 64
     with pytest.raises(InputError, match="scenes have 64 pixels a side, recipe scenes-needle-crops wants 192"):
-        training_images(nano(img_size=192), recipe, options(tmp_path, data="needle:64"))
+        training_images(nano(img_size=192), recipe, crops)
 
 
 @pytest.mark.parametrize(
