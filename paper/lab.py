@@ -59,8 +59,6 @@ class Lab:
             raise InputError("a study needs at least one model")
         self.backbones, self.settings = list(backbones), settings or StudySettings()
         self.sources, self.cache, self.state = Sources(self.settings), Cache(cache), this_process()
-        self.loading: dict[str, Any] = {"batch_size": self.settings.batch_size, "workers": self.settings.workers}
-        self.loading["shown"] = self.main
         self._macs: dict[Any, int] = {}
 
     # Models, budgets and settings
@@ -212,7 +210,8 @@ class Lab:
             tokens=tokens,
             saliency=self.sources.saliency(model) if resolve_prior(prior).needs_map else None,
             settings=search,
-            **self.loading,
+            batch_size=self.settings.batch_size,
+            workers=self.settings.workers,
         ).placements
 
     def remember(self, about: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:

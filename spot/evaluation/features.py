@@ -42,7 +42,7 @@ def embed(
     Args:
         tokens, prior: the placement; by default the model's.
         seed: seed of random priors, combined with each image's key.
-        how: batch_size, workers and shown, as for `spot.placement.dataset_search.search_dataset`.
+        how: batch_size and workers, as for `spot.placement.dataset_search.search_dataset`.
     """
     inner, count = model.spot_vit, model.tokens if tokens is None else tokens
     chosen = resolve_prior(inner.prior if prior is None else prior).name

@@ -48,7 +48,6 @@ def search_dataset(
     batch_size: int = 32,
     workers: int = 0,
     keep: str = "trajectories",
-    shown: bool = True,
     settings: SearchSettings | None = None,
     **changes: Any,
 ) -> Searched:
@@ -112,8 +111,7 @@ def search_dataset(
         kept = result.trajectory if keep == "trajectories" else result.positions
         return Placements(keys, kept.cpu(), about, values)
 
-    options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "shown": shown}
-    return fill_placements(make, model, data, path, about, title="searching", **options)
+    return fill_placements(make, model, data, path, about, "searching", batch_size, workers)
 
 
 def fill_placements(
@@ -122,11 +120,9 @@ def fill_placements(
     data: Data,
     path: str | Path,
     about: dict[str, Any],
-    *,
     title: str,
     batch_size: int = 32,
     workers: int = 0,
-    shown: bool = True,
 ) -> Searched:
     """Fill a placements file with `make(images, labels, keys)` for every image that is not yet in it."""
     if batch_size < 1:
@@ -141,7 +137,7 @@ def fill_placements(
         todo = [chunk for chunk in todo[state.process_index :: state.num_processes] if chunk]
         batches, device = Loader(data, todo, workers), next(model.parameters()).device
         before, began = set(writer.done), time.perf_counter()
-        with report.progress(shown=shown and first) as bar:
+        with report.progress(shown=first) as bar:
             task = bar.add_task(title, total=batches.samples)
             for batch in batches:
                 writer.append(make(batch.images.to(device), batch.labels, batch.keys))

@@ -31,13 +31,11 @@ def jobs(pictures: Path) -> dict[str, Job]:
     raw = open_data(pictures, transform=to_tensor)
 
     def search(folder: Path) -> str:
-        search_dataset(
-            model, data, folder / "p.safetensors", tokens=4, prior="uniform", steps=1, batch_size=2, shown=False
-        )
+        search_dataset(model, data, folder / "p.safetensors", tokens=4, prior="uniform", steps=1, batch_size=2)
         return digest(folder / "p.safetensors")
 
     def features(folder: Path) -> str:
-        embed(model, data, folder / "f.safetensors", tokens=4, batch_size=2, shown=False)
+        embed(model, data, folder / "f.safetensors", tokens=4, batch_size=2)
         return digest(folder / "f.safetensors")
 
     def maps(folder: Path) -> str:
