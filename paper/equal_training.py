@@ -31,7 +31,7 @@ from spot.hashes import hash_file
 from spot.models.baselines import tome_at_cost
 from spot.models.family import Source, at_budget, dense_model
 from spot.models.merging import MERGED, Merging, windows_and_blocks_macs
-from spot.models.resize import Resize, shrunk, small_grid
+from spot.models.resize import Resize, shrink_to_grid, small_grid
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import four_blocks, merge_share
@@ -67,7 +67,7 @@ class Resized(Distil):
         return sized(Resize(self.model, tokens).place(images), tiling)
 
     def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> DistilOutput:
-        small = shrunk(images, positions.shape[1], self.model.patch_size)
+        small = shrink_to_grid(images, positions.shape[1], self.model.patch_size)
         return super().student(small, positions[..., :2], share, tokens)
 
 
@@ -130,7 +130,7 @@ class SmallerMerged(ToMe):
         return self.places.to(images.device).expand(len(images), -1, -1)
 
     def merge(self, images: Tensor, positions: Any = None, **_: Any) -> Any:
-        return super().merge(shrunk(images, len(self.places), self.model.patch_size), self.place(images))
+        return super().merge(shrink_to_grid(images, len(self.places), self.model.patch_size), self.place(images))
 
 
 def schedule_for_smaller_image(model: SpotViT, tokens: int) -> tuple[int, list[int]]:

@@ -293,9 +293,9 @@ def with_finder(street: Street, model: SpotViT, name: str, most: int = 6) -> dic
             made.append(
                 {
                     "places": torch.cat([found.glimpses[0], found.scores[0, :, None]], 1),
-                    "tokens": several.each(images, found.glimpses)[0],
+                    "tokens": several.glimpse_logits(images, found.glimpses)[0],
                     "crops": model(crops, model.grid(crops)),
-                    "told": several.each(images, box)[0],
+                    "told": several.glimpse_logits(images, box)[0],
                     "told crops": model(told, model.grid(told)),
                 }
             )
@@ -378,12 +378,12 @@ def main(
             several = Glimpsed(model, count)
             name = f"{count} place{'s' * (count > 1)} of {each} tokens"
             price = cost(partial(several, normal(pixels)))
-            add(training, name, count * each, several.decide(made["tokens"][:, :count]), price)
+            add(training, name, count * each, several.picture_logits(made["tokens"][:, :count]), price)
             name = f"the same places, cut out and resized to {side} pixels ({count} × {each})"
-            add(training, name, count * each, several.decide(made["crops"][:, :count]), {})
+            add(training, name, count * each, several.picture_logits(made["crops"][:, :count]), {})
         several = Glimpsed(model, 1)
         for seen, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
-            add(training, name, each, several.decide(made[seen]), {})
+            add(training, name, each, several.picture_logits(made[seen]), {})
         looks[f"the finder alone, {training}"] = cost(partial(several.finder.find, normal(pixels), 3))
     base = predicted.get("finder from labels: 3 places of 16 tokens")
     for row, answer in zip(rows, predicted.values(), strict=True):

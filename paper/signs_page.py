@@ -110,7 +110,7 @@ def pictures(street: "Street", model: SpotViT, made: Mapping[str, Tensor], count
     """Streets with the classified places and the tokens' input: hits, then misses."""
     val, number = street.val, 3 if model.tokens < 25 else 1
     several = Glimpsed(model, number)
-    predicted = several.decide(made["tokens"][:, :number]).argmax(1)
+    predicted = several.picture_logits(made["tokens"][:, :number]).argmax(1)
     truth = torch.tensor(val.labels)
     signs = truth != (-1 if several.none is None else several.none)
     hits, misses = ((predicted == truth) & signs).nonzero()[:, 0], ((predicted != truth) & signs).nonzero()[:, 0]

@@ -209,9 +209,9 @@ def draw_street(model: spot.SpotViT, photo: Path, study: dict[str, Any]) -> Figu
     picture = rgb(images, model.data_config)[0]
     pixels, (height, width) = (255 * picture).round().byte(), picture.shape[-2:]
     several = Glimpsed(model)
-    samples = round(several.each_tokens**0.5) * model.patch_size  # a side of an inset
+    samples = round(several.tokens_per_glimpse**0.5) * model.patch_size  # a side of an inset
     glimpses = several.finder.find(images, several.glimpses).glimpses
-    logits = several.each(images, glimpses)
+    logits = several.glimpse_logits(images, glimpses)
     names = model.class_names or [f"class {index}" for index in range(model.num_classes)]
     figure = PlainFigure(13, 5.6, dpi=110)
     wide, narrow = figure.subfigures(1, 2, width_ratios=[2.5, 1])
@@ -230,7 +230,7 @@ def draw_street(model: spot.SpotViT, photo: Path, study: dict[str, Any]) -> Figu
     kind = f"{photo.parent.parent.name}/{photo.parent.name}/{photo.name}"
     row = study["keys"].index(kind)
     lines = [f"{text}: {study['predicted'][name][row]}" for name, text in BESIDE.items() if name in study["predicted"]]
-    here = names[int(several.decide(logits)[0].argmax())]
+    here = names[int(several.picture_logits(logits)[0].argmax())]
     answers.text(
         0.5, 0.95, f"{several.tokens} placed tokens: {here}", ha="center", va="top", fontsize=12, weight="bold"
     )

@@ -26,8 +26,6 @@ class Baseline:
 
     name: str
     make: Callable[[Any, int], TokenModel]  # from a SpotViT (or a family, with `by_budget`) and a budget
-    about: str  # what it does
-    budget: str  # the meaning of N tokens for it
     random: bool = False  # results depend on the seed
     dense: bool = False  # always has all tokens of the grid
     by_budget: bool = False  # selects its weights from a family itself
@@ -56,26 +54,17 @@ def tome_with_floor(model: SpotViT, tokens: int) -> ToMe:
     return tome_at_cost(model, tokens, max(1, round(TOME_FLOOR * tokens)) if few else None)
 
 
-MERGING = "all patches, similar ones merged in every block"
 BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
-        Baseline("plain", PlainViT, "the timm ViT itself", "it has all tokens of its grid", dense=True),
-        Baseline("resize", Resize, "the whole image, made smaller",
-                 "the smaller image has N patches, which must fit its aspect (squares for square images)"),
-        Baseline("patch-dropout", PatchDropout, "a random part of the ViT's own patches", "N patches are kept",
-                 random=True),
-        Baseline("tome", lambda model, tokens: ToMe(model, schedule_for_tokens(model, tokens)), MERGING,
-                 "N tokens are left after the last block"),
-        Baseline("tome-cost", tome_at_cost, MERGING,
-                 "its blocks cost what N tokens cost throughout, where merging can reach that"),
-        Baseline("tome-floor", tome_with_floor, MERGING,
-                 "the same cost, with the schedule that was best on images set aside"),
-        Baseline("merged", Merging, "more windows, placed as the model does, similar ones merged in later blocks",
-                 "it costs what N tokens cost throughout", by_budget=True),
-        Baseline("merged-learned", lambda model, tokens: Merging(model, tokens, LEARNED),
-                 "the same, placed by the model's policy", "the same cost, and the policy's", by_budget=True),
-        Baseline("elastic", ElasticViT, "patches shifted, rescaled and dropped at random, on whole pixels",
-                 "N patches are kept", random=True),
+        Baseline("plain", PlainViT, dense=True),
+        Baseline("resize", Resize),  # the whole image, made smaller, so that its grid has N patches
+        Baseline("patch-dropout", PatchDropout, random=True),
+        Baseline("tome", lambda model, tokens: ToMe(model, schedule_for_tokens(model, tokens))),  # N tokens are left
+        Baseline("tome-cost", tome_at_cost),
+        Baseline("tome-floor", tome_with_floor),
+        Baseline("merged", Merging, by_budget=True),  # more windows, merged at the cost of N tokens
+        Baseline("merged-learned", lambda model, tokens: Merging(model, tokens, LEARNED), by_budget=True),
+        Baseline("elastic", ElasticViT, random=True),
     )
-}  # fmt: skip
+}

@@ -87,9 +87,10 @@ class Cascade(nn.Module):
         super().__init__()
         self.stages, self.prior, self.calibration = tuple(stages), prior, dict(calibration or {})
         self.name, self.hash = source.name, hash_weights(source)
-        vits = [at_budget(source, stage.tokens, prior=prior) for stage in self.stages[:-1]]
-        early = [stage_model(vit, stage, grid=False) for vit, stage in zip(vits, self.stages, strict=False)]
-        self.models = nn.ModuleList([*early, stage_model(dense_model(source), self.stages[-1], grid=True)])
+        models = [
+            stage_model(at_budget(source, stage.tokens, prior=prior), stage, grid=False) for stage in self.stages[:-1]
+        ]
+        self.models = nn.ModuleList([*models, stage_model(dense_model(source), self.stages[-1], grid=True)])
         self.eval()
 
     @property
@@ -165,8 +166,7 @@ class Cascade(nn.Module):
             confidence = total.softmax(1).amax(1)
             threshold = 0.0 if last else stage.threshold if until is None else until
             stays = confidence[rows] < threshold
-            done = torch.ones(len(images), dtype=torch.bool, device=images.device)
-            done = done.index_copy(0, rows[stays], ~stays[stays])
+            done = torch.ones(len(images), dtype=torch.bool, device=images.device).index_fill(0, rows[stays], False)
             yield Step(total, confidence, tokens, macs, done, rows, positions)
             rows = rows[stays]
             if not len(rows):

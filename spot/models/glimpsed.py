@@ -25,29 +25,24 @@ from spot.placement.glimpses import glimpse_positions
 class Glimpsed(Wrapper):
     """A model that classifies the places of a picture that its finder scores highest; see the module docstring."""
 
-    def __init__(
-        self, model: SpotViT, glimpses: int | None = None, tokens: int | None = None, none: int | None = None
-    ) -> None:
+    def __init__(self, model: SpotViT, glimpses: int | None = None, tokens: int | None = None) -> None:
         """
         Args:
-            model: its policy is a Finder.
+            model: as `spot learn --look glimpses` wrote it: its policy is a Finder, which names the class `none`.
             glimpses: number of places; by default the number given to spot learn, or 3.
             tokens: number of tokens per place; by default the model's own.
-            none: index of the class for pictures without an object; by default the one given to spot learn, if any.
         """
         super().__init__(model)
         if not isinstance(model.policy, Finder):
             raise InputError(f"{model.name} has no finder; train one with spot learn --look glimpses")
-        made = model.policy.about["made"]
-        self.glimpses = made.get("glimpses", 3) if glimpses is None else glimpses
-        self.each_tokens = model.tokens if tokens is None else tokens
-        self._tokens = self.glimpses * self.each_tokens
-        names = model.class_names or []
-        self.none = names.index(made["none"]) if none is None and made.get("none") in names else none
+        learned = model.policy.about["made"]
+        self.glimpses = learned.get("glimpses", 3) if glimpses is None else glimpses
         if self.glimpses < 1:
             raise InputError(f"glimpses, the number of places, must be at least 1, got {self.glimpses}")
-        if not 0 <= (self.none or 0) < model.num_classes:
-            raise InputError(f"none must be the index of one of the {model.num_classes} classes, got {self.none}")
+        self.tokens_per_glimpse = model.tokens if tokens is None else tokens
+        self._tokens = self.glimpses * self.tokens_per_glimpse
+        names = model.class_names or []
+        self.none = names.index(learned["none"]) if learned.get("none") in names else None
 
     @property
     def finder(self) -> Finder:
@@ -60,33 +55,33 @@ class Glimpsed(Wrapper):
 
     def positions(self, images: Tensor, glimpses: Tensor) -> Tensor:
         """Positions (B, G × N, 7) on glimpses (B, G, 3)."""
-        return glimpse_positions(images, glimpses, glimpses.shape[1] * self.each_tokens, self.model.patch_size)
+        return glimpse_positions(images, glimpses, glimpses.shape[1] * self.tokens_per_glimpse, self.model.patch_size)
 
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
         """Features (B × G, P + N, D): the glimpses of a picture are consecutive."""
         positions = self.place(images) if positions is None else positions
-        if positions.shape[1] % self.each_tokens:
-            raise InputError(f"each glimpse has {self.each_tokens} tokens, got {positions.shape[1]} positions")
-        model, count = self.model, positions.shape[1] // self.each_tokens
+        if positions.shape[1] % self.tokens_per_glimpse:
+            raise InputError(f"each glimpse has {self.tokens_per_glimpse} tokens, got {positions.shape[1]} positions")
+        model, count = self.model, positions.shape[1] // self.tokens_per_glimpse
         x, rope = model.embed(images, positions)
         if rope is not None:
             raise InputError("several glimpses need a ViT with a table of positions, not a rotary one")
         prefix = model.num_prefix_tokens
         first = x[:, :prefix].repeat_interleave(count, 0)
-        x = torch.cat([first, x[:, prefix:].unflatten(1, (count, self.each_tokens)).flatten(0, 1)], 1)
+        x = torch.cat([first, x[:, prefix:].unflatten(1, (count, self.tokens_per_glimpse)).flatten(0, 1)], 1)
         return model.encode(x)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits (B, classes) of pictures, or with pre_logits the pooled features averaged over glimpses, (B, D)."""
-        made = self.model.forward_head(features, pre_logits).unflatten(0, (-1, self.glimpses))
-        return made.mean(1) if pre_logits else self.decide(made)
+        results = self.model.forward_head(features, pre_logits).unflatten(0, (-1, self.glimpses))
+        return results.mean(1) if pre_logits else self.picture_logits(results)
 
-    def each(self, images: Tensor, glimpses: Tensor) -> Tensor:
+    def glimpse_logits(self, images: Tensor, glimpses: Tensor) -> Tensor:
         """Logits (B, G, classes) of glimpses (B, G, 3)."""
         features = self.forward_features(images, self.positions(images, glimpses))
         return self.model.forward_head(features).unflatten(0, (len(images), -1))
 
-    def decide(self, logits: Tensor) -> Tensor:
+    def picture_logits(self, logits: Tensor) -> Tensor:
         """Logits (B, G, classes) of glimpses → logits (B, classes) of pictures."""
-        likely = logits.log_softmax(-1)
-        return (likely if self.none is None else likely - likely[..., self.none, None]).amax(1)
+        scores = logits.log_softmax(-1)
+        return (scores if self.none is None else scores - scores[..., self.none, None]).amax(1)

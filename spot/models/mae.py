@@ -63,12 +63,12 @@ class Decoder(nn.Module):
 
         visible (B, V) holds the indices of the visible tokens in positions (B, N, 2).
         """
-        known = self.narrow(features)
-        count, width = positions.shape[1], known.shape[-1]
-        tokens = self.mask_token.to(known.dtype).expand(len(known), count, width)
-        tokens = tokens.scatter(1, visible[..., None].expand(-1, -1, width), known[:, prefix:])
+        features = self.narrow(features)
+        count, width = positions.shape[1], features.shape[-1]
+        tokens = self.mask_token.to(features.dtype).expand(len(features), count, width)
+        tokens = tokens.scatter(1, visible[..., None].expand(-1, -1, width), features[:, prefix:])
         tokens = tokens + self.positions(positions)
-        x = self.blocks(torch.cat([known[:, :prefix], tokens], 1))
+        x = self.blocks(torch.cat([features[:, :prefix], tokens], 1))
         return self.pixels(self.norm(x[:, prefix:]))
 
 
@@ -87,19 +87,19 @@ class MaskedAutoencoder(nn.Module):
 
         normalize: each hidden window is reconstructed with mean 0 and variance 1.
         """
-        seen = positions.take_along_dim(visible[..., None], 1)
-        features = self.encoder.encode(*self.encoder.embed(images, seen))
+        shown = positions.take_along_dim(visible[..., None], 1)
+        features = self.encoder.encode(*self.encoder.embed(images, shown))
         pixels = self.decoder(features, self.encoder.num_prefix_tokens, positions, visible)
-        hidden = hidden_of(visible, positions.shape[1])[..., None]
-        truth = windows(images, positions.take_along_dim(hidden, 1), self.encoder.patch_size)
-        truth = truth.flatten(2).detach().float()
+        hidden = hidden_indices(visible, positions.shape[1])[..., None]
+        target = windows(images, positions.take_along_dim(hidden, 1), self.encoder.patch_size)
+        target = target.flatten(2).detach().float()
         if normalize:
-            deviation, mean = torch.std_mean(truth, -1, keepdim=True)
-            truth = (truth - mean) / (deviation.square() + 1e-6).sqrt()
-        return Reconstruction(pixels.take_along_dim(hidden, 1).float(), truth)
+            deviation, mean = torch.std_mean(target, -1, keepdim=True)
+            target = (target - mean) / (deviation.square() + 1e-6).sqrt()
+        return Reconstruction(pixels.take_along_dim(hidden, 1).float(), target)
 
 
-def hidden_of(visible: Tensor, count: int) -> Tensor:
+def hidden_indices(visible: Tensor, count: int) -> Tensor:
     """The indices 0 … count − 1 that are not in visible (B, V), in order: (B, count − V)."""
     mask = torch.ones(len(visible), count, dtype=torch.bool, device=visible.device).scatter(1, visible, value=False)
     # Not nonzero(), whose output size would force a GPU to synchronise.
@@ -142,27 +142,26 @@ def as_published(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> tup
 @torch.no_grad()
 def fill_decoder(decoder: Decoder, state: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
     """Load a published decoder's weights into a decoder; `state` is the whole checkpoint with its original names."""
-    given: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in state.items():
         for theirs, ours in DECODER_NAMES.items():
             if name.startswith(theirs):
-                given[ours + name.removeprefix(theirs)] = tensor.float()
-    own = decoder.state_dict()
-    table = given.pop("positions.table", torch.empty(0))
+                weights[ours + name.removeprefix(theirs)] = tensor.float()
+    table = weights.pop("positions.table", torch.empty(0))
     cells = math.isqrt(max(0, table.shape[1] - 1)) if table.ndim == 3 else 0
     if table.ndim != 3 or table.shape[0] != 1 or cells**2 != table.shape[1] - 1 or not cells:
         raise InputError(f"{source} has no decoder_pos_embed of shape (1, 1 + cells, width), but {tuple(table.shape)}")
-    fits = {name: tensor for name, tensor in own.items() if name != "positions.table"}
-    try:
-        refuse_misfit(f"the decoder in {source}", given, fits)
-    except InputError as error:
-        depth = 1 + max((int(name.split(".")[1]) for name in given if name.startswith("blocks.")), default=-1)
-        asked = f"it is {table.shape[2]} wide and {depth} blocks deep (recipe fields decoder_width, decoder_depth)"
-        raise InputError(f"{error}; {asked}") from error
     if table[0, 0].any():
         raise InputError(f"decoder_pos_embed in {source} gives the class token a position; published ones do not")
+    expected = {name: tensor for name, tensor in decoder.state_dict().items() if name != "positions.table"}
+    try:
+        refuse_misfit(f"the decoder in {source}", weights, expected)
+    except InputError as error:
+        depth = 1 + max((int(name.split(".")[1]) for name in weights if name.startswith("blocks.")), default=-1)
+        size = f"it is {table.shape[2]} wide and {depth} blocks deep (recipe fields decoder_width, decoder_depth)"
+        raise InputError(f"{error}; {size}") from error
     for name in ("pixels.weight", "pixels.bias"):  # theirs are ordered by pixel, ours by channel
-        side = math.isqrt(len(given[name]) // 3)
-        given[name] = given[name].unflatten(0, (side, side, 3)).movedim(2, 0).flatten(0, 2)
-    decoder.load_state_dict(given, strict=False)
-    decoder.positions.fit(table[0, 1:].float(), (cells, cells))
+        side = math.isqrt(len(weights[name]) // 3)
+        weights[name] = weights[name].unflatten(0, (side, side, 3)).movedim(2, 0).flatten(0, 2)
+    decoder.load_state_dict(weights, strict=False)
+    decoder.positions.fit(table[0, 1:], (cells, cells))

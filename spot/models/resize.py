@@ -5,6 +5,7 @@ placement. Position embeddings are those of the cell centres, as for any other p
 """
 
 import math
+from itertools import product
 from typing import Any
 
 from torch import Generator, Tensor
@@ -14,7 +15,7 @@ from spot.errors import InputError
 from spot.models.wrappers import Wrapper
 from spot.tokens.position_embedding import grid_positions
 
-MOST_SQUEEZED = 4 / 3  # the largest change of aspect ratio of a shrunk image, in either direction
+MAX_ASPECT_CHANGE = 4 / 3  # of a shrunk image, in either direction
 
 
 class Resize(Wrapper):
@@ -33,33 +34,29 @@ class Resize(Wrapper):
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
         """Features (B, P + N, D) of images shrunk to as many patches as there are positions."""
         positions = self.place(images, **placement) if positions is None else positions
-        return self.model.forward_features(shrunk(images, positions.shape[1], self.model.patch_size), positions)
+        return self.model.forward_features(shrink_to_grid(images, positions.shape[1], self.model.patch_size), positions)
 
 
 def small_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
     """(rows, columns) with exactly this many cells and the aspect closest to the image's."""
 
-    def squeezed(rows: int, columns: int) -> float:
-        return math.exp(abs(math.log(rows * width / (columns * height))))
+    def aspect_change(grid: tuple[int, int]) -> float:
+        ratio = grid[0] * width / (grid[1] * height)
+        return max(ratio, 1 / ratio)
 
-    pairs = [(rows, tokens // rows) for rows in range(1, tokens + 1) if tokens % rows == 0]
-    best = min(pairs, key=lambda pair: squeezed(*pair))
-    if squeezed(*best) > MOST_SQUEEZED:
-        near = sorted(
-            (rows * columns for rows in range(1, tokens + 1) for columns in range(1, tokens + 1)
-             if squeezed(rows, columns) <= MOST_SQUEEZED),
-            key=lambda count: abs(count - tokens),
-        )  # fmt: skip
+    best = min(((rows, tokens // rows) for rows in range(1, tokens + 1) if tokens % rows == 0), key=aspect_change)
+    if aspect_change(best) > MAX_ASPECT_CHANGE:
+        sides = range(1, max(tokens, 32) + 1)
+        possible = [math.prod(grid) for grid in product(sides, sides) if aspect_change(grid) <= MAX_ASPECT_CHANGE]
         raise InputError(
             f"no smaller image of this aspect ({height} × {width}) has {tokens} patches in rows and columns; "
-            f"the nearest number is {near[0]}"
+            f"the nearest number is {min(possible, key=lambda count: abs(count - tokens))}"
         )
     return best
 
 
-def shrunk(images: Tensor, tokens: int, size: int) -> Tensor:
-    """Images (B, C, H, W) shrunk so that their grid of size × size patches has this many cells."""
+def shrink_to_grid(images: Tensor, tokens: int, patch_size: int) -> Tensor:
+    """Images (B, C, H, W) shrunk so that their grid of patches has this many cells."""
     rows, columns = small_grid(tokens, *images.shape[-2:])
-    if (rows * size, columns * size) == tuple(images.shape[-2:]):
-        return images
-    return F.interpolate(images, (rows * size, columns * size), mode="bicubic", antialias=True)
+    size = rows * patch_size, columns * patch_size
+    return images if size == images.shape[-2:] else F.interpolate(images, size, mode="bicubic", antialias=True)

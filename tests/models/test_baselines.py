@@ -140,6 +140,8 @@ def test_a_number_without_such_a_grid_is_refused_with_the_nearest():
     model, fitting = make_nano(img_size=64), []
     with pytest.raises(InputError, match="has 10 patches in rows and columns; the nearest number is 9"):
         Resize(model, 10)
+    with pytest.raises(InputError, match="has 1 patches in rows and columns; the nearest number is 2"):
+        small_grid(1, 240, 160)
     for tokens in range(1, 64):
         try:
             fitting.append(Resize(model, tokens).tokens)

@@ -21,16 +21,18 @@ def test_each_glimpse_is_what_the_model_says_of_it_alone():
     model = spot.adapt(nano(), prior=Finder(8, longest=64, width=4, body=8).eval())
     images = torch.randn(2, 3, 70, 90)
     glimpses = model.policy.find(images, 3).glimpses
-    several = Glimpsed(model, glimpses=3, tokens=9, none=1)
+    several = Glimpsed(model, glimpses=3, tokens=9)
     alone = [model(images, glimpse_positions(images, glimpses[:, [number]], 9, 8)) for number in range(3)]
-    torch.testing.assert_close(several.each(images, glimpses), torch.stack(alone, 1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(several.glimpse_logits(images, glimpses), torch.stack(alone, 1), atol=1e-5, rtol=1e-4)
     assert several(images).shape == (2, 5)
 
 
 def test_the_glimpse_least_like_nothing_decides():
-    several = Glimpsed(spot.adapt(nano(), prior=Finder(8)), none=0)
+    model = spot.adapt(nano(), prior=Finder(8, about={"made": {"none": "empty"}}))
+    model.class_names = ["empty", "cat", "dog", "cow", "hen"]
+    several = Glimpsed(model)
     nothing, cat, dog = [5.0, 0, 0, 0, 0], [1.0, 3, 0, 0, 0], [1.0, 0, 7, 0, 0]
-    assert several.decide(torch.tensor([[nothing, cat, dog], [nothing, cat, nothing], [nothing] * 3])).argmax(
+    assert several.picture_logits(torch.tensor([[nothing, cat, dog], [nothing, cat, nothing], [nothing] * 3])).argmax(
         1
     ).tolist() == [2, 1, 0]
 

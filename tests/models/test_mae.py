@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import spot
 from spot.errors import InputError
-from spot.models.mae import MaskedAutoencoder, fill_decoder, hidden_of
+from spot.models.mae import MaskedAutoencoder, fill_decoder, hidden_indices
 from tests.conftest import make_nano
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -58,9 +58,9 @@ def test_the_painter_knows_where_each_window_is_and_not_in_which_order(autoencod
     assert not torch.allclose(autoencoder(IMAGES, moved, VISIBLE).reconstructed[0, 0], reconstructed[0, 0], atol=1e-4)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(2))
     shuffled = autoencoder(IMAGES, positions[:, order], order.argsort()[VISIBLE])
-    again = hidden_of(order.argsort()[VISIBLE], 16)
+    again = hidden_indices(order.argsort()[VISIBLE], 16)
     for image in range(2):
-        rows = [hidden_of(VISIBLE, 16)[image].tolist().index(int(order[number])) for number in again[image]]
+        rows = [hidden_indices(VISIBLE, 16)[image].tolist().index(int(order[number])) for number in again[image]]
         torch.testing.assert_close(shuffled.reconstructed[image], reconstructed[image, rows], atol=1e-5, rtol=1e-4)
 
 
