@@ -262,7 +262,7 @@ def random_weights(folder: Path) -> None:
     torch.save({"model": tuned.state_dict()}, folder / FINETUNED)
     names = {ours: theirs for theirs, ours in DECODER_NAMES.items()}
     state = timm.create_model(MAE, depth=2).state_dict()
-    for name, tensor in Decoder(768, (14, 14), 768, depth=2).state_dict().items():
+    for name, tensor in Decoder(768, (14, 14), 768, width=512, depth=2, heads=16).state_dict().items():
         begin = next(ours for ours in names if name.startswith(ours))
         table = name == "positions.table"
         state[names[begin] + name.removeprefix(begin)] = torch.cat([0 * tensor[:1], tensor])[None] if table else tensor

@@ -98,11 +98,6 @@ class Cascade(nn.Module):
         """Tokens of each stage."""
         return tuple(stage.tokens for stage in self.stages)
 
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """The confidence at which each stage stops; 0 for the last."""
-        return tuple(stage.threshold for stage in self.stages)
-
     @classmethod
     def load(cls, name: str | Path, source: Source | None = None, *, weights: str | Path | None = None) -> "Cascade":
         """Load the cascade of a shipped retrofit by the model's name, or one from a file that `spot calibrate` wrote.

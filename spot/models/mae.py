@@ -40,9 +40,9 @@ class Decoder(nn.Module):
         grid_size: tuple[int, int],
         pixels: int,
         *,
-        width: int = 512,
-        depth: int = 8,
-        heads: int = 16,
+        width: int,
+        depth: int,
+        heads: int,
     ) -> None:
         super().__init__()
         if width % heads:
@@ -82,10 +82,10 @@ class MaskedAutoencoder(nn.Module):
         pixels = channels * encoder.patch_size**2
         self.decoder = Decoder(encoder.embed_dim, encoder.grid_size, pixels, width=width, depth=depth, heads=heads)
 
-    def forward(self, images: Tensor, positions: Tensor, visible: Tensor, *, normalize: bool = True) -> Reconstruction:
-        """Reconstruct the tokens of images (B, C, H, W) at the positions (B, N, 2) that visible (B, V) does not list.
+    def forward(self, images: Tensor, positions: Tensor, visible: Tensor) -> Reconstruction:
+        """Reconstruct the windows of images (B, C, H, W) at the positions (B, N, 2) that visible (B, V) does not list.
 
-        normalize: each hidden window is reconstructed with mean 0 and variance 1.
+        Each window is reconstructed with mean 0 and variance 1.
         """
         shown = positions.take_along_dim(visible[..., None], 1)
         features = self.encoder.encode(*self.encoder.embed(images, shown))
@@ -93,9 +93,8 @@ class MaskedAutoencoder(nn.Module):
         hidden = hidden_indices(visible, positions.shape[1])[..., None]
         target = windows(images, positions.take_along_dim(hidden, 1), self.encoder.patch_size)
         target = target.flatten(2).detach().float()
-        if normalize:
-            deviation, mean = torch.std_mean(target, -1, keepdim=True)
-            target = (target - mean) / (deviation.square() + 1e-6).sqrt()
+        deviation, mean = torch.std_mean(target, -1, keepdim=True)
+        target = (target - mean) / (deviation.square() + 1e-6).sqrt()
         return Reconstruction(pixels.take_along_dim(hidden, 1).float(), target)
 
 

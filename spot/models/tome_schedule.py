@@ -6,7 +6,6 @@ that matches torch's counter.
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from timm.models.vision_transformer import Attention, Block
 from torch import nn
@@ -83,50 +82,38 @@ def schedule_for_macs(model: SpotViT, macs: float, floor: int | None = None) -> 
         floor: None gives an even schedule. A number gives a geometric one that leaves this many tokens, or fewer
             if the multiply-adds require it.
     """
-    cost, tokens, depth = BlockCost.of(model), len(model.grid()), len(model.vit.blocks)
+    tokens, depth = len(model.grid()), len(model.vit.blocks)
     steps = depth * (tokens // 2)
     half = even(steps, tokens, depth)
     if floor is None:
         schedules = (even(step, tokens, depth) for step in range(steps + 1))
     else:
-        while floor > 1 and cost.total(tokens, geometric(0.5, floor, tokens, depth)) > macs:
+        while floor > 1 and blocks_macs(model, tokens, geometric(0.5, floor, tokens, depth)) > macs:
             floor -= 1
         schedules = (geometric(1 - 0.5 * step / steps, floor, tokens, depth) for step in range(steps + 1))
-    return next((schedule for schedule in schedules if cost.total(tokens, schedule) <= macs), half)
+    return next((schedule for schedule in schedules if blocks_macs(model, tokens, schedule) <= macs), half)
 
 
 def blocks_macs(model: SpotViT, tokens: int, schedule: Sequence[int] | None = None) -> int:
     """Multiply-adds of all blocks for one image of this many tokens, by default without merging."""
-    return BlockCost.of(model).total(tokens, schedule or [0] * len(model.vit.blocks))
+    check_mergeable(model)
+    block, depth = model.vit.blocks[0], len(model.vit.blocks)  # a ViT's blocks are all alike
+    attention, width = count_weights(block.attn), block.attn.num_heads * block.attn.head_dim
+    mlp = count_weights(block) - attention
+    macs = 0
+    for merged in schedule or [0] * depth:
+        count = tokens + model.num_prefix_tokens
+        macs += count * attention + (count - merged) * mlp
+        macs += count**2 * 2 * width  # a query times a key, and the value times its weight
+        if merged:
+            macs += (tokens + 1) // 2 * (tokens // 2) * block.attn.head_dim  # matching
+        tokens -= merged
+    return macs
 
 
-class BlockCost(NamedTuple):
-    """Multiply-adds of a block: per token before and after merging, per pair of tokens, and per match."""
-
-    before: int
-    after: int
-    pair: int
-    match: int
-    prefix: int  # number of prefix tokens, which are never merged
-
-    @classmethod
-    def of(cls, model: SpotViT) -> "BlockCost":
-        """The cost of each of a model's blocks, which are all alike."""
-        check_mergeable(model)
-        block = model.vit.blocks[0]
-        before = _weights(block.attn)
-        width = block.attn.num_heads * block.attn.head_dim  # a query times a key, and the value times its weight
-        return cls(before, _weights(block) - before, 2 * width, block.attn.head_dim, model.num_prefix_tokens)
-
-    def total(self, tokens: int, schedule: Sequence[int]) -> int:
-        """Multiply-adds of all blocks for one image of this many tokens."""
-        macs = 0
-        for merged in schedule:
-            count = tokens + self.prefix
-            matching = (tokens + 1) // 2 * (tokens // 2) * self.match if merged else 0
-            macs += count * self.before + count**2 * self.pair + matching + (count - merged) * self.after
-            tokens -= merged
-        return macs
+def count_weights(module: nn.Module) -> int:
+    """Entries of all weight matrices: the multiply-adds of one token."""
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
 
 
 def check_mergeable(model: SpotViT) -> None:
@@ -144,8 +131,3 @@ def is_standard(block: nn.Module) -> bool:
     """Whether a block is exactly timm's Block with timm's Attention."""
     attention = getattr(block, "attn", None)
     return type(block) is Block and type(attention) is Attention and getattr(attention, "gate", None) is None
-
-
-def _weights(module: nn.Module) -> int:
-    """Entries of all weight matrices: the multiply-adds of one token."""
-    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))

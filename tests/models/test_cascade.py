@@ -139,16 +139,44 @@ def test_without_a_sure_early_stage_only_the_grid_is_left():
     assert ([stage.tokens for stage in chosen.stages], chosen.agreed, chosen.macs) == ([64], 1.0, 10)
 
 
+# Three images, which the dense ViT gives 0.9 / 0.1, 0.6 / 0.4 and 0.52 / 0.48
+DENSE = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.52, 0.48]]).log()
+STAGES = [Stage(9, 1), Stage(64, 10)]
+
+
+def few_tokens_err(second: float) -> Predicted:
+    """The dense ViT, and a stage before it that errs on the second image."""
+    few = torch.tensor([[0.9, 0.1], [second, 1 - second], [0.52, 0.48]]).log()
+    return Predicted(torch.stack([few, DENSE]), DENSE, torch.zeros(3))
+
+
 def test_what_is_lost_is_what_the_dense_vit_expects():
-    # Three images, which the dense ViT gives 0.9 / 0.1, 0.6 / 0.4 and 0.52 / 0.48; few tokens err on the second.
-    dense = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.52, 0.48]]).log()
-    few = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.52, 0.48]]).log()
-    said = Predicted(torch.stack([few, dense]), dense, torch.zeros(3))
-    sparing = choose_cascade(said, [Stage(9, 1), Stage(64, 10)], lose=0.07)  # 0.2 / 3 is lost if all stop early
+    predicted = few_tokens_err(0.4)
+    sparing = choose_cascade(predicted, STAGES, lose=0.07)  # 0.2 / 3 is lost if all stop early
     assert [stage.tokens for stage in sparing.stages] == [9, 64] and sparing.macs == 1
     assert sparing.lost == pytest.approx(0.2 / 3) and sparing.agreed == pytest.approx(2 / 3)
-    careful = choose_cascade(said, [Stage(9, 1), Stage(64, 10)], lose=0.06)
+    careful = choose_cascade(predicted, STAGES, lose=0.06)
     assert careful.lost == pytest.approx(0, abs=1e-6) and careful.macs > 1
+
+
+def test_with_a_limit_of_cost_as_little_is_lost_as_that_allows():
+    # Two images of three stop early at no loss, the third loses 0.2 where it does: 1 costs 10 more than stopping.
+    predicted = few_tokens_err(0.45)
+    assert choose_cascade(predicted, STAGES, max_cost=1.0).lost == pytest.approx(0, abs=1e-6)
+    tight = choose_cascade(predicted, STAGES, max_cost=0.2)
+    assert tight.macs == 1 and tight.lost == pytest.approx(0.2 / 3)
+    some = choose_cascade(predicted, STAGES, max_cost=0.8)  # one image may go on, which is not the one that would gain
+    assert some.macs <= 8 and some.lost <= tight.lost
+    with pytest.raises(InputError, match="begin with fewer tokens"):
+        choose_cascade(predicted, STAGES, max_cost=0.05)
+
+
+def test_where_time_is_counted_multiply_adds_do_not_matter():
+    predicted = Predicted(torch.stack([DENSE] * 3), DENSE, torch.zeros(3))
+    seconds = {(9, ()): 0.8, (16, ()): 0.4, (64, ()): 1.0}  # fewer multiply-adds may take longer
+    chosen = choose_cascade(predicted, [Stage(9, 1), Stage(16, 5), Stage(64, 10)], seconds=seconds)
+    assert [stage.tokens for stage in chosen.stages] == [16, 64]
+    assert (chosen.cost, chosen.macs) == (pytest.approx(0.4), 5)
 
 
 def test_stages_may_merge(model, images, batches):
@@ -188,39 +216,14 @@ def test_a_stage_has_the_prior_of_its_cascade_and_the_model_is_left_as_it_was(mo
 
 
 def test_a_cascade_is_a_module_that_owns_its_stages(cascade, images):
-    assert cascade.budgets[-1] == 64 and cascade.thresholds[-1] == 0 and len(cascade.models) == len(cascade.stages)
+    assert (
+        cascade.budgets[-1] == 64 and cascade.stages[-1].threshold == 0 and len(cascade.models) == len(cascade.stages)
+    )
     whole = copy.deepcopy(cascade).double()
     with torch.no_grad():
         *_, ours = cascade(images[:4])
         *_, theirs = whole(images[:4].double())
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-3, rtol=1e-3)
-
-
-def test_with_a_limit_of_cost_as_little_is_lost_as_that_allows():
-    # Two images of three stop early at no loss, the third loses 0.2 where it does: 1 costs 10 more than stopping.
-    dense = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.52, 0.48]]).log()
-    few = torch.tensor([[0.9, 0.1], [0.45, 0.55], [0.52, 0.48]]).log()
-    said = Predicted(torch.stack([few, dense]), dense, torch.zeros(3))
-    stages = [Stage(9, 1), Stage(64, 10)]
-    assert choose_cascade(said, stages, max_cost=1.0).lost == pytest.approx(0, abs=1e-6)
-    tight = choose_cascade(said, stages, max_cost=0.2)
-    assert tight.macs == 1 and tight.lost == pytest.approx(0.2 / 3)
-    some = choose_cascade(said, stages, max_cost=0.8)  # one image may go on, which is not the one that would gain
-    assert some.macs <= 8 and some.lost <= tight.lost
-    with pytest.raises(InputError, match="begin with fewer tokens"):
-        choose_cascade(said, stages, max_cost=0.05)
-
-
-def test_where_time_is_counted_multiply_adds_do_not_matter():
-    dense = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.52, 0.48]]).log()
-    said = Predicted(torch.stack([dense, dense, dense]), dense, torch.zeros(3))
-    stages = [Stage(9, 1), Stage(16, 5), Stage(64, 10)]
-    seconds = {(9, ()): 0.8, (16, ()): 0.4, (64, ()): 1.0}  # fewer multiply-adds may take longer
-    chosen = choose_cascade(said, stages, seconds=seconds)
-    assert [stage.tokens for stage in chosen.stages] == [16, 64]
-    assert (chosen.cost, chosen.macs) == (pytest.approx(0.4), 5)
-    with pytest.raises(InputError, match="begin with fewer tokens"):
-        choose_cascade(said, stages, max_cost=0.3, seconds=seconds)
 
 
 def test_measure_is_the_mean_over_images(model, cascade, batches):
@@ -253,18 +256,18 @@ def test_bad_input_is_one_sentence(model, cascade, images, batches, tmp_path):
         Cascade.load("scenes-a")
     with pytest.raises(InputError, match="until is a confidence"):
         cascade(images, until=80)
-    with pytest.raises(InputError, match="agree is a share"):
-        calibrate(model, batches, agree=99)
-    with pytest.raises(InputError, match="above 0 and at most 1, got 65"):
-        calibrate(model, batches, cost=65)
-    with pytest.raises(InputError, match="give only one of"):
-        calibrate(model, batches, cost=0.5, agree=0.9)
-    with pytest.raises(InputError, match="is one point"):
-        calibrate(model, batches, lose=1)
-    with pytest.raises(InputError, match="below the grid's 64 tokens"):
-        calibrate(model, batches, budgets=(64,))
+    for options, sentence in (
+        ({"agree": 99}, "agree is a share"),
+        ({"cost": 65}, "above 0 and at most 1, got 65"),
+        ({"cost": 0.5, "agree": 0.9}, "give only one of"),
+        ({"lose": 1}, "is one point"),
+        ({"budgets": (64,)}, "below the grid's 64 tokens"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            calibrate(model, batches, **options)
     for text, sentence in (
         ('{"format": 2, "stages": [{}]}', "damaged, or no cascade"),
+        ('{"format": 2, "stages": [], "prior": null, "made": {}}', "damaged, or no cascade"),
         ('{"format": 1, "stages": []}', "in format 1, not 2"),
     ):
         (tmp_path / "bad.json").write_text(text)

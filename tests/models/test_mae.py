@@ -25,18 +25,13 @@ def grid(autoencoder):
     return autoencoder.encoder.grid().expand(2, -1, -1)
 
 
-def test_hidden_windows_on_the_grid_are_the_patches_that_are_not_visible(autoencoder):
-    reconstructed, hidden = autoencoder(IMAGES, grid(autoencoder), VISIBLE, normalize=False)
+def test_hidden_windows_on_the_grid_are_the_normalised_patches_that_are_not_visible(autoencoder):
+    reconstructed, hidden = autoencoder(IMAGES, grid(autoencoder), VISIBLE)
     patches = F.unfold(IMAGES, 8, stride=8).transpose(1, 2)  # (2, 16, 192), rows of patches
-    torch.testing.assert_close(hidden[0], patches[0, [1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14]])
-    torch.testing.assert_close(hidden[1], patches[1, 4:])
+    patches = (patches - patches.mean(-1, keepdim=True)) / patches.std(-1, keepdim=True)
+    torch.testing.assert_close(hidden[0], patches[0, [1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14]], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hidden[1], patches[1, 4:], atol=1e-4, rtol=1e-4)
     assert reconstructed.shape == hidden.shape == (2, 12, 192)
-
-
-def test_normalised_windows_have_mean_0_and_variance_1(autoencoder):
-    hidden = autoencoder(IMAGES, grid(autoencoder), VISIBLE).hidden
-    torch.testing.assert_close(hidden.mean(-1), torch.zeros(2, 12), atol=1e-5, rtol=0)
-    torch.testing.assert_close(hidden.var(-1), torch.ones(2, 12), atol=1e-4, rtol=0)
 
 
 def test_what_is_hidden_does_not_reach_the_painter(autoencoder):
