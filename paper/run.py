@@ -20,33 +20,33 @@ PLACEMENT_COLUMN = {"priors": "prior", "classification": "placement", "robustnes
 
 def run(studies: Sequence[Study], lab: Lab, out: Path) -> None:
     """Measure studies and write each; if one of several fails, the others are still measured."""
-    troubles = {}
+    failures = {}
     only = list(lab.settings.only)
-    kept = {study.name: existing_result(study, lab, out) for study in studies if only}
+    existing = {study.name: existing_result(study, lab, out) for study in studies if only}
     for number, study in enumerate(studies, 1):
         if lab.main:
             report.errors.print(f"{study.name} ({number} of {len(studies)})", highlight=False)
-        begun, worked = time.perf_counter(), time.process_time()
+        started, cpu_started = time.perf_counter(), time.process_time()
         try:
             result = study.run(lab)
         except InputError as error:
             if isinstance(error.__cause__, OSError) or len(studies) == 1:
                 raise  # the following studies could not be written either
-            troubles[study.name] = str(error)
+            failures[study.name] = str(error)
             if lab.main:
                 report.warn(f"{study.name}: {error}")
             continue
         result.study = study.name
         result.settings = {**lab.describe(), **result.settings, "command": report.command("python -m paper")}
-        result.settings["seconds"] = round(time.perf_counter() - begun, 1)
+        result.settings["seconds"] = round(time.perf_counter() - started, 1)
         # Values that do not depend on the load of the machine:
-        result.settings["processor_seconds"] = round(time.process_time() - worked, 1)
+        result.settings["processor_seconds"] = round(time.process_time() - cpu_started, 1)
         if lab.main:
-            write(study, replaced(kept[study.name], result, only) if only else result, out)
-    if lab.main and 1 < len(studies) != len(troubles):
+            write(study, replaced(existing[study.name], result, only) if only else result, out)
+    if lab.main and 1 < len(studies) != len(failures):
         write_findings(out)
-    if troubles:
-        raise InputError("; ".join(f"{name}: {trouble}" for name, trouble in troubles.items()))
+    if failures:
+        raise InputError("; ".join(f"{name}: {failure}" for name, failure in failures.items()))
 
 
 def existing_result(study: Study, lab: Lab, out: Path) -> Result:
