@@ -114,13 +114,8 @@ def ran(tmp_path_factory) -> SimpleNamespace:
     commands = {}
     for name in ("one", "two"):
         (folder / name).mkdir()
-        replaced = {"OUT": str(folder / name), "IN": str(folder)}
-        commands[name] = [list(each) for each in COMMANDS]
-        for each in commands[name]:
-            for index, word in enumerate(each):
-                for mark, path in replaced.items():
-                    word = word.replace(f"{mark}/", f"{path}/")
-                each[index] = word
+        text = json.dumps(COMMANDS).replace("OUT/", f"{folder / name}/").replace("IN/", f"{folder}/")
+        commands[name] = json.loads(text)
     for words in commands["one"]:
         run(*words)
     return SimpleNamespace(one=folder / "one", two=folder / "two", said=torchrun(folder, commands["two"]))
