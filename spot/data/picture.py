@@ -20,30 +20,40 @@ T = TypeVar("T")
 Fit = Literal["crop", "whole", "squash", "full"]
 
 CROP_RATIO = 0.875
-PIXELS = 120_000_000  # larger images are refused before decoding: a small PNG can declare any size
-LONGEST = 16  # largest aspect ratio; a longer image is cropped before it is resized
+MAX_PIXELS = 120_000_000  # larger images are refused before decoding: a small PNG can declare any size
+MAX_ASPECT = 16  # largest aspect ratio; a longer image is cropped before it is resized
 
 
-def open_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
+def open_image(
+    source: str | Path | IO[bytes] | Image.Image,
+    *,
+    name: str | None = None,
+    formats: tuple[str, ...] | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Image.Image:
     """Open an image in RGB: rotated upright, first frame, transparent parts on white.
 
     16-bit images are scaled to 8 bits, CMYK and palettes converted. Raises InputError with the file's
-    name if it is not an image, is truncated, or has more than PIXELS pixels.
+    name if it is not an image, is truncated, or has more than `max_pixels` pixels.
+
+    name: by default that of the file. formats: Pillow's names of the formats to accept; by default all.
     """
-    name = source if isinstance(source, (str, Path)) else getattr(source, "name", "the image")
+    name = name or (str(source) if isinstance(source, (str, Path)) else getattr(source, "name", "the image"))
     if isinstance(source, (str, Path)) and not os.path.isfile(source):
         what = "a folder" if os.path.isdir(source) else "missing"
         raise InputError(f"an image file was expected, but {name} is {what}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the errors below cover large and damaged files
-            image = source if isinstance(source, Image.Image) else Image.open(source)
-            if image.width * image.height > PIXELS:
+            image = source if isinstance(source, Image.Image) else Image.open(source, formats=formats)
+            if image.width * image.height > max_pixels:
                 raise Image.DecompressionBombError
             image.load()
             image = ImageOps.exif_transpose(image)
     except Image.DecompressionBombError:
-        raise InputError(f"{name} is too large to decode; scale it below {PIXELS // 10**6} megapixels first") from None
+        raise InputError(
+            f"{name} is too large to decode; scale it below {max_pixels // 10**6} megapixels first"
+        ) from None
     except Exception as error:  # Pillow's decoders raise almost anything on a damaged file
         reason = "is not an image" if "cannot identify" in str(error) else f"cannot be read: {error}"
         raise InputError(f"{name} {reason}") from None
@@ -151,7 +161,7 @@ def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose"
 
 def narrow(image: Image.Image) -> Image.Image:
     """Crop an image to 16 times its short side. Otherwise 20,000 × 1 is resized to five million × 256."""
-    side = LONGEST * min(image.size)
+    side = MAX_ASPECT * min(image.size)
     if max(image.size) <= side:
         return image
     width, height = (min(length, side) for length in image.size)

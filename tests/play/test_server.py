@@ -137,7 +137,7 @@ def test_uploads_stay_in_memory_and_the_oldest_go_first(served):
         (b"", "not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         (png(64, 64)[:80], "cannot be read"),
-        (png(9000, 5000, "1"), "9000 × 5000 pixels; the page takes up to 40 megapixels"),
+        (png(9000, 5000, "1"), "too large to decode; scale it below 40 megapixels first"),
         (bytes(pictures.UPLOAD_BYTES + 1), "more than 20 MB"),
     ],
 )
@@ -148,6 +148,12 @@ def test_what_is_no_image_or_too_large_is_refused_in_a_sentence(served, data, se
         assert len(data) > pictures.UPLOAD_BYTES
         return
     assert status == 400 and sentence in json.loads(body)["error"]
+
+
+def test_a_webp_image_can_be_uploaded_to_a_new_server(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.webp")
+    code = "import sys; from spot.play.pictures import decode; decode('a.webp', open(sys.argv[1], 'rb').read())"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.webp")], check=True)
 
 
 @pytest.mark.parametrize(
