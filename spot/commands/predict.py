@@ -49,11 +49,9 @@ def predict(
         "glimpses": glimpses, "fit": fit,
     }  # fmt: skip
     if runtime == "onnx":
-        for name, value in {"weights": weights, "cascade": cascade, "out": out, **placement, "fit": None}.items():
+        for name, value in {"weights": weights, "cascade": cascade, "out": out, **placement}.items():
             if value not in (None, False):
                 raise InputError(f"--{name} goes with --runtime torch; a file has what it was exported with")
-        if fit not in (None, "crop"):
-            raise InputError(f"--fit {fit} goes with --runtime torch; a file has what it was exported with")
         predict_exported(images, model, top, skip_unreadable, csv, json)
         return
     options.check_prior(prior)
