@@ -1,9 +1,10 @@
 """Files of every format that is read, damaged in many ways: each is read right, or refused in one sentence."""
 
-import io
+import contextlib
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from PIL import Image
 from paper.cache import Cache
 from spot.data.picture import open_image
 from spot.hashes import hash_tensors
-from spot.models.checkpoints import load_saved, read_weights
+from spot.models.checkpoints import load_saved, read_weights, save_model
 from spot.models.deltas import apply_delta, save_delta
 from spot.placement.files import Placements
 from spot.store import read_tensors, write_state, write_tensors
@@ -43,71 +44,61 @@ def formats(folder: Path) -> dict[str, Format]:
     model, base = make_nano(), make_nano().vit.state_dict()
     image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
+    settings = json.dumps({"settings": SETTINGS})
+    cache, run, resumed = Cache(folder), folder / "run", folder / "resumed"
+    resumed.mkdir()
+    (resumed / "run.json").write_text(settings)
+    found: dict[str, Format] = {}
+
+    def add(name: str, suffix: str, write: Callable[[Path], Any], read: Callable[[Path], Any], **more: Any) -> None:
+        path = folder / f"good{suffix}"
+        write(path)
+        found[name] = Format(path.read_bytes(), suffix, read, **more)
+
+    def copied(place: Path, read: Callable[[], Any]) -> Callable[[Path], Any]:
+        """A function that reads a file after copying it to its place."""
+
+        def copy_and_read(path: Path) -> Any:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+            return read()
+
+        return copy_and_read
+
+    def hashed(tensors: Any) -> Any:
+        return None if tensors is None else hash_tensors(tensors)
+
     def model_read(path: Path) -> Any:
         with torch.no_grad():
             return finite(load_saved(path)(image, tokens=4)).tolist()
 
     def placements_read(path: Path) -> Any:
-        made = Placements.load(path)
-        return [list(made.keys), finite(made.trajectory).tolist()]
+        placements = Placements.load(path)
+        return [list(placements.keys), finite(placements.trajectory).tolist()]
 
-    def cache_read(path: Path) -> Any:
-        cache = Cache(path.parent)
-        there = cache.path(ABOUT)
-        there.parent.mkdir(exist_ok=True)
-        there.write_bytes(path.read_bytes())
-        made = cache.get(ABOUT)
-        return None if made is None else hash_tensors(made)
-
-    def run_read(path: Path) -> Any:
-        (path.parent / "run").mkdir(exist_ok=True)
-        (path.parent / "run" / "run.json").write_bytes(path.read_bytes())
-        return RunFolder(path.parent / "run", SETTINGS).settings
-
-    def checkpoint_read(path: Path) -> Any:
-        run = path.parent / "resumed"
-        (run / "checkpoints").mkdir(parents=True, exist_ok=True)
-        (run / "checkpoints" / "00000002.pt").write_bytes(path.read_bytes())
-        (run / "run.json").write_text(json.dumps({"settings": SETTINGS}))
-        made = RunFolder(run, SETTINGS).load()
-        return None if made is None else hash_tensors(made)
-
-    def weights_read(path: Path) -> Any:
-        return sorted(read_weights(path))
-
-    def delta_read(path: Path) -> Any:
-        return hash_tensors(apply_delta(base, path))
-
-    made: dict[str, Format] = {}
-
-    def add(name: str, suffix: str, write: Callable[[Path], Any], read: Callable[[Path], Any], **more: Any) -> None:
-        path = folder / f"good{suffix}"
-        write(path)
-        made[name] = Format(path.read_bytes(), suffix, read, **more)
-
-    from spot.models.checkpoints import save_model
+    def cache_write(path: Path) -> None:
+        cache.put(ABOUT, {"ranks": torch.arange(5)})
+        shutil.copyfile(cache.path(ABOUT), path)
 
     places = Placements(["a", "b"], torch.rand(2, 4, 2), {"m": 1}, {"losses": torch.rand(2)})
     add("model", ".safetensors", lambda p: save_model(model, p), model_read, checked=True, header="spot_vit")
     add("placements", ".safetensors", places.save, placements_read, checked=True, header="spot-placements")
-    add("delta", ".safetensors", lambda p: save_delta(make_nano(1), base, p, base="vit_tiny_patch16_224"), delta_read,
-        checked=True, header="spot_delta")  # fmt: skip
-    Cache(folder / "c").put(ABOUT, {"ranks": torch.arange(5)})
-    entry = Cache(folder / "c").path(ABOUT).read_bytes()
-    add("cache", ".safetensors", lambda p: p.write_bytes(entry), cache_read, checked=True)
-    add("run.json", ".json", lambda p: p.write_text(json.dumps({"settings": SETTINGS})), run_read)
+    add("delta", ".safetensors", lambda p: save_delta(make_nano(1), base, p, base="vit_tiny_patch16_224"),
+        lambda p: hash_tensors(apply_delta(base, p)), checked=True, header="spot_delta")  # fmt: skip
+    add("cache", ".safetensors", cache_write, copied(cache.path(ABOUT), lambda: hashed(cache.get(ABOUT))), checked=True)
+    run_read = copied(run / "run.json", lambda: RunFolder(run, SETTINGS).settings)
+    add("run.json", ".json", lambda p: p.write_text(settings), run_read)
     state = {"model": torch.rand(40), "step": torch.tensor(3)}
-    add("checkpoint", ".pt", lambda p: write_state(p, state), checkpoint_read, checked=True)
-    add("weights", ".pth", lambda p: torch.save({"a.weight": torch.rand(4), "b": torch.ones(2)}, p), weights_read)
+    newest = resumed / "checkpoints" / "00000002.pt"
+    state_read = copied(newest, lambda: hashed(RunFolder(resumed, SETTINGS).load()))
+    add("checkpoint", ".pt", lambda p: write_state(p, state), state_read, checked=True)
+    weights = {"a.weight": torch.rand(4), "b": torch.ones(2)}
+    add("weights", ".pth", lambda p: torch.save(weights, p), lambda p: sorted(read_weights(p)))
     picture = Image.effect_noise((24, 16), 60).convert("RGB")
     for ending in ("png", "jpg", "gif", "bmp", "tiff", "webp", "avif"):
-        content = io.BytesIO()
-        try:
-            picture.save(content, {"jpg": "jpeg"}.get(ending, ending))
-        except (KeyError, OSError):
-            continue  # this Pillow was built without it
-        add(ending, f".{ending}", lambda p, c=content: p.write_bytes(c.getvalue()), lambda p: open_image(p).mode)
-    return made
+        with contextlib.suppress(KeyError, OSError):  # this Pillow was built without it
+            add(ending, f".{ending}", picture.save, lambda p: open_image(p).mode)
+    return found
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:
@@ -141,28 +132,9 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 
 
 VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        0,
-        -1,
-        7,
-        2.5,
-        1e308,
-        math.nan,
-        10**18,
-        "",
-        "x",
-        "a/b",
-        "local-dir:/tmp",
-        [],
-        [1],
-        [[]],
-        {},
-        {"a": 1},
-    ),
-    *("spectral", "uniform", "auto", "authors", [0, 0, 0], [1e-300] * 3, "vit_tiny_patch16_224", "resnet50"),
-)
+    None, True, 0, -1, 7, 2.5, 1e308, math.nan, 10**18, "", "x", "a/b", "local-dir:/tmp", [], [1], [[]], {}, {"a": 1},
+    "spectral", "uniform", "auto", "authors", [0, 0, 0], [1e-300] * 3, "vit_tiny_patch16_224", "resnet50",
+)  # fmt: skip
 
 
 def reheaded(good: Format, path: Path, draw: random.Random) -> None:
