@@ -49,7 +49,7 @@ def bench(
     options.check_prior(prior)
     import torch
 
-    from spot.export.bench import bench, table
+    from spot.export.bench import bench, display_rows
     from spot.plots import check_ending, save
     from spot.plots.accuracy import accuracy, throughput
 
@@ -63,7 +63,7 @@ def bench(
         threads=threads, rounds=rounds,
     )  # fmt: skip
     title = f"{', '.join(dict.fromkeys(models))} ({device}, threads: {threads})"
-    report.show(table(rows), title)
+    report.show(display_rows(rows), title)
     report.say(
         f"ms is the time per image, in brackets the middle half of {rounds} rounds in turns. Times as fast is over "
         f"the plain ViT of {rows[0]['model']} in the same runtime; over fastest dense, in its fastest runtime."

@@ -238,9 +238,10 @@ def evaluate(
                 batch_maps = maps(images, batch.keys) if any(setting.needs_map for setting in bound) else None
                 results, pooled = [], []
                 for setting in bound:
-                    head = head_of(model_of(setting), images, setting.place(images, batch.keys, batch_maps))
-                    results.append(judge(head().float().cpu(), batch, accuracy=accuracy))
-                    pooled += [head(pre_logits=True).float().cpu()] if features else []
+                    positions = setting.place(images, batch.keys, batch_maps)
+                    tokens, head = features_and_head(model_of(setting), images, positions)
+                    results.append(judge(head(tokens).float().cpu(), batch, accuracy=accuracy))
+                    pooled += [head(tokens, pre_logits=True).float().cpu()] if features else []
                 done.append((batch.keys, batch.labels, torch.stack(results), pooled))
                 bar.advance(task, len(batch.keys))
     except InputError as error:
@@ -287,9 +288,14 @@ def judge(logits: Tensor, batch: Batch, *, accuracy: bool = True) -> Tensor:
     return torch.stack([predictions, ahead.sum(1).double(), loss], 1)
 
 
-def head_of(model: TokenModel, images: Tensor, positions: Tensor) -> Callable[..., Tensor]:
-    """The model's head on the features of images: call () for logits, (pre_logits=True) for the classifier's input."""
+def features_and_head(
+    model: TokenModel, images: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Callable[..., Tensor]]:
+    """Token features, and the model's head: head(features) gives logits, with pre_logits=True the classifier's input.
+
+    positions: by default the model's own placement.
+    """
     if isinstance(model, ToMe):  # merged tokens are weighted by their sizes
         merged = model.merge(images, positions)
-        return partial(model.forward_head, merged.features, sizes=merged.sizes)
-    return partial(model.forward_head, model.forward_features(images, positions))
+        return merged.features, partial(model.forward_head, sizes=merged.sizes)
+    return model.forward_features(images, positions), model.forward_head

@@ -17,43 +17,34 @@ import torch
 from torch import Tensor
 
 from spot.data.images import Data
-from spot.evaluation.accuracy import head_of
+from spot.evaluation.accuracy import features_and_head
 from spot.hashes import hash_model
-from spot.models.wrappers import TokenModel
+from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import fill_placements
 from spot.placement.files import Placements
 from spot.placement.oracle import frozen
-from spot.placement.priors import AnyPrior, resolve_prior
+from spot.placement.priors import resolve_prior
 from spot.store import as_json
 
 
-def embed(
-    model: TokenModel,
-    data: Data,
-    path: str | Path,
-    *,
-    tokens: int | None = None,
-    prior: AnyPrior | None = None,
-    seed: int = 0,
-    **how: Any,
-) -> Placements:
+def embed(model: SpotViT, data: Data, path: str | Path, *, seed: int = 0, **options: Any) -> Placements:
     """Write the pooled features of every readable image of a data set to a safetensors file.
 
     Args:
-        tokens, prior: the placement; by default the model's.
+        model: places the tokens by its own prior and budget; `model.at` selects others.
         seed: seed of random priors, combined with each image's key.
-        how: batch_size and workers, as for `spot.placement.dataset_search.search_dataset`.
+        options: batch_size and workers, as for `spot.placement.dataset_search.search_dataset`.
     """
-    inner, count = model.spot_vit, model.tokens if tokens is None else tokens
-    chosen = resolve_prior(inner.prior if prior is None else prior).name
-    about = {"model": inner.name, "model_hash": hash_model(inner), "prior": chosen, "tokens": count}
-    about = as_json({**about, "scale": inner.scale, "seed": seed, "classes": list(data.classes)})
+    about: dict[str, Any] = {"model": model.name, "model_hash": hash_model(model)}
+    about |= {"prior": resolve_prior(model.prior).name, "tokens": model.tokens, "scale": model.scale}
+    about = as_json({**about, "seed": seed, "classes": list(data.classes)})
 
     @torch.no_grad()
     def make(images: Tensor, labels: Tensor, keys: list[str]) -> Placements:
-        positions = model.place(images, keys=keys, tokens=count, prior=prior, seed=seed)
-        pooled = head_of(model, images, positions)(pre_logits=True).float().cpu()
+        positions = model.place(images, keys=keys, seed=seed)
+        tokens, head = features_and_head(model, images, positions)
+        pooled = head(tokens, pre_logits=True).float().cpu()
         return Placements(keys, positions, about, {"features": pooled, "labels": labels})
 
     with frozen(model):
-        return fill_placements(make, model, data, path, about, title="embedding", **how).placements
+        return fill_placements(make, model, data, path, about, title="embedding", **options).placements

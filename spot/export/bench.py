@@ -31,7 +31,7 @@ from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
 from spot.export.files import export, export_cascade, require_onnx
 from spot.export.runtime import ExportedCascade, onnx_session
-from spot.export.verify import normalised
+from spot.export.verify import normalise_pixels
 from spot.models.baselines import BASELINES
 from spot.models.cascade import Cascade
 from spot.models.family import Source, at_budget, dense_model
@@ -44,7 +44,7 @@ from spot.placement.sizes import Scale
 
 Runtime = Literal["eager", "compile", "onnx"]
 PLAIN, CASCADE = "plain", "cascade"
-LEAST = 16  # photographs per round
+MIN_PHOTOGRAPHS = 16  # per round
 WARM_UP = 3  # rounds
 
 
@@ -61,7 +61,7 @@ class Timed:
     stages: Sequence[float] = ()  # for a cascade: the share of photographs that ran each stage
 
 
-class Pictures(NamedTuple):
+class ImageBatch(NamedTuple):
     """A batch of images, in the formats of eager models and of exported files."""
 
     images: Tensor  # (B, C, H, W), normalised
@@ -72,7 +72,7 @@ class Pictures(NamedTuple):
         return self.images.device
 
 
-Call = Callable[[Pictures], Any]
+Call = Callable[[ImageBatch], Any]
 
 
 def bench(
@@ -123,119 +123,126 @@ def bench(
     files = [] if photographs is None else image_files(photographs)
     if photographs is not None and not files:
         raise InputError(f"photographs were expected in {photographs}, and there are none")
-    entries = []
+    entries: list[Timed] = []
     for name in dict.fromkeys(models):
-        source = opened(name, device, weights, scale, real=bool(files))
-        entries += candidates(name, source, tokens, baselines, prior, every=not files)
+        source = open_source(name, device, weights, scale, real_weights=bool(files))
+        entries += methods(name, source, tokens, baselines, prior, parts_of_grid=not files)
         if files:
-            stopping = Cascade.load(name if cascade is None else cascade, source)
-            known = None if cascade is not None else accuracies(name).get((CASCADE, None))
-            entries.append(Timed(name, CASCADE, None, stopping, known, 0))
+            early_exit = Cascade.load(name if cascade is None else cascade, source)
+            top1 = None if cascade is not None else shipped_accuracies(name).get((CASCADE, None))
+            entries.append(Timed(name, CASCADE, None, early_exit, top1, 0))
     shapes = {image_shape(entry.module) for entry in entries if entry.method != CASCADE}
     if len(shapes) > 1:
-        sizes = " and ".join(" × ".join(map(str, each)) for each in sorted(shapes))
+        sizes = " and ".join(" × ".join(map(str, shape)) for shape in sorted(shapes))
         raise InputError(f"these models were built for images of different sizes, {sizes}; time them one by one")
     (shape,) = shapes
-    entries += [rival(each, device) for each in against]
+    model = entries[0].module.spot_vit
+    entries += [timm_model(each, device) for each in against]
     rows = []
     clock: Clock = "processor" if threads == 1 and device == "cpu" else "wall"
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
     with TemporaryDirectory() as folder, many_graphs(), cpu_threads(threads), torch.no_grad():
         calls: dict[tuple[Runtime, int], Call] = {}
-        taken: list[int] = []  # number of stages for every photograph that the cascade processed
+        stage_counts: list[int] = []  # for every photograph that the cascade processed
         for number, entry in enumerate(entries):
             for runtime in runtimes:
                 path = Path(folder) / (f"{number}.onnx" if entry.method != CASCADE else CASCADE)
-                call = call_of(entry, runtime, path, threads, taken)
-                if call is not None:
+                if (call := call_of(entry, runtime, path, threads, stage_counts)) is not None:
                     calls[runtime, number] = call
         for batch in dict.fromkeys(batch_sizes):
-            if files:
-                given = photographs_in_turn([files[each] for each in order], batch, entries[0].module.spot_vit)
-            else:
-                given = noise_in_turn(batch, shape, device)
-            interleaved(calls, given, WARM_UP, clock)
-            taken.clear()
-            seconds = interleaved(calls, given, rounds, clock)
-            rows += table_rows([with_stages(entry, taken) for entry in entries], seconds, batch)
+            images = photograph_batches(files, batch, model) if files else noise_batches(batch, shape, device)
+            interleaved(calls, images, WARM_UP, clock)
+            stage_counts.clear()
+            seconds = interleaved(calls, images, rounds, clock)
+            rows += table_rows([with_stages(entry, stage_counts) for entry in entries], seconds, batch)
     return rows
 
 
-def noise_in_turn(batch: int, shape: tuple[int, ...], device: str) -> Callable[[int], list[Pictures]]:
+def noise_batches(batch: int, shape: tuple[int, ...], device: str) -> Callable[[int], list[ImageBatch]]:
     """A function that returns the same batch in every round."""
     images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).to(device)
     pixels = np.random.default_rng(0).integers(0, 256, (batch, *shape[1:], 3), np.uint8)
-    return lambda turn: [Pictures(images, pixels)]
+    return lambda number: [ImageBatch(images, pixels)]
 
 
-def photographs_in_turn(files: Sequence[Path], batch: int, model: SpotViT) -> Callable[[int], list[Pictures]]:
-    """A function that returns the next photographs in every round."""
-    count = -(-LEAST // batch) * batch
+def photograph_batches(files: Sequence[str | Path], batch: int, model: SpotViT) -> Callable[[int], list[ImageBatch]]:
+    """A function that returns the next photographs in every round, in a random order."""
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
+    count = -(-MIN_PHOTOGRAPHS // batch) * batch
 
-    def given(turn: int) -> list[Pictures]:
-        chosen = [files[(turn * count + each) % len(files)] for each in range(count)]
+    def batches(number: int) -> list[ImageBatch]:
+        chosen = [files[order[(number * count + index) % len(files)]] for index in range(count)]
         pixels = np.stack([np.asarray(resize_and_crop(open_image(path), model.img_size)) for path in chosen])
-        images = normalised(torch.from_numpy(pixels), model.data_config).contiguous()
-        return [Pictures(images[at : at + batch], pixels[at : at + batch]) for at in range(0, count, batch)]
+        images = normalise_pixels(torch.from_numpy(pixels), model.data_config).contiguous()
+        return [ImageBatch(images[at : at + batch], pixels[at : at + batch]) for at in range(0, count, batch)]
 
-    return given
+    return batches
 
 
-def with_stages(entry: Timed, taken: Sequence[int]) -> Timed:
+def with_stages(entry: Timed, stage_counts: Sequence[int]) -> Timed:
     """A cascade with its measured share of photographs per stage, and its mean cost."""
     if entry.method != CASCADE:
         return entry
     stages = entry.module.stages
-    shares = [mean(each > number for each in taken) for number in range(len(stages))]
+    shares = [mean(count > number for count in stage_counts) for number in range(len(stages))]
     cost = sum(share * stage.macs for share, stage in zip(shares, stages, strict=True))
     return replace(entry, macs=round(cost), stages=shares)
 
 
-def opened(name: str, device: str, weights: str | Path | None, scale: Scale | None, real: bool = False) -> Source:
-    """A model or family on a device. Weights that need a download are random unless given or `real`."""
+def open_source(
+    name: str, device: str, weights: str | Path | None, scale: Scale | None, *, real_weights: bool
+) -> Source:
+    """A model or family on a device. Weights that need a download are random, unless they are given or needed."""
     try:
         torch.empty(0, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"the device {device!r} cannot be used here: {reason}") from None
-    needs = name in ALIASES or timm.is_model(name.removeprefix("timm/").split(".")[0])
-    if weights is None and needs and not real and not Path(name).exists():
+    download = name in ALIASES or timm.is_model(name.removeprefix("timm/").split(".")[0])
+    if weights is None and download and not real_weights and not Path(name).exists():
         return load(name, pretrained=False, scale=scale).to(device)
     source = load_source(name, weights=weights, scale=scale)
     return source.to(device).eval() if isinstance(source, SpotViT) else source
 
 
-def candidates(
-    name: str, source: Source, tokens: Sequence[int], baselines: Sequence[str], prior: str | None, every: bool
+def methods(
+    name: str,
+    source: Source,
+    tokens: Sequence[int],
+    baselines: Sequence[str],
+    prior: str | None,
+    *,
+    parts_of_grid: bool,
 ) -> list[Timed]:
-    """The plain ViT, then SPoT and each baseline at each budget. every: without budgets use fractions of the grid."""
+    """The plain ViT, then SPoT and each baseline at each budget; without budgets, optionally at parts of the grid."""
     dense = dense_model(source)
-    cells, known = len(dense.grid()), accuracies(name)
-    budgets = list(dict.fromkeys(tokens)) or (sorted({-(-cells // part) for part in (8, 4, 2, 1)}) if every else [])
-    made: list[tuple[str, int, TokenModel]] = [(PLAIN, cells, PlainViT(dense))]
+    cells, top1 = len(dense.grid()), shipped_accuracies(name)
+    budgets = list(dict.fromkeys(tokens))
+    if not budgets and parts_of_grid:
+        budgets = sorted({-(-cells // part) for part in (8, 4, 2, 1)})
+    models: list[tuple[str, int, TokenModel]] = [(PLAIN, cells, PlainViT(dense))]
     others = [BASELINES[each] for each in baselines if each != PLAIN]
     for budget in budgets:
-        made.append(("spot", budget, at_budget(source, budget, prior=prior)))
-        made += [(each.name, budget, each.build(source, budget)) for each in others if not each.dense]
+        models.append(("spot", budget, at_budget(source, budget, prior=prior)))
+        models += [(each.name, budget, each.build(source, budget)) for each in others if not each.dense]
     return [
-        Timed(name, method, budget, module.eval(), known.get((method, budget)), macs(module))
-        for method, budget, module in made
+        Timed(name, method, budget, model.eval(), top1.get((method, budget)), macs(model))
+        for method, budget, model in models
     ]
 
 
-def accuracies(name: str) -> dict[tuple[str, int | None], float | None]:
+def shipped_accuracies(name: str) -> dict[tuple[str, int | None], float | None]:
     """Top-1 of a shipped model, by method and tokens, from the list of models."""
     row = next((row for row in list_models() if name in (row["name"], row["alias"])), None)
     if row is None or not row["accuracy"]:
         return {}
     cells = max(row["accuracy"])
-    known = {(PLAIN, cells): row["accuracy"][cells], (CASCADE, None): row["cascade"]}
+    found = {(PLAIN, cells): row["accuracy"][cells], (CASCADE, None): row["cascade"]}
     for method, column in (("spot", "accuracy"), ("merged", "merged")):
-        known |= {(method, tokens): top1 for tokens, top1 in row[column].items()}
-    return known
+        found |= {(method, tokens): top1 for tokens, top1 in row[column].items()}
+    return found
 
 
-def rival(text: str, device: str) -> Timed:
+def timm_model(text: str, device: str) -> Timed:
     """Another timm model with random weights and its own image size, from NAME or NAME=TOP1."""
     name, _, top1 = text.partition("=")
     if not timm.is_model(name.split(".")[0]):
@@ -248,28 +255,29 @@ def rival(text: str, device: str) -> Timed:
     return Timed(name, "timm", None, module, accuracy, macs(module, module.default_cfg["input_size"]))
 
 
-def call_of(entry: Timed, runtime: Runtime, path: Path, threads: int, taken: list[int]) -> Call | None:
-    """A function of pictures, or None if the model cannot be exported. A cascade appends stage counts to `taken`."""
+def call_of(entry: Timed, runtime: Runtime, path: Path, threads: int, stage_counts: list[int]) -> Call | None:
+    """A function of a batch, or None if the model cannot be exported. A cascade appends to `stage_counts`."""
     model = entry.module
-    if isinstance(model, Cascade):
-        if runtime != "onnx":
-            return lambda given: taken.extend(stages_of(model, given.images))
+    if isinstance(model, Cascade) and runtime == "onnx":
         export_cascade(model, path)
-        folder = ExportedCascade(path, threads)
-        return lambda given: taken.extend(folder(given.pixels)["stages"].tolist())
+        exported = ExportedCascade(path, threads)
+        return lambda batch: stage_counts.extend(exported(batch.pixels)["stages"].tolist())
+    if isinstance(model, Cascade):
+        return lambda batch: stage_counts.extend(count_stages(model, batch.images))
     if entry.method == "timm":
-        own = tuple(model.default_cfg["input_size"])
-        run = timm_file(model, path, own, threads) if runtime == "onnx" else compiled(model, runtime)
-        noise = lru_cache(lambda batch, device: torch.randn(batch, *own, device=device))
-        return lambda given: run(noise(len(given.pixels), given.device))
+        shape = tuple(model.default_cfg["input_size"])
+        run = timm_file(model, path, shape, threads) if runtime == "onnx" else compiled(model, runtime)
+        noise = lru_cache(lambda count, device: torch.randn(count, *shape, device=device))
+        return lambda batch: run(noise(len(batch.pixels), batch.device))
     if runtime != "onnx":
         run = compiled(model.model.vit if isinstance(model, PlainViT) else model, runtime)
-        return lambda given: run(given.images)
+        return lambda batch: run(batch.images)
     if not isinstance(model, (SpotViT, ToMe, PlainViT)):
         report.warn(f"{entry.method} draws its tokens and has no file; it is timed in other runtimes alone")
         return None
     export(model, path, built_in=True)
-    return file_call(path, threads)
+    session = onnx_session(path, threads)
+    return lambda batch: session.run(None, {"images": batch.pixels})
 
 
 def compiled(module: Any, runtime: Runtime) -> Any:
@@ -277,32 +285,26 @@ def compiled(module: Any, runtime: Runtime) -> Any:
     return torch.compile(module, dynamic=False) if runtime == "compile" else module
 
 
-def file_call(path: Path, threads: int) -> Call:
-    """A function of pictures that runs an exported file with a placement."""
-    session = onnx_session(path, threads)
-    return lambda given: session.run(None, {"images": given.pixels})
-
-
 def timm_file(module: nn.Module, path: Path, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Any]:
     """A timm model as a file of torch's exporter, called with normalised images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        batch = torch.export.Dim("batch", min=1, max=1024)
+        count = torch.export.Dim("batch", min=1, max=1024)
         program: Any = torch.onnx.export(
             module, (torch.randn(2, *shape),), dynamo=True, verbose=False, input_names=["images"],
-            dynamic_shapes=({0: batch},),
+            dynamic_shapes=({0: count},),
         )  # fmt: skip
     program.save(str(path))
     session = onnx_session(path, threads)
     return lambda images: session.run(None, {"images": images.numpy()})
 
 
-def stages_of(cascade: Cascade, images: Tensor) -> list[int]:
+def count_stages(cascade: Cascade, images: Tensor) -> list[int]:
     """The number of stages that each image runs."""
-    taken = torch.zeros(len(images), dtype=torch.int64)
+    counts = torch.zeros(len(images), dtype=torch.int64)
     for step in cascade(images):
-        taken[step.rows] += 1
-    return taken.tolist()
+        counts[step.rows] += 1
+    return counts.tolist()
 
 
 def onnx_stage(model: Any, last: bool) -> Callable[[Tensor], Any]:
@@ -355,7 +357,7 @@ def quartiles(values: NDArray[Any]) -> list[float]:
     return np.quantile(values, (0.25, 0.5, 0.75)).tolist()
 
 
-def table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def display_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows, formatted for display."""
     cascades = any(row["stages"] for row in rows)
     return [

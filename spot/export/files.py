@@ -25,7 +25,7 @@ from spot.data.picture import CROP_RATIO
 from spot.errors import InputError
 from spot.export.graph import DenseGraph, Graph, Input, Output, fixed_positions
 from spot.export.runtime import EXTRA, KEY, STAGES
-from spot.export.verify import noise, random_positions, run_onnx, run_torch, verify
+from spot.export.verify import random_images, random_positions, run_onnx, run_torch, verify
 from spot.hashes import hash_model
 from spot.models.cascade import Cascade
 from spot.models.spot_vit import SpotViT
@@ -36,11 +36,11 @@ from spot.store import atomic_write, write_json
 
 Target = Literal["onnx", "torch"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
-FEWEST, MOST = 2, 256  # tokens; the maximum is larger for a model with a larger grid
-LARGEST = 4096  # pixels along a side of an image
-BATCHES = 1024
+MIN_TOKENS, MAX_TOKENS = 2, 256  # the maximum is larger for a model with a larger grid
+MAX_SIDE = 4096  # of an image, in pixels
+MAX_BATCH = 1024
 ATTENTION_OPSET = 23
-PROTOBUF = 2 * 2**30  # bytes: no single ONNX file is larger
+MAX_BYTES = 2 * 2**30  # of a single ONNX file
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def export(
         pictures: (H, W, 3) for verification in addition to noise, already resized and cropped.
     """
     path = Path(path)
-    refuse(model.spot_vit, path, to, outputs)
+    check_export(model.spot_vit, path, to, outputs)
     model = copy.deepcopy(model).cpu().float().eval()
     vit, merging = model.spot_vit, model if isinstance(model, ToMe) else None
     common: dict[str, Any] = {"image": image, "outputs": outputs, "merging": merging}
@@ -131,7 +131,7 @@ def export_cascade(cascade: Cascade, folder: str | Path, **options: Any) -> list
     return written
 
 
-def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
+def check_export(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
     """Refuse models and options that cannot be exported, before any work is done."""
     if path.suffix != SUFFIXES[to]:
         raise InputError(f"a file for {to} ends in {SUFFIXES[to]}, got {path}")
@@ -143,7 +143,7 @@ def refuse(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) ->
         return
     require_onnx()
     size = sum(tensor.numel() * 4 for tensor in model.state_dict().values())
-    if size > 0.95 * PROTOBUF:
+    if size > 0.95 * MAX_BYTES:
         raise InputError(f"{model.name} has {size / 2**30:.1f} GiB of weights, an ONNX file at most 2; use --to torch")
 
 
@@ -179,7 +179,7 @@ def describe_export(model: SpotViT, graph: Graph) -> dict[str, Any]:
         "sizes": graph.columns > 2,
         "regions": graph.columns == 7,
         "largest_scale": 2 ** (graph.levels - 1),
-        "token_range": [FEWEST, max(MOST, len(model.grid()))],
+        "token_range": [MIN_TOKENS, max(MAX_TOKENS, len(model.grid()))],
         "img_size": list(model.img_size),
         "patch_size": model.patch_size,
         "preprocessing": {
@@ -202,7 +202,7 @@ def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
     """Inputs for tracing. Sizes of free dimensions differ from each other and from 0 and 1."""
     batch, tokens = 2, 5
     sides = [side + 2 * number + 2 for number, side in enumerate(about["img_size"])]
-    images = noise(about, batch, about["img_size"] if about["built_in"] else sides)
+    images = random_images(about, batch, about["img_size"] if about["built_in"] else sides)
     if about["built_in"]:
         return (images,)
     return images, random_positions(about, batch, tokens, about["img_size"], torch.Generator().manual_seed(0))
@@ -211,10 +211,10 @@ def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
 def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
     """The free dimensions of the inputs, with their bounds."""
     dim = torch.export.Dim
-    batch = dim("batch", min=1, max=BATCHES)
+    batch = dim("batch", min=1, max=MAX_BATCH)
     rows = 1 if about["image"] == "uint8" else 2
-    sides = {rows: dim("height", min=about["patch_size"], max=LARGEST)}
-    sides[rows + 1] = dim("width", min=about["patch_size"], max=LARGEST)
+    sides = {rows: dim("height", min=about["patch_size"], max=MAX_SIDE)}
+    sides[rows + 1] = dim("width", min=about["patch_size"], max=MAX_SIDE)
     if about["built_in"]:
         return ({0: batch},)
     low, high = about["token_range"]

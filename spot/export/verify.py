@@ -1,7 +1,6 @@
 """Compare an exported file's outputs with its model's, on noise and pictures of several sizes."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from spot.data.folders import image_files
 from spot.data.picture import open_image, resize_and_crop
 from spot.data.scenes import draw_scenes
 from spot.errors import InputError
+from spot.evaluation.accuracy import features_and_head
 from spot.export.runtime import Exported
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
@@ -73,17 +73,17 @@ def sample_inputs(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) 
     low, high = about["token_range"]
     generator = torch.Generator().manual_seed(1)
     other = width if about["fixed_size"] else width + 9
-    batches = [noise(about, 1, (height, width)), noise(about, 3, (height, width)), noise(about, 2, (height, other))]
-    pictures = pictures[:8]
+    shapes = (1, (height, width)), (3, (height, width)), (2, (height, other))
+    batches = [random_images(about, batch, size) for batch, size in shapes]
     for picture in pictures:
         pixels = torch.from_numpy(picture.copy())[None]
-        batches.append(pixels if about["image"] == "uint8" else normalised(pixels, about["preprocessing"]))
+        batches.append(pixels if about["image"] == "uint8" else normalise_pixels(pixels, about["preprocessing"]))
     counts = [high, low, 17, *[49 for _ in pictures]]
-    chosen = []
+    inputs = []
     for images, tokens in zip(batches, counts, strict=True):
         positions = random_positions(about, len(images), tokens, (height, width), generator)
-        chosen.append((images, None if about["built_in"] else positions))
-    return chosen
+        inputs.append((images, None if about["built_in"] else positions))
+    return inputs
 
 
 def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) -> list[NDArray[np.uint8]]:
@@ -101,14 +101,14 @@ def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) 
     return [np.asarray(resize_and_crop(image, model.img_size)) for image in images]
 
 
-def noise(about: dict[str, Any], batch: int, size: Sequence[int]) -> Tensor:
+def random_images(about: dict[str, Any], batch: int, size: Sequence[int]) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if about["image"] == "uint8":
         return torch.randint(256, (batch, *size, 3), generator=generator, dtype=torch.uint8)
     return torch.randn(batch, about["channels"], *size, generator=generator)
 
 
-def normalised(pixels: Tensor, config: dict[str, Any]) -> Tensor:
+def normalise_pixels(pixels: Tensor, config: dict[str, Any]) -> Tensor:
     """RGB bytes (B, H, W, 3) → the input (B, 3, H, W) of a model with this mean and std."""
     mean, std = (torch.tensor(config[name]) for name in ("mean", "std"))
     return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
@@ -120,13 +120,8 @@ def reference(
 ) -> dict[str, Tensor]:
     """The model's own outputs, by name; without positions, at its own placement."""
     if about["image"] == "uint8":
-        images = normalised(images, about["preprocessing"])
-    head: Any
-    if isinstance(model, ToMe):
-        merged = model.merge(images, positions)
-        tokens, head = merged.features, partial(model.forward_head, sizes=merged.sizes)
-    else:
-        tokens, head = model.forward_features(images, positions), model.forward_head
+        images = normalise_pixels(images, about["preprocessing"])
+    tokens, head = features_and_head(model, images, positions)
     return {"tokens": tokens, "pooled": head(tokens, pre_logits=True), "logits": head(tokens)}
 
 

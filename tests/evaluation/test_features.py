@@ -28,7 +28,7 @@ def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
     images, labels, keys = zip(*(data[index] for index in range(10)), strict=True)
     positions = model.place(torch.stack(images), tokens=5, prior="uniform", keys=keys, seed=3)
     pooled = model.forward_head(model.forward_features(torch.stack(images), positions), pre_logits=True)
-    made = embed(model.train(), data, tmp_path / "f.safetensors", tokens=5, prior="uniform", seed=3, batch_size=3)
+    made = embed(model.train().at(tokens=5, prior="uniform"), data, tmp_path / "f.safetensors", seed=3, batch_size=3)
     assert model.training
     read = Placements.load(tmp_path / "f.safetensors")
     assert list(read.keys) == list(keys) == list(made.keys)
@@ -39,7 +39,7 @@ def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
 
 
 def test_a_run_that_was_killed_goes_on_and_writes_the_same_bytes(tmp_path, monkeypatch):
-    model, settings = nano_64(), {"batch_size": 3, "tokens": 4}
+    model, settings = nano_64().at(tokens=4), {"batch_size": 3}
     data = data_for(model, "scenes", limit=10)
     embed(model, data, tmp_path / "whole.safetensors", **settings)
     real, batches = model.forward_features, []
@@ -56,7 +56,7 @@ def test_a_run_that_was_killed_goes_on_and_writes_the_same_bytes(tmp_path, monke
     assert not (tmp_path / "f.safetensors").exists()
     monkeypatch.setattr(model, "forward_features", lambda *given: (batches.append(len(given[0])), real(*given))[1])
     with pytest.raises(InputError, match="tokens=4, now tokens=5"):
-        embed(model, data, tmp_path / "f.safetensors", batch_size=3, tokens=5)
+        embed(model.at(tokens=5), data, tmp_path / "f.safetensors", batch_size=3)
     embed(model, data, tmp_path / "f.safetensors", **settings)
     assert batches == [3, 3, 3, 1]  # none twice
     assert (tmp_path / "f.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()

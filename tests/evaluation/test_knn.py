@@ -93,7 +93,7 @@ def test_a_bank_holds_the_models_features_and_so_does_a_file_of_spot_embed(nano,
     row = sorted(images().keys).index(key)
     torch.testing.assert_close(bank.features[row], expected)
     assert bank.labels[row] == label
-    embed(nano, images(), tmp_path / "f.safetensors", tokens=4)
+    embed(nano.at(tokens=4), images(), tmp_path / "f.safetensors")
     file = read_bank(tmp_path / "f.safetensors", [nano], images().classes)
     torch.testing.assert_close(file.features.sort(0).values, bank.features.sort(0).values)
     assert torch.equal(file.labels.sort().values, bank.labels.sort().values)

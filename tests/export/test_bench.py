@@ -9,7 +9,7 @@ from PIL import Image
 from spot.cli import main
 from spot.errors import InputError
 from spot.evaluation.early_exit import possible_stages, stage_seconds
-from spot.export.bench import Timed, accuracies, bench, onnx_stage, table_rows
+from spot.export.bench import Timed, bench, onnx_stage, shipped_accuracies, table_rows
 from spot.models.cascade import Cascade, Stage
 from spot.models.checkpoints import save_folder
 from tests.conftest import make_nano
@@ -69,7 +69,7 @@ def test_budgets_are_by_default_parts_of_the_grid(folder, tmp_path):
 
 
 def test_accuracy_is_the_card_s_and_another_timm_model_is_a_row_and_a_point(tmp_path):
-    known = accuracies("scenes-a")
+    known = shipped_accuracies("scenes-a")
     given = ("--tokens", "9", "--batch-size", "1", "--baseline", "plain", "--against", "test_vit=41.5")
     rows = rows_of(tmp_path, "scenes-a", *given, "--plot", str(tmp_path / "bench.png"))
     assert [(row["model"], row["method"], row["accuracy"]) for row in rows] == [

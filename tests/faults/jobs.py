@@ -35,7 +35,7 @@ def jobs(pictures: Path) -> dict[str, Job]:
         return digest(folder / "p.safetensors")
 
     def features(folder: Path) -> str:
-        embed(model, data, folder / "f.safetensors", tokens=4, batch_size=2)
+        embed(model.at(tokens=4), data, folder / "f.safetensors", batch_size=2)
         return digest(folder / "f.safetensors")
 
     def maps(folder: Path) -> str:
