@@ -95,8 +95,7 @@ class Setup:
     changes: Mapping[str, Any] = field(default_factory=lambda: {"precision": "bf16"})  # of every recipe
     decoder: Mapping[str, Any] = field(default_factory=dict)  # of the recipe mae-in1k
     cut: Mapping[str, Any] = field(default_factory=dict)  # timm's options for the ViTs
-    method: str = "clipseg"  # of saliency maps; the paper marks the row as an oracle's without naming its prompt
-    prompt: str | None = "class"
+    method: str = "clipseg:class"  # of saliency maps; the paper marks the row as an oracle's without naming its prompt
     studies: Mapping[str, Any] = field(default_factory=dict)  # settings of the studies
 
     def file(self, name: str) -> Path:
@@ -195,12 +194,12 @@ def make_maps(setup: Setup) -> None:
     """Make the maps, divided among the processes."""
     state, folder = this_process(), setup.out / "maps"
     if state.is_main_process:
-        record_method(folder, setup.method, setup.prompt)
+        record_method(folder, setup.method)
     state.wait_for_everyone()
     for split in ("val", "train"):
         images = open_data(setup.data, transform=ToTensor(), split=split)
         images.keep(range(state.process_index, len(images), state.num_processes))
-        write_maps(images, folder, setup.method, setup.prompt)
+        write_maps(images, folder, setup.method)
     state.wait_for_everyone()
     if state.is_main_process:
         write_text(folder / "done.txt", "all maps are made\n")
@@ -246,7 +245,7 @@ def rehearsal(out: Path) -> Setup:
     tiny = {"img_size": 96, "batch_size": 8, "epochs": 1.0, "warmup_epochs": 0.0, "lr": 1e-5}
     few = {"seeds": 1, "oracle_limit": 20, "batch_size": 20}
     return Setup(
-        str(data), weights, out, workers=0, changes=tiny, decoder={"decoder_depth": 2}, method="spectral", prompt=None,
+        str(data), weights, out, workers=0, changes=tiny, decoder={"decoder_depth": 2}, method="spectral",
         cut={"depth": 2, "img_size": 96}, studies=few,
     )  # fmt: skip
 

@@ -14,7 +14,6 @@ def saliency(
     data: options.DataInstead = None,
     out: Path = Path("saliency"),
     method: str = "spectral",
-    prompt: options.Maybe[str] = None,
     choice: Annotated[options.ImageOptions, options.Flat] = options.ImageOptions(),
     json: options.Json = None,
 ) -> None:
@@ -27,14 +26,14 @@ def saliency(
 
     Args:
         out: folder for the maps
-        method: spectral (needs no weights), clipseg, or an .onnx file of a salient-object network
-        prompt: text prompt for clipseg; "class" uses the name of each image's class folder
+        method: spectral (needs no weights), an .onnx file of a salient-object network, clipseg, or clipseg:PROMPT;
+            with clipseg:class the prompt is the name of each image's class folder
     """
     from torchvision.transforms import ToTensor
 
     from spot.data.folders import photo_files
     from spot.data.images import Images, open_data
-    from spot.placement.saliency import write_maps
+    from spot.placement.saliency import method_and_prompt, write_maps
 
     if bool(images) == (data is not None):
         raise InputError("give either images or --data, one of them")
@@ -47,9 +46,9 @@ def saliency(
         opened = Images(files, names, [], transform=ToTensor(), skip=opening["skip"])
     else:
         opened = open_data(data, transform=ToTensor(), **opening)
-    rows = table = write_maps(opened, out, method, prompt)
+    rows = table = write_maps(opened, out, method)
     if data is not None:
         each = [sum(row[name] for row in rows) / len(rows) if rows else None for name in ("mean", "above half %")]
         table = [{"images": len(opened), "made now": len(rows), "mean": each[0], "above half %": each[1]}]
     report.show(table, method, caption=f"The maps are in {out}.")
-    report.save_json(json, rows, {"method": method, "prompt": prompt, "out": str(out)})
+    report.save_json(json, rows, {"method": method, "prompt": method_and_prompt(method)["prompt"], "out": str(out)})

@@ -261,23 +261,20 @@ def _blurred(maps: Tensor, sigma: float) -> Tensor:
 # Maps as files
 
 
-def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) -> list[dict[str, Any]]:
+def write_maps(data: Images, out: Path, method: str) -> list[dict[str, Any]]:
     """Compute missing maps, and write each file atomically. Returns one row per new map.
 
     Args:
         data: images (3, H, W) in [0, 1], of any size.
-        method: see `open_saliency`.
-        prompt: for clipseg; "class" uses the name of each image's class folder.
+        method: see `open_saliency`; with "clipseg:class" the prompt is the name of each image's class folder.
     """
-    if prompt is not None and method != "clipseg":
-        raise InputError(f"a prompt goes with the method clipseg, not with {method}; got {prompt!r}")
-    saliency: Any = open_saliency(method if prompt in (None, "class") else f"{method}:{prompt}")
+    saliency: Any = open_saliency(method)
     files: dict[Path, str] = {}
     for key in data.keys:
         other = files.setdefault(map_path(out, key), key)
         if other != key:
             raise InputError(f"{other} and {key} would have the same map, {map_path(out, key)}; rename one of them")
-    record_method(out, method, prompt)
+    record_method(out, method)
     todo = [index for index, file in enumerate(files) if not file.exists()]
     rows = []
     for index in report.track(todo, "saliency"):
@@ -285,7 +282,7 @@ def write_maps(data: Images, out: Path, method: str, prompt: str | None = None) 
         if sample is None:
             continue
         image, _, key = sample
-        options = {"prompt": class_prompt(key)} if prompt == "class" else {}
+        options = {"prompt": class_prompt(key)} if method == "clipseg:class" else {}
         map_, file = saliency(image[None], **options)[0], map_path(out, key)
         with atomic_write(file) as temporary:
             Image.fromarray((map_ * 255).round().byte().cpu().numpy()).save(temporary)
@@ -338,9 +335,17 @@ def class_prompt(key: str) -> str:
     return folder.replace("_", " ")
 
 
-def record_method(out: Path, method: str, prompt: str | None) -> None:
+def method_and_prompt(method: str) -> dict[str, Any]:
+    """The name of a method and its text prompt, as recorded with maps."""
+    name, _, prompt = method.partition(":")
+    if name != "clipseg":
+        name, prompt = Path(method).name, ""
+    return {"method": name, "prompt": prompt or None}
+
+
+def record_method(out: Path, method: str) -> None:
     """Record the method and the cost of the maps in their folder. Refuses to mix two methods."""
-    about = {"method": Path(method).name, "prompt": prompt}
+    about = method_and_prompt(method)
     recorded = maps_about(out)
     if recorded:
         refuse_difference(str(out), {name: recorded.get(name) for name in about}, about, "choose another folder")

@@ -60,9 +60,6 @@ def test_a_prompt_can_be_the_images_class():
 def test_bad_input_is_one_sentence(folder, tmp_path, refused):
     out = tmp_path / "maps"
     assert "either images or --data" in refused("saliency", "--out", out)
-    assert "a prompt goes with the method clipseg" in refused(
-        "saliency", "--data", folder, "--prompt", "dog", "--out", out
-    )
     assert "did you mean 'spectral'" in refused("saliency", "--data", folder, "--method", "spectrl", "--out", out)
     assert "missing" in refused("saliency", "--data", tmp_path / "nowhere", "--out", out)
     assert not out.exists()

@@ -14,6 +14,7 @@ from spot.placement.saliency import (
     ClipSeg,
     OnnxSaliency,
     map_macs,
+    method_and_prompt,
     open_saliency,
     record_method,
     resolve_saliency,
@@ -243,10 +244,12 @@ def test_multiply_adds_of_a_graph_are_those_counted_by_hand(tmp_path):
 
 def test_a_folder_of_maps_remembers_what_one_cost(tmp_path):
     assert map_macs("clipseg") is None and map_macs(tmp_path) is None
-    record_method(tmp_path, "spectral", None)
+    record_method(tmp_path, "spectral")
     assert map_macs(tmp_path) == map_macs("spectral") < 2_000_000  # a thousandth of a ViT-Ti
-    record_method(tmp_path, "spectral", None)  # more maps of the same kind
+    record_method(tmp_path, "spectral")  # more maps of the same kind
+    assert method_and_prompt("clipseg:class") == {"method": "clipseg", "prompt": "class"}
+    assert method_and_prompt("nets/u2netp.onnx") == {"method": "u2netp.onnx", "prompt": None}
     (tmp_path / ABOUT).write_text(json.dumps({"method": "spectral", "prompt": None}))  # as older versions wrote it
     assert map_macs(tmp_path) is None
-    record_method(tmp_path, "spectral", None)
+    record_method(tmp_path, "spectral")
     assert map_macs(tmp_path) == map_macs("spectral")
