@@ -6,7 +6,7 @@
     model = timm.create_model("spot_vit_tiny_patch16_224", pretrained=True, num_classes=10, tokens=49)
 
 This returns the same `spot.SpotViT` as `spot.load("vit-ti", tokens=49, num_classes=10)`, but in training mode, as timm
-returns its models. `pretrained=True` downloads the base ViT's weights through timm.
+returns its models. `pretrained=True` downloads the base ViT's weights through timm. `weights=FILE` or timm's
 `pretrained_cfg_overlay=dict(file=FILE)` reads them from a file. `checkpoint_path` loads a checkpoint of timm's
 train.py. To run timm's scripts with these names:
 
@@ -30,16 +30,16 @@ from spot.models.loading import load
 from spot.models.shipped import ALIASES
 
 NAMES = {"spot_vit_tiny_patch16_224": "vit-ti", "spot_deit_tiny_patch16_224": "deit-ti"}  # timm's name → ours
-SOURCES = ("url", "hf_hub_id", "hf_hub_filename", "state_dict")  # timm's other sources of weights
 
 
-def _registered(name: str) -> PretrainedCfg:
+def _base_cfg(name: str) -> PretrainedCfg:
     """The base ViT's configuration, with the names of its first and last layer in a SpotViT."""
-    base = get_pretrained_cfg(ALIASES[NAMES[name]].removesuffix("+spot"), allow_unregistered=False)
+    base = get_pretrained_cfg(ALIASES[name].removesuffix("+spot"), allow_unregistered=False)
     return dataclasses.replace(base, classifier=f"vit.{base.classifier}", first_conv=f"vit.{base.first_conv}")
 
 
-default_cfgs = generate_default_cfgs({f"{name}.{_registered(name).tag}": _registered(name) for name in NAMES})
+CONFIGS = {name: _base_cfg(alias) for name, alias in NAMES.items()}
+default_cfgs = generate_default_cfgs({f"{name}.{config.tag}": config for name, config in CONFIGS.items()})
 
 
 def _create(
@@ -59,22 +59,16 @@ def _create(
         pretrained_cfg: a tag or a whole configuration. Its `file` contains the base ViT's weights.
         options: arguments of spot.load, such as tokens, prior, scale, and of timm, such as num_classes.
     """
-    config, own = resolve_pretrained_cfg(name, pretrained_cfg, pretrained_cfg_overlay), _registered(name)
-    changed = [key for key in SOURCES if getattr(config, key) not in (None, "", getattr(own, key))]
-    if changed:
-        raise InputError(
-            f"{name} is a change to the weights of {ALIASES[NAMES[name]].removesuffix('+spot')}, so it takes no "
-            f"others by {' or '.join(changed)}; pass pretrained_cfg_overlay=dict(file=FILE) with these weights"
-        )
+    config = resolve_pretrained_cfg(name, pretrained_cfg, pretrained_cfg_overlay)
+    for source in ("url", "hf_hub_id", "hf_hub_filename", "state_dict"):
+        if getattr(config, source) not in (None, "", getattr(CONFIGS[name], source)):
+            raise InputError(f"{name} takes only its base ViT's weights, not others by {source}; give weights=FILE")
     options = {key: value for key, value in options.items() if key != "pretrained_model_args" and value is not None}
     cache_dir = options.pop("cache_dir", None)
     if pretrained:
-        options |= {"weights": config.file or None} | ({"cache_dir": str(cache_dir)} if cache_dir else {})
-    try:
-        model = load(NAMES[name], pretrained=pretrained, **options)
-    except InputError as error:
-        sentence = str(error).replace("weights=FILE", "pretrained_cfg_overlay=dict(file=FILE)")
-        raise InputError(sentence) from error
+        options |= {"weights": config.file} if config.file else {}
+        options |= {"cache_dir": str(cache_dir)} if cache_dir else {}
+    model = load(NAMES[name], pretrained=pretrained, **options)
     model.train()  # as timm returns its models
     data = {key: getattr(config, key) for key in DATA if key != "input_size" and getattr(config, key) is not None}
     model.vit.pretrained_cfg = {**model.vit.pretrained_cfg, **data}

@@ -31,10 +31,9 @@ def features_at(model: "SpotViT", images: Tensor, points: Tensor, positions: Ten
         wanted = (len(images), "M", context.shape[-1])
         raise InputError(f"points must have shape {wanted} like positions, got {tuple(points.shape)}")
     x, rope = model.embed(images, torch.cat([context, points.to(context)], 1))
-    known = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
-    known[model.num_prefix_tokens + context.shape[1] :] = False
-    features = model.encode(x, rope, mask=known[None, None, None].expand(len(x), 1, x.shape[1], -1))
-    return features[:, model.num_prefix_tokens + context.shape[1] :]
+    first_point = model.num_prefix_tokens + context.shape[1]
+    mask = torch.arange(x.shape[1], device=x.device) < first_point
+    return model.encode(x, rope, mask=mask.expand(len(x), 1, x.shape[1], -1))[:, first_point:]
 
 
 def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours: int = NEIGHBOURS) -> Tensor:

@@ -35,9 +35,9 @@ def list_models() -> list[dict[str, Any]]:
     on; accuracy: top-1 in percent by number of tokens, with isotropic tokens. If measured, merged: the same with
     tokens merged at that cost; and cascade: results of the shipped cascade.
     """
-    rows, known = [], read_json(LIST, "the list of models") if LIST.is_file() else {}
+    rows, entries = [], read_json(LIST, "the list of models")
     for name in built_in():
-        about = known.get(name, {})
+        about = entries.get(name, {})
         base = about.get("base")
         rows.append(
             {

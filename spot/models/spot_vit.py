@@ -238,6 +238,23 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
         """
         return resolve_saliency(self.saliency, self)(images, keys)
 
+    def positions_for(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
+        """The given positions, or those of `place`, after a check of images and positions."""
+        proj = self.vit.patch_embed.proj
+        check_images(images)
+        if images.dtype != proj.weight.dtype and not torch.is_autocast_enabled(images.device.type):
+            needed = proj.weight.dtype
+            raise InputError(f"the model has {needed} weights, so images must have that type too, got {images.dtype}")
+        if images.shape[1] != proj.in_channels:
+            raise InputError(f"images must have shape (B, {proj.in_channels}, H, W), got {tuple(images.shape)}")
+        placement = {name: value for name, value in placement.items() if value is not None}
+        if positions is None:
+            return self.place(images, **placement)
+        if placement:
+            raise InputError(f"positions are given, so {' and '.join(placement)} would change nothing; leave them out")
+        check_positions(positions)
+        return positions
+
     # From images to predictions
 
     def forward(  # no keyword-only arguments: torch.onnx's old exporter passes all by position
@@ -326,34 +343,14 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
         for index, block in enumerate(self.vit.blocks):
             options = {} if rope is None else {"rope": rope[index] if self.vit.rope_mixed else rope}
             options |= {} if mask is None else {"attn_mask": mask}
-            if self.vit.grad_checkpointing:
-                yield partial(checkpoint, block, **options)
-            else:
-                yield partial(block, **options)
+            run = partial(checkpoint, block) if self.vit.grad_checkpointing else block
+            yield partial(run, **options)
 
     def _prefix_tokens(self) -> Tensor:
         """Class, then distillation or register tokens, as timm orders them: (1, P, D)."""
-        names = ("cls_token", "dist_token") if hasattr(self.vit, "dist_token") else ("cls_token", "reg_token")
-        tokens = [getattr(self.vit, name, None) for name in names]
-        there = [token for token in tokens if token is not None]
-        return torch.cat(there, 1) if there else next(self.vit.parameters()).new_zeros(1, 0, self.embed_dim)
-
-    def positions_for(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
-        """The given positions, or those of `place`, after a check of images and positions."""
-        proj = self.vit.patch_embed.proj
-        check_images(images)
-        if images.dtype != proj.weight.dtype and not torch.is_autocast_enabled(images.device.type):
-            needed = proj.weight.dtype
-            raise InputError(f"the model has {needed} weights, so images must have that type too, got {images.dtype}")
-        if images.shape[1] != proj.in_channels:
-            raise InputError(f"images must have shape (B, {proj.in_channels}, H, W), got {tuple(images.shape)}")
-        placement = {name: value for name, value in placement.items() if value is not None}
-        if positions is None:
-            return self.place(images, **placement)
-        if placement:
-            raise InputError(f"positions are given, so {' and '.join(placement)} would change nothing; leave them out")
-        check_positions(positions)
-        return positions
+        tokens = [getattr(self.vit, name, None) for name in ("cls_token", "dist_token", "reg_token")]
+        present = [token for token in tokens if token is not None]
+        return torch.cat(present, 1) if present else next(self.vit.parameters()).new_zeros(1, 0, self.embed_dim)
 
     # Saving and loading; formats are in checkpoints.py
 

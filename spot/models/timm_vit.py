@@ -78,8 +78,8 @@ class AnswersAsTimm:
     def class_names(self, names: Sequence[str] | None) -> None:
         if names is not None and len(names) != self.num_classes:
             raise InputError(f"each of the {self.num_classes} classes needs a name, got {len(names)}")
-        kept = {key: value for key, value in (self.vit.pretrained_cfg or {}).items() if not key.startswith("label_")}
-        self.vit.pretrained_cfg = kept if names is None else {**kept, "label_names": list(names)}
+        config = {key: value for key, value in (self.vit.pretrained_cfg or {}).items() if not key.startswith("label_")}
+        self.vit.pretrained_cfg = config if names is None else {**config, "label_names": list(names)}
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -115,8 +115,7 @@ class AnswersAsTimm:
             raise InputError(f"the output format must be NCHW or NLC, got {output_fmt!r}")
         wanted = block_indices(self.vit, indices)
         last = wanted[-1] if stop_early or intermediates_only else len(self.vit.blocks) - 1
-        blocks = [*wanted, last] if last > wanted[-1] else wanted
-        taken = model.token_features(images, positions, indices=blocks, norm=norm, **placement)
+        taken = model.token_features(images, positions, indices=sorted({*wanted, last}), norm=norm, **placement)
         final = torch.cat([taken[-1].prefix, taken[-1].tokens], 1)
         final = final if norm else self.vit.norm(final)
         taken = taken[: len(wanted)]
@@ -127,9 +126,9 @@ class AnswersAsTimm:
             features = [each.tokens for each in taken]
         prefix = [each.prefix for each in taken] if return_prefix_tokens and self.num_prefix_tokens else None
         if output_dict:
-            made: dict[str, Any] = {"image_intermediates": features}
-            made |= {} if prefix is None else {"image_intermediates_prefix": prefix}
-            return made | ({} if intermediates_only else {"image_features": final})
+            output: dict[str, Any] = {"image_intermediates": features}
+            output |= {} if prefix is None else {"image_intermediates_prefix": prefix}
+            return output | ({} if intermediates_only else {"image_features": final})
         intermediates: list[Any] = features if prefix is None else list(zip(features, prefix, strict=True))
         return intermediates if intermediates_only else (final, intermediates)
 

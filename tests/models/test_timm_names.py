@@ -60,7 +60,7 @@ def test_a_file_of_the_bases_weights_gives_the_retrofit(name, images, shared_dat
     ours = spot.load(spot.timm.NAMES[name], tokens=49, weights=overlay["file"])
     with torch.no_grad():
         assert torch.equal(model(images), ours(images))
-    new = timm.create_model(name, pretrained=True, num_classes=10, in_chans=1, pretrained_cfg_overlay=overlay).eval()
+    new = timm.create_model(name, pretrained=True, num_classes=10, in_chans=1, weights=overlay["file"]).eval()
     assert new(images[:, :1]).shape == (2, 10) and new.tokens == 49
     assert torch.equal(new.vit.blocks[3].mlp.fc1.weight, ours.vit.blocks[3].mlp.fc1.weight)
 
@@ -129,11 +129,11 @@ def test_features_only_gives_maps_of_the_last_blocks(images):
 
 
 def test_weights_of_others_are_refused_in_a_sentence(monkeypatch):
-    with pytest.raises(InputError, match=r"no others by url; pass pretrained_cfg_overlay"):
+    with pytest.raises(InputError, match=r"not others by url; give weights=FILE"):
         timm.create_model(VIT, pretrained=True, pretrained_cfg_overlay={"url": "http://example.org/x.pth"})
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("spot.models.checkpoints.try_to_load_from_cache", lambda *_, **__: None)
-    with pytest.raises(InputError, match=r"pretrained_cfg_overlay=dict\(file=FILE\)"):
+    with pytest.raises(InputError, match="give weights=FILE"):
         timm.create_model(DEIT, pretrained=True)
 
 
