@@ -15,11 +15,11 @@ CARD = """---
 {data}
 ---
 
-# {name}
+# {model.name}
 
-A {name} whose tokens can be placed anywhere in an image ([SPoT](https://openreview.net/forum?id=XrBzSmzAVo)):
-{height} × {width} pixels, windows of {window}, {classes} classes. Its own placement is {prior} with {tokens} tokens;
-any other is an argument.
+A {model.name} whose tokens can be placed anywhere in an image ([SPoT](https://openreview.net/forum?id=XrBzSmzAVo)):
+{height} × {width} pixels, windows of {model.patch_size}, {model.num_classes} classes. Its own placement is
+{prior} with {model.tokens} tokens; any other is an argument.
 
 ```python
 import spot
@@ -49,13 +49,10 @@ def model_card(model: "SpotViT") -> ModelCard:
     height, width = model.img_size
     text = CARD.format(
         data=data.to_yaml(),
-        name=model.name,
+        model=model,
         height=height,
         width=width,
-        window=model.patch_size,
-        classes=model.num_classes,
         prior=resolve_prior(model.prior).name,
-        tokens=model.tokens,
         licence=data.license or "as their base model, whose licence is unknown here",
         hash=hash_model(model),
         version=report.versions()["spot-vit"],

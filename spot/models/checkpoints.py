@@ -193,11 +193,7 @@ def build(config: Mapping[str, Any]) -> SpotViT:
 
 def read_saved(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and configuration of a safetensors file that SPoT wrote, or of a save_pretrained folder."""
-    if path.is_dir():
-        for name in (CONFIG, WEIGHTS):
-            if not (path / name).is_file():
-                raise InputError(f"{path} holds no {name}, so it is not a saved SPoT model")
-        path = path / WEIGHTS
+    path = path / WEIGHTS if path.is_dir() else path
     advice = f"if it holds a timm model's weights, use spot.load('timm name', weights={str(path)!r})"
     return read_tensors(path, KEY, "a SPoT model", advice)
 

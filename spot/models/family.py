@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from spot.errors import InputError, check_kind
 from spot.hashes import hash_tensors
@@ -61,30 +60,12 @@ class Family:
         self.cells = len(self._base.grid())
         # At this budget and below the full change is used; None: at every budget. Version 0.2 wrote "fewest".
         self.min_tokens: int | None = config.get("min_tokens", config.get("fewest"))
+        self.patch_size = self._base.patch_size
+        self.scale: Scale | None = config.get("scale")  # window size of each model's placement, as in SpotViT.scale
         self._base.prior = config.get("prior") or "isotropic"
-        self._base.scale = config.get("scale")
         self._base.policy = delta_policy(path)
         self._base.retrofit_hash = self.hash
         self._base.eval()
-
-    @property
-    def patch_size(self) -> int:
-        """K: the side of a window in pixels."""
-        return self._base.patch_size
-
-    @property
-    def policy(self) -> nn.Module | None:
-        """The learned prior of each model, or None."""
-        return self._base.policy
-
-    @property
-    def scale(self) -> Scale | None:
-        """The window size of each model's placement, as in `SpotViT.scale`."""
-        return self._base.scale
-
-    @scale.setter
-    def scale(self, scale: Scale | None) -> None:
-        self._base.scale = scale
 
     def __repr__(self) -> str:
         return f"Family({self.name!r}, {self._base.name}, budgets up to {self.cells})"
@@ -95,7 +76,7 @@ class Family:
             return 1.0
         if image_size is None:
             return share_of_change(tokens, self.cells, self.min_tokens)
-        rows, columns = (length // self._base.patch_size for length in image_size)
+        rows, columns = (length // self.patch_size for length in image_size)
         return share_of_change(tokens, rows * columns, self.min_tokens)
 
     def model(
@@ -114,6 +95,7 @@ class Family:
         """
         check_tokens(tokens)
         share = self.share(tokens, image_size)
+        scale = self.scale if scale is None else scale
         with torch.inference_mode(False), torch.no_grad():  # so that its parameters can always be trained
             model = copy.deepcopy(self._base)
             for name, parameter in model.vit.named_parameters():

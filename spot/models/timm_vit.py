@@ -17,7 +17,6 @@ from spot.data.picture import evaluation_transform
 from spot.errors import InputError, unknown
 from spot.tokens.position_embedding import ROTARY
 
-RELATIVE = ("rel_pos", "relative_position_bias_table", "rel_pos_h")  # timm's names for relative positions
 TimmViT = Any  # a timm VisionTransformer or Eva; timm's modules are not typed
 
 
@@ -177,14 +176,8 @@ def create_timm(name: str, *, pretrained: bool = False, **kwargs: Any) -> TimmVi
 
 def refuse_unfit(vit: TimmViT) -> None:
     """Refuse a model whose tokens cannot be placed freely, naming the reason."""
-    stem, blocks = getattr(vit, "patch_embed", None), getattr(vit, "blocks", None) or []
-    attention = [getattr(block, "attn", None) for block in blocks]
-    tables = [getattr(part, name, None) for part in attention for name in RELATIVE]
-    if getattr(vit, "rel_pos_bias", None) is not None or any(table is not None for table in tables):
-        reason = "its relative position bias is a table of grid offsets, which off-grid tokens do not have"
-    elif any(getattr(block, "window_size", 0) for block in blocks) or "Swin" in type(vit).__name__:
-        reason = "its attention runs in windows of the grid, which off-grid tokens do not form"
-    elif not isinstance(vit, (VisionTransformer, Eva)):
+    stem = getattr(vit, "patch_embed", None)
+    if not isinstance(vit, (VisionTransformer, Eva)):  # relative position tables or windows of the grid, for example
         reason = "it is neither a timm VisionTransformer nor an Eva, whose blocks take any set of tokens"
     elif not isinstance(stem, PatchEmbed) or type(stem.proj) is not nn.Conv2d:
         reason = f"its convolutional stem ({type(stem).__name__}) looks beyond the window of a token"

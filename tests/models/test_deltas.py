@@ -1,5 +1,6 @@
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from spot.errors import InputError
 from spot.hashes import hash_tensors
@@ -23,63 +24,45 @@ def trained(size: float = 0.01):
     return model
 
 
-def test_base_plus_delta_is_the_trained_model(base, tmp_path):
-    model = trained()
-    save_delta(model, base, tmp_path / "d.safetensors", base="nano")
-    state = apply_delta(base, tmp_path / "d.safetensors")
+@pytest.fixture
+def delta(base, tmp_path):
+    path = tmp_path / "d.safetensors"
+    save_delta(trained(), base, path, base="nano.tag", config={"tokens": 4, "prior": "center"})
+    return path
+
+
+def test_base_plus_delta_is_the_trained_model(base, delta):
+    model, state = trained(), apply_delta(base, delta)
     for name, tensor in model.vit.state_dict().items():
         # half a step of 1/127 of the row's largest change, which is below 0.05 here
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=2.5e-4)
     assert torch.equal(state["head.weight"], base["head.weight"])
-    again = make_nano(seed=5)
-    again.vit.load_state_dict(state)
+    assert read_delta(delta)[1] == {
+        "format": 1, "base": "nano.tag", "hash": hash_tensors(base), "config": {"tokens": 4, "prior": "center"}
+    }  # fmt: skip
 
 
-def test_int8_takes_a_quarter_of_float32(base, tmp_path):
-    save_delta(trained(), base, tmp_path / "d.safetensors", base="nano")
-    full = sum(4 * tensor.numel() for tensor in base.values())
-    assert (tmp_path / "d.safetensors").stat().st_size < 0.4 * full  # a nano's scales and vectors weigh more
-
-
-def test_a_delta_says_what_it_stands_on(base, tmp_path):
-    save_delta(trained(), base, tmp_path / "d.safetensors", base="nano.tag", config={"tokens": 4, "prior": "center"})
-    _, about = read_delta(tmp_path / "d.safetensors")
-    assert about["base"] == "nano.tag"
-    assert about["config"] == {"tokens": 4, "prior": "center"}
-    assert about["hash"] == hash_tensors(base)
-
-
-def test_another_base_is_refused(base, tmp_path):
-    save_delta(trained(), base, tmp_path / "d.safetensors", base="nano.tag")
+def test_another_base_is_refused(base, delta):
     other = {**base, "head.bias": base["head.bias"] + 1e-6}
     with pytest.raises(InputError, match=r"delta on nano.tag .*these weights are others"):
-        apply_delta(other, tmp_path / "d.safetensors")
+        apply_delta(other, delta)
     with pytest.raises(InputError, match=r"another architecture: blocks\.2"):
-        save_delta(make_nano(depth=3), base, tmp_path / "e.safetensors", base="nano")
-    assert not (tmp_path / "e.safetensors").exists()
+        save_delta(make_nano(depth=3), base, delta.with_name("e.safetensors"), base="nano")
+    assert not delta.with_name("e.safetensors").exists()
 
 
-def test_what_is_no_delta_is_refused(base, tmp_path):
-    from safetensors.torch import save_file
-
-    save_file(base, tmp_path / "weights.safetensors")
-    with pytest.raises(InputError, match="not a delta"):
-        apply_delta(base, tmp_path / "weights.safetensors")
-    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "weights.safetensors").read_bytes()[:500])
-    with pytest.raises(InputError, match="cut short"):
-        read_delta(tmp_path / "cut.safetensors")
-
-
-def test_a_delta_that_was_changed_is_refused(base, tmp_path):
-    from safetensors.torch import save_file
-
-    path = tmp_path / "d.safetensors"
-    save_delta(trained(), base, path, base="nano")
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+def test_other_and_damaged_files_are_refused(base, delta):
+    content = delta.read_bytes()
+    delta.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(InputError, match="checksum"):
-        apply_delta(base, path)
+        apply_delta(base, delta)
+    delta.write_bytes(content[:500])
+    with pytest.raises(InputError, match="cut short"):
+        read_delta(delta)
+    save_file(base, delta)
+    with pytest.raises(InputError, match="not a delta"):
+        apply_delta(base, delta)
     for header in ('{"format": 1}', '{"format": 1, "base": 3, "hash": "x", "config": {}}', '{"format": 2}', "[]"):
-        save_file({"x": torch.ones(1)}, path, metadata={"spot_delta": header})
+        save_file({"x": torch.ones(1)}, delta, metadata={"spot_delta": header})
         with pytest.raises(InputError, match=r"d\.safetensors is .*(damaged|format 2)"):
-            read_delta(path)
+            read_delta(delta)

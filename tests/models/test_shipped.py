@@ -111,23 +111,3 @@ def test_options_are_honoured_for_a_retrofit(shared_data):
     images = torch.randn(1, 3, 224, 224)
     assert model(images).shape == (1, 192)
     torch.testing.assert_close(model.forward_features(images), whole.forward_features(images))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model": "hf-hub:somebody/model"},
-        {"model": "local-dir:/tmp"},
-        {"options": {"checkpoint_path": "x.pth"}},
-        {"options": {"pretrained": True}},
-        {"data": {"url": "http://example.org/x.pth"}},
-    ],
-)
-def test_a_files_header_cannot_make_timm_open_or_fetch_anything(nano, change):
-    from spot.models.checkpoints import build, model_config
-
-    config = model_config(nano)
-    for part, value in change.items():
-        config[part] = {**config[part], **value} if isinstance(value, dict) else value
-    with pytest.raises(InputError, match="refused"):
-        build(config)

@@ -93,13 +93,6 @@ def test_a_translated_image_with_translated_tokens_has_the_same_windows(nano):
     torch.testing.assert_close(*without, atol=1e-4, rtol=1e-4)
 
 
-@torch.no_grad()
-def test_other_image_sizes_and_aspects_are_read(nano):
-    images = torch.randn(2, 3, 40, 61)
-    assert nano(images).shape == (2, 10)
-    assert nano.grid(images).shape == (2, 5 * 7, 2)
-
-
 def test_gradients_reach_positions_and_agree_with_finite_differences(nano):
     model = nano.double()
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
@@ -218,16 +211,6 @@ def test_forward_intermediates_of_few_tokens_is_a_sequence_or_an_interpolated_ma
         nano.forward_intermediates(images, output_fmt="NHWC")
 
 
-@torch.no_grad()
-def test_it_exports(nano):
-    images, positions = torch.randn(2, 3, 32, 32), torch.rand(2, 5, 2)
-    batch, tokens = torch.export.Dim("batch", min=2), torch.export.Dim("tokens", min=2)
-    shapes = {"images": {0: batch}, "positions": {0: batch, 1: tokens}}
-    program = torch.export.export(nano, (images, positions), dynamic_shapes=shapes).module()
-    images, positions = torch.randn(3, 3, 32, 32), torch.rand(3, 7, 2)  # another batch, another budget
-    torch.testing.assert_close(program(images, positions), nano(images, positions), atol=1e-5, rtol=1e-5)
-
-
 def test_per_image_gradients_through_function_transforms(nano):
     images, positions = torch.randn(3, 3, 32, 32), torch.rand(3, 5, 2)
 
@@ -259,11 +242,10 @@ def test_real_weights_predict_the_same_class_through_spot_and_timm(fixture, requ
 @pytest.mark.parametrize(
     "name, reason",
     [
-        ("swin_tiny_patch4_window7_224", "windows of the grid"),
-        ("vit_relpos_small_patch16_224", "relative position bias"),
-        ("beit_base_patch16_224", "relative position bias"),
+        ("swin_tiny_patch4_window7_224", "neither a timm VisionTransformer nor an Eva"),
+        ("vit_relpos_small_patch16_224", "neither a timm VisionTransformer nor an Eva"),
+        ("beit_base_patch16_224", "neither a timm VisionTransformer nor an Eva"),
         ("vit_small_r26_s32_224", "convolutional stem"),
-        ("resnet18", "neither a timm VisionTransformer nor an Eva"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(name, reason):
@@ -279,10 +261,6 @@ def test_a_vit_without_pretrained_weights_does_not_bear_their_name():
 
 def test_bad_input_is_named(nano):
     images = torch.randn(2, 3, 32, 32)
-    with pytest.raises(InputError, match="did you mean 'vit_tiny_patch16_224'"):
-        spot.adapt("vit_tinny_patch16_224")
-    with pytest.raises(InputError, match="timm cannot build"):
-        spot.adapt("vit_tiny_patch16_224", no_such_option=3)
     with pytest.raises(InputError, match="not with a built model"):
         spot.adapt(nano.vit, img_size=64)
     with pytest.raises(InputError, match=r"\(B, 3, H, W\), got \(2, 1, 32, 32\)"):

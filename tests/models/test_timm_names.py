@@ -109,14 +109,6 @@ def test_the_configuration_names_parameters_that_are_there():
     assert create_transform(**resolve_data_config(model=model)) is not None
 
 
-def test_without_a_head_it_gives_pooled_features(images):
-    model = timm.create_model(VIT, num_classes=0, tokens=16).eval()
-    with torch.no_grad():
-        expected = model.forward_head(model.forward_features(images), pre_logits=True)
-        torch.testing.assert_close(model(images), expected)
-    assert expected.shape == (2, model.num_features)
-
-
 def test_features_only_gives_maps_of_the_last_blocks(images):
     features = timm.create_model(VIT, features_only=True, out_indices=[-3, 8], tokens=49).eval()
     with torch.no_grad():

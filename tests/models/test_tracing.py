@@ -17,7 +17,12 @@ def by_jit(model):
 
 
 def by_export(model):
-    return torch.export.export(model, (IMAGES, FIRST)).module()
+    batch, tokens = torch.export.Dim("batch", min=2), torch.export.Dim("tokens", min=2)
+    shapes = {"images": {0: batch}, "positions": {0: batch, 1: tokens}}
+    written = torch.export.export(model, (IMAGES, FIRST), dynamic_shapes=shapes).module()
+    images, positions = torch.randn(3, 3, 32, 32), torch.rand(3, 7, 2)  # another batch, another budget
+    torch.testing.assert_close(written(images, positions), model(images, positions), atol=1e-5, rtol=1e-5)
+    return written
 
 
 def by_compile(model):
