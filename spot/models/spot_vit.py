@@ -13,7 +13,7 @@ positions; with `positions = model.grid(images)` it equals the timm model. All w
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +27,13 @@ from spot.errors import InputError, check_kind
 from spot.models.card import model_card
 from spot.models.dense import features_at, to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, block_indices, create_timm, refuse_unfit
-from spot.placement.priors import LEARNED, AnyPrior, Prior, check_images, check_tokens, resolve_prior
+from spot.placement.priors import LEARNED, PRIORS, AnyPrior, Prior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
 from spot.placement.sizes import Scale, check_scale, resolve_scale, sized
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.position_embedding import grid_positions, rotary_embedding
 from spot.tokens.positions import check_positions
+from spot.tokens.pyramid import can_read
 from spot.tokens.tokenizer import Tokenizer
 
 
@@ -215,7 +216,10 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
         check_tokens(count)
         check_scale(scale)
         size = resolve_scale(self.scale if scale is None else scale, count, images, self.patch_size)
-        positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=math.prod(self.grid_size))
+        cells = math.prod(self.grid_size)
+        if PRIORS.get(chosen.name) is chosen and not (chosen.random or chosen.uses_image) and can_read(images):
+            return even_positions(chosen, count, tuple(images.shape[-2:]), cells, size).repeat(len(images), 1, 1)
+        positions = chosen(images, count, generator, keys=keys, seed=seed, maps=maps, cells=cells)
         return positions if positions.shape[-1] > 2 else sized(positions, size)
 
     def resolved_prior(self, prior: AnyPrior | None = None) -> Prior:
@@ -368,3 +372,9 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
         from spot.models.checkpoints import load_pretrained
 
         return load_pretrained(model_id, **options)
+
+
+@lru_cache(maxsize=64)
+def even_positions(prior: Prior, tokens: int, shape: tuple[int, int], cells: int, scale: float) -> Tensor:
+    """The placement (1, N, 2 or 3) of a prior that depends only on the size of the images."""
+    return sized(prior(torch.empty(1, 1, *shape, device="cpu"), tokens, cells=cells), scale)

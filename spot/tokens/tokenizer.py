@@ -4,7 +4,9 @@ The tokenizer owns no weights. It uses a timm ViT's patch projection and positio
 remains a plain timm model: at its grid positions the tokens are its patches.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +15,10 @@ from torch import Tensor, nn
 
 from spot.tokens.position_embedding import GaussianKernels
 from spot.tokens.positions import in_region
-from spot.tokens.windows import windows
+from spot.tokens.pyramid import can_read
+from spot.tokens.windows import check, fixed_windows, windows
+
+MAX_CACHED_TOKENS = 256  # with more tokens, a cache needs more memory and saves little time
 
 
 class Tokenizer(nn.Module):
@@ -32,17 +37,47 @@ class Tokenizer(nn.Module):
         patch_embed is timm's, applied as a linear map to the window; table (rows × columns, D) holds
         the position embedding of its grid, or is None if the ViT has none.
         """
-        projection = patch_embed.proj
-        pixels = windows(images, positions, projection.kernel_size[0]).flatten(2)
+        projection, kernels = patch_embed.proj, None
+        size = projection.kernel_size[0]
+        if self.can_cache(images, positions):
+            check(images, positions, size)
+            values = positions[0].contiguous().numpy().tobytes()
+            read, kernels = prepared(values, positions.shape[-1], tuple(images.shape[-2:]), size, self.kernels)
+            pixels = read(images).flatten(2)
+            kernels = kernels.expand(len(images), -1, -1)  # rounds as without the cache
+        else:
+            pixels = windows(images, positions, size).flatten(2)
         tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
         tokens = patch_embed.norm(tokens)
         if table is not None:
-            tokens = tokens + self.embedding(positions, table)
+            tokens = tokens + self.embedding(positions, table, kernels)
         return tokens
 
-    def embedding(self, positions: Tensor, table: Tensor) -> Tensor:
+    def can_cache(self, images: Tensor, positions: Tensor) -> bool:
+        """Whether all images have the same few positions, read on the CPU without gradients."""
+        if torch.is_grad_enabled() or not can_read(images) or type(images) is not Tensor:
+            return False
+        if images.dtype == torch.float64 or positions.dtype != torch.float32 or positions.shape[1] > MAX_CACHED_TOKENS:
+            return False
+        return len(positions) == 1 or bool((positions == positions[:1]).all())
+
+    def embedding(self, positions: Tensor, table: Tensor, kernels: Tensor | None = None) -> Tensor:
         """The position embedding (B, N, D). It keeps the table's dtype under autocast, which would round positions."""
         device = table.device.type
         active = device != "meta" and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if active else nullcontext():
-            return self.kernels(in_region(positions)).to(table.dtype) @ table
+            kernels = self.kernels(in_region(positions)) if kernels is None else kernels
+            return kernels.to(table.dtype) @ table
+
+
+@lru_cache(maxsize=32)
+def prepared(
+    values: bytes, columns: int, shape: tuple[int, int], size: int, kernels: GaussianKernels
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """A function from images to their windows at the positions in `values`, and position kernels (1, N, cells).
+
+    Both depend on no weight of the model. For one image, computing them takes as long as reading the windows.
+    """
+    positions = torch.frombuffer(bytearray(values), dtype=torch.float32).view(1, -1, columns)
+    with torch.autocast("cpu", enabled=False):
+        return fixed_windows(positions[0], shape, size), kernels(in_region(positions))

@@ -11,7 +11,6 @@ grid sampler, and exact if the offset is zero: on the ViT's own grid the windows
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -35,9 +34,6 @@ def windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
         size: K, the number of samples along each side.
     """
     check(images, positions, size)
-    if _shared(positions):
-        values = positions[0].contiguous().numpy().tobytes()
-        return _reader(values, positions.shape[-1], tuple(images.shape[-2:]), size)(images)
     if positions.shape[-1] == 2:
         return _at_level([images], 0, positions, size)
     positions, scales = positions[..., :2], positions[..., 2]
@@ -49,27 +45,12 @@ def windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
     return scaled_windows(levels, positions, scales, size).to(images.dtype)
 
 
-MAX_CACHED_TOKENS = 256  # with more tokens, the cache would need more memory and save little time
+def fixed_windows(positions: Tensor, shape: tuple[int, int], size: int) -> Callable[[Tensor], Tensor]:
+    """A function that returns the windows of CPU images (B, C, H, W) of this shape at shared positions (N, 2, 3 or 7).
 
-
-def _shared(positions: Tensor) -> bool:
-    """Whether all images have the same few positions, and these are values on the CPU without a gradient."""
-    if torch.is_grad_enabled() or positions.dtype != torch.float32 or not can_read(positions):
-        return False
-    if positions.shape[1] > MAX_CACHED_TOKENS:
-        return False
-    return len(positions) == 1 or bool((positions == positions[:1]).all())
-
-
-@lru_cache(maxsize=32)
-def _reader(values: bytes, columns: int, shape: tuple[int, int], size: int) -> Callable[[Tensor], Tensor]:
-    """A function that returns the windows of images (B, C, H, W) of this shape at the positions in `values`.
-
-    Values that depend only on positions are computed here, once: for one image they take as long as the windows. The
-    result equals that of `windows` without this cache bit for bit.
+    The result equals that of `windows` bit for bit. Values that depend only on positions are computed here, once.
     """
-    positions = torch.frombuffer(bytearray(values), dtype=torch.float32).view(-1, columns)
-    scales = positions[:, 2] if columns > 2 else torch.ones_like(positions[:, 0])
+    scales = positions[:, 2] if positions.shape[1] > 2 else torch.ones_like(positions[:, 0])
     low, high = scale_range(scales, shape, size)
     level, places = _one_level(low, high), positions[None, :, :2]
     if level is None:
