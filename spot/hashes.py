@@ -29,9 +29,9 @@ def hash_model(model: "nn.Module") -> str:
     widths = {name: getattr(part, "sigma", None) for name, part in model.named_modules()}
     others = [{name: width for name, width in widths.items() if width is not None}]
     scale = getattr(model, "scale", None)  # window scale: a number or "auto"
-    kept = [scale] if isinstance(scale, (str, int, float)) else []
+    scales = [scale] if isinstance(scale, (str, int, float)) else []
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("policy.")}
-    return hash_tensors(state, *others, *kept)
+    return hash_tensors(state, *others, *scales)
 
 
 def hash_file(path: str | Path) -> str:

@@ -58,8 +58,8 @@ def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours:
         weight = ((radius - near).clamp(min=1e-6) / (radius * near)).square()
     else:
         weight = near.reciprocal().square()
-    here = near < 1e-4
-    weight = torch.where(here.any(-1, keepdim=True), here.to(weight), weight)
+    centred = near < 1e-4  # a token at the centre of the cell
+    weight = torch.where(centred.any(-1, keepdim=True), centred.to(weight), weight)
     weight = weight / weight.sum(-1, keepdim=True)
     chosen = tokens[:, None].take_along_dim(which[..., None], 2)  # (B, cells, neighbours, D)
     values = (chosen * weight[..., None].to(tokens.dtype)).sum(2)

@@ -103,11 +103,3 @@ def test_options_are_honoured_or_refused_for_a_saved_model(nano, tmp_path):
     for name in (tmp_path, "scenes-a", "vit_tiny_patch16_224"):
         with pytest.raises(InputError, match="tokns"):
             spot.load(name, tokns=9)
-
-
-def test_options_are_honoured_for_a_retrofit(shared_data):
-    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
-    model, whole = (spot.load("vit-ti", weights=weights, **options) for options in ({"num_classes": 0}, {}))
-    images = torch.randn(1, 3, 224, 224)
-    assert model(images).shape == (1, 192)
-    torch.testing.assert_close(model.forward_features(images), whole.forward_features(images))

@@ -126,6 +126,7 @@ def test_a_call_may_have_its_own_budget_and_prior(nano):
     expected = nano(images, nano.place(images, tokens=5, prior="center"))
     torch.testing.assert_close(nano(images, tokens=5, prior="center"), expected)
     assert (nano.tokens, nano.prior) == (16, "isotropic")
+    torch.testing.assert_close(nano.place(images, prior="center")[0], nano.grid())  # 16 tokens: its full grid
     assert nano.token_features(images, tokens=3)[-1].positions.shape == (2, 3, 2)
     with pytest.raises(InputError, match="positions are given, so tokens would change nothing"):
         nano(images, torch.rand(2, 4, 2), tokens=5)
@@ -163,29 +164,6 @@ def test_a_prior_that_needs_a_map_works_by_itself(nano):
         nano(images)
 
 
-def test_center_knows_the_models_own_grid(nano):
-    nano.prior = "center"
-    torch.testing.assert_close(nano.place(torch.zeros(1, 3, 32, 32))[0], nano.grid())  # 16 tokens: its full grid
-
-
-@torch.no_grad()
-def test_intermediates_come_with_their_positions_and_match_timm(nano):
-    images = torch.randn(2, 3, 32, 32)
-    positions = nano.grid().expand(2, -1, -1)
-    taken = nano.token_features(images, positions, norm=True)
-    theirs = nano.vit.forward_intermediates(
-        images, norm=True, output_fmt="NLC", intermediates_only=True, return_prefix_tokens=True
-    )
-    assert len(taken) == len(theirs) == 2
-    for ours, (tokens, prefix) in zip(taken, theirs, strict=True):
-        torch.testing.assert_close(ours.tokens, tokens, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(ours.prefix, prefix, atol=1e-5, rtol=1e-5)
-        assert ours.positions is positions
-    assert len(nano.token_features(images, indices=1)) == 1
-    with pytest.raises(InputError, match="2 blocks"):
-        nano.token_features(images, indices=[5])
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("output_fmt", ["NCHW", "NLC"])
 @pytest.mark.parametrize("norm", [True, False])
@@ -203,10 +181,12 @@ def test_forward_intermediates_of_few_tokens_is_a_sequence_or_an_interpolated_ma
     last, (sequence,) = nano.forward_intermediates(images, 1, output_fmt="NLC", positions=positions)
     torch.testing.assert_close(last, nano.forward_features(images, positions))
     (features,) = nano.token_features(images, positions, indices=1)
-    assert torch.equal(sequence, features.tokens)
+    assert torch.equal(sequence, features.tokens) and features.positions is positions
     (made,) = nano.forward_intermediates(images, 1, intermediates_only=True, positions=positions)
     assert torch.equal(made, nano.to_map(features, (4, 6)))
     assert nano.forward_intermediates(images, 1, output_fmt="NLC", tokens=7)[1][0].shape == (2, 7, 32)
+    with pytest.raises(InputError, match="2 blocks"):
+        nano.token_features(images, indices=[5])
     with pytest.raises(InputError, match="NCHW or NLC"):
         nano.forward_intermediates(images, output_fmt="NHWC")
 
