@@ -99,22 +99,15 @@ def test_accumulated_parts_are_the_whole_batch(data, tmp_path):
     assert max((first[name] - second[name]).abs().max() for name in first) < 1e-4
 
 
-@pytest.fixture
-def another_precision():
-    """accelerate keeps the first precision of a process; this lets a test choose again."""
-    yield AcceleratorState._reset_state
-    AcceleratorState._reset_state()
-
-
-def test_bfloat16_trains_about_as_float32_and_float16_is_refused_on_a_cpu(data, tmp_path, another_precision):
+def test_bfloat16_trains_about_as_float32_and_float16_is_refused_on_a_cpu(data, tmp_path):
     losses = []
     for precision in ("no", "bf16"):
-        another_precision()
+        AcceleratorState._reset_state()  # accelerate keeps the first precision of a process
         small_run("distil", data, tmp_path / precision, precision=precision, epochs=1.0)
         losses.append(float(list(csv.DictReader((tmp_path / precision / "log.csv").open()))[-1]["loss"]))
+    AcceleratorState._reset_state()
     assert losses[0] != losses[1]  # or nothing was rounded
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
-    another_precision()
     with pytest.raises(InputError, match="fp16 needs an accelerator"):
         small_run("distil", data, tmp_path / "fp16", precision="fp16", epochs=1.0)
     assert not (tmp_path / "fp16" / "run.json").exists()

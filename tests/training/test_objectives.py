@@ -44,11 +44,6 @@ def test_supervised_on_the_grid_is_the_cross_entropy_of_the_timm_model():
     torch.testing.assert_close(smooth, F.cross_entropy(logits, LABELS, label_smoothing=0.1))
 
 
-def test_labels_are_needed_and_their_absence_is_said():
-    with pytest.raises(InputError, match="--recipe distil"):
-        Supervised(make_nano(), small_recipe("cls-in1k"))(WHOLE._replace(labels=LABELS - 1))
-
-
 def test_the_share_asked_for_stands_around_the_object_and_the_rest_anywhere():
     images = torch.zeros(64, 3, 192, 192)
     centers = torch.rand(64, 2, generator=torch.Generator().manual_seed(1))

@@ -44,10 +44,3 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
     newest.write_bytes(content)
     assert folder.load()["weight"][0] == 2
     assert "00000003.pt is not a checkpoint, or is damaged" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"settings": 3}'])
-def test_a_damaged_run_is_one_sentence(tmp_path, content):
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(InputError, match=r"run\.json is .*damaged"):
-        RunFolder(tmp_path, SETTINGS)
