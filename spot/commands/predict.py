@@ -56,7 +56,7 @@ def predict(
         return
     options.check_prior(prior)
     from spot.data.folders import photo_files
-    from spot.evaluation.photos import picture_files, predict, prediction_figure
+    from spot.evaluation.photos import picture_files, predict
     from spot.models.cascade import Cascade
     from spot.models.loading import load_source, read_prior
     from spot.plots import save
@@ -66,7 +66,7 @@ def predict(
     report.check_outputs(csv, json)
     source = load_source(model, weights=weights)
     early_exit = Cascade.load(cascade or model, source) if until is not None or cascade is not None else None
-    files = dict(zip(paths, picture_files(paths, out), strict=True)) if out else {}
+    files = picture_files(paths, out) if out else {}
     table = []
     chosen: Any = {**placement, "prior": read_prior(prior, source), "cascade": early_exit}
     for made in predict(source, paths, seed=seed, top=top, skip=skip_unreadable, **chosen):
@@ -75,7 +75,7 @@ def predict(
         report.show(shown, str(made.path), caption=caption)
         table += [{"image": str(made.path), **row} for row in made.rows]
         if files:
-            save(prediction_figure(made, source.patch_size), files[made.path])
+            save(made.figure(source.patch_size), files[made.path])
             report.say(f"The windows are in {files[made.path]}.")
     report.save_csv(csv, table)
     report.save_json(json, table, {"model": source.name, **placement, "seed": seed})

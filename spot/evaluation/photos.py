@@ -6,6 +6,7 @@ positions are fractions and tokens need no grid. For searches on photographs see
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ class Prediction:
     positions: Tensor  # (N, 2)
     map: Tensor | None  # (H, W), the prior's saliency map
     rows: list[dict[str, Any]]  # "index", "class" and "probability" (in percent) of the most probable classes
+
+    def figure(self, window: int) -> Figure:
+        """Draw the photograph, its windows, the saliency map and the predicted classes."""
+        title = report.printable(self.path.name)
+        return windows_figure(self.image, self.positions, window, self.rows, saliency=self.map, title=title)
 
 
 @torch.no_grad()
@@ -85,44 +91,57 @@ def predict(
     reader: TokenModel = Merging(source, model.tokens, prior) if merge else model
     if glimpses is not None or (model.fit == fit == "full" and prior is tokens is None and not merge):
         reader = Glimpsed(model, glimpses)
-    transform = photo_transform(model.data_config, fit)
-    maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
-    device = next(model.parameters()).device
-    for path, image in open_photos(paths, transform, skip=skip):
-        images, keys = image[None].to(device), [path.name]
-        map_ = None if maps is None else maps(images, keys)
+    for (path,), images, maps in photo_batches(model, paths, prior, saliency, fit, skip=skip):
         if fit == "whole" and isinstance(source, Family) and not merge:  # the weights depend on the image's shape
-            size = (image.shape[1], image.shape[2])
-            reader = at_budget(source, model.tokens, prior=prior, scale=scale, image_size=size).to(device)
+            size = (images.shape[2], images.shape[3])
+            reader = at_budget(source, model.tokens, prior=prior, scale=scale, image_size=size).to(images.device)
         if cascade is None:
-            positions = reader.place(images, keys=keys, maps=map_, seed=seed)
+            positions = reader.place(images, keys=[path.name], maps=maps, seed=seed)
             logits = reader(images, positions)
         else:
             *_, step = cascade(images, until)
             positions, logits = step.positions, step.logits
         best = (logits[0].softmax(0) * 100).topk(min(top, len(names)))
-        each = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        rows = [{"index": index, "class": names[index], "probability": value} for index, value in each]
-        seen, drawn_from = rgb(images, model.data_config)[0].cpu(), None if map_ is None else map_[0].cpu()
-        yield Prediction(path, seen, positions[0].cpu(), drawn_from, rows)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        rows = [{"index": index, "class": names[index], "probability": value} for index, value in pairs]
+        image, map_ = rgb(images, model.data_config)[0].cpu(), None if maps is None else maps[0].cpu()
+        yield Prediction(path, image, positions[0].cpu(), map_, rows)
 
 
-def prediction_figure(made: Prediction, window: int) -> Figure:
-    """Draw the photograph, its windows, the saliency map and the predicted classes."""
-    title = report.printable(made.path.name)
-    return windows_figure(made.image, made.positions, window, made.rows, saliency=made.map, title=title)
+def photo_batches(
+    model: SpotViT,
+    paths: Sequence[Path],
+    prior: AnyPrior | None,
+    saliency: str | None,
+    fit: Fit,
+    *,
+    skip: bool,
+    batch_size: int = 1,
+    title: str = "",
+) -> Iterator[tuple[list[Path], Tensor, Tensor | None]]:
+    """Open photographs: paths, images (B, C, H, W) as the model's input, and the maps (B, H, W) that the prior needs.
+
+    Photographs that keep their shape come one by one. With a title there is a progress bar.
+    """
+    transform = photo_transform(model.data_config, fit)
+    source = maps_for(model, [prior or model.prior], saliency, transform=transform)
+    device = next(model.parameters()).device
+    photographs = report.track(open_photos(paths, transform, skip=skip), title, len(paths), shown=bool(title))
+    while batch := list(islice(photographs, batch_size if fit in ("crop", "squash") else 1)):
+        opened, images = [path for path, _ in batch], torch.stack([image for _, image in batch]).to(device)
+        yield opened, images, None if source is None else source(images, [path.name for path in opened])
 
 
-def picture_files(paths: Sequence[Path], out: Path) -> list[Path]:
+def picture_files(paths: Sequence[Path], out: Path) -> dict[Path, Path]:
     """The output path of each image's figure. Images of the same name get different paths."""
     if len(paths) == 1 and out.suffix:
-        return [out]
-    files: list[Path] = []
+        return {paths[0]: out}
+    files: dict[Path, Path] = {}
     for path in paths:
-        file, again = out / f"{path.stem}.png", 2
-        while file in files:
-            file, again = out / f"{path.stem}-{again}.png", again + 1
-        files.append(file)
+        file, number = out / f"{path.stem}.png", 2
+        while file in files.values():
+            file, number = out / f"{path.stem}-{number}.png", number + 1
+        files[path] = file
     return files
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ from spot import report
 from spot.data.classes import class_folders, class_names
 from spot.data.folders import photo_files
 from spot.data.images import data_for
-from spot.data.picture import Fit, open_photos, photo_transform
+from spot.data.picture import Fit
 from spot.errors import InputError, unknown
 from spot.evaluation.accuracy import wilson
-from spot.evaluation.photos import names_of, picture_files, short
+from spot.evaluation.photos import names_of, photo_batches, picture_files, short
 from spot.models.spot_vit import SpotViT
 from spot.options import LoadingOptions
 from spot.placement.dataset_search import Searched, search_dataset
 from spot.placement.oracle import PRESETS, SearchSettings, search
-from spot.placement.priors import AnyPrior
 from spot.placement.saliency import maps_for, rgb
 from spot.plots import save
 from spot.plots.placements import placement_figure
@@ -53,6 +51,14 @@ class PhotoSearch:
         predictions = (short(names[start]), short(names[end]))
         return cls(path, image, trajectory, short(names[goal]), before, after, predictions, end == goal)
 
+    def figure(self, window: int, *, adversarial: bool = False) -> Figure:
+        """Draw the windows at the start and at the end, and the paths between."""
+        start, end = f"start: {self.name} {self.before:.1%}", f"end: {self.name} {self.after:.1%}"
+        title = report.printable(self.path.name)
+        return placement_figure(
+            self.image, self.trajectory, window, start=start, end=end, title=title, adversarial=adversarial
+        )
+
 
 def on_photos(
     model: SpotViT,
@@ -71,11 +77,11 @@ def on_photos(
     """
     paths = photo_files(sources)
     report.check_outputs(json, *([out] if len(paths) == 1 and out.suffix else []))
-    files = dict(zip(paths, picture_files(paths, out), strict=True))
+    files = picture_files(paths, out)
     rows: list[dict[str, Any]] = []
     reached = 0
     for made in search_photos(model, paths, labels, settings, **options):
-        save(search_figure(made, model.patch_size, adversarial=settings.objective == "ascent"), files[made.path])
+        save(made.figure(model.patch_size, adversarial=settings.objective == "ascent"), files[made.path])
         row: dict[str, Any] = {"image": made.path.name, "class": made.name, "before": made.before, "after": made.after}
         row |= {"prediction": " → ".join(made.predictions), "steps": len(made.trajectory) - 1}
         rows.append(row | {"path": str(made.path), "picture": str(files[made.path])})
@@ -101,7 +107,6 @@ def on_data(
     json: Path | None = None,
     loading: LoadingOptions = LoadingOptions(batch_size=32),
     *,
-    prior: str | None = None,
     saliency: str | None = None,
     title: str = "",
     **options: Any,
@@ -113,9 +118,9 @@ def on_data(
     """
     report.check_outputs(out, json)
     images = data_for(model, data, **loading.opening())
-    maps = maps_for(model, [prior or model.prior], saliency, data)
+    maps = maps_for(model, [model.prior], saliency, data)
     options |= loading.readers()
-    done = search_dataset(model, images, out, prior=prior, saliency=maps, **options)
+    done = search_dataset(model, images, out, saliency=maps, **options)
     if this_process().is_main_process:
         rows = accuracy_rows(done)
         report.show(rows, title or model.name, caption=summary(done, len(images), out))
@@ -157,7 +162,6 @@ def search_photos(
     labels: Sequence[str] = (),
     settings: SearchSettings = PRESETS["agree"],
     *,
-    prior: AnyPrior | None = None,
     saliency: str | None = None,
     seed: int = 0,
     batch_size: int = 32,
@@ -170,34 +174,19 @@ def search_photos(
     prediction already matches it at the start, further steps only make it worse.
     """
     names, objective = names_of(model), settings.objective
-    transform = photo_transform(model.data_config, fit)
-    maps = maps_for(model, [prior or model.prior], saliency, transform=transform)
-    device = next(model.parameters()).device
     numbers = dict(zip(paths, class_numbers(labels, len(paths), model), strict=True)) if labels else {}
-    photographs = report.track(open_photos(paths, transform, skip=skip), "searching", len(paths))
-    size = 1 if fit == "whole" else batch_size  # whole images differ in shape
-    while some := list(islice(photographs, size)):
-        keys = [path.name for path, _ in some]
-        images = torch.stack([image for _, image in some]).to(device)
-        classes = torch.tensor([numbers[path] for path, _ in some], device=device) if numbers else None
-        known = None if maps is None else maps(images, keys)
-        start = model.place(images, prior=prior, keys=keys, seed=seed, maps=known)
+    reading: dict[str, Any] = {"skip": skip, "batch_size": batch_size, "title": "searching"}
+    for opened, images, maps in photo_batches(model, paths, None, saliency, fit, **reading):
+        keys = [path.name for path in opened]
+        classes = torch.tensor([numbers[path] for path in opened], device=images.device) if numbers else None
+        start = model.place(images, keys=keys, seed=seed, maps=maps)
         result = search(model, images, classes, start, settings, keys=keys, seed=seed)
         target = result.target if result.target is None or result.target.ndim == 1 else result.target.argmax(1)
-        for index, (path, _) in enumerate(some):
+        for index, path in enumerate(opened):
             step = int(result.best_step[index]) if objective == "agree" else result.logits.shape[1] - 1
-            about, image = None if target is None else int(target[index]), rgb(images[index], model.data_config).cpu()
+            goal, image = None if target is None else int(target[index]), rgb(images[index], model.data_config).cpu()
             trajectory = result.trajectory[index, : step + 1].cpu()
-            yield PhotoSearch.of(path, image, trajectory, result.logits[index, [0, step]], about, names)
-
-
-def search_figure(made: PhotoSearch, window: int, *, adversarial: bool = False) -> Figure:
-    """Draw the windows at the start and at the end, and the paths between."""
-    start, end = f"start: {made.name} {made.before:.1%}", f"end: {made.name} {made.after:.1%}"
-    title = report.printable(made.path.name)
-    return placement_figure(
-        made.image, made.trajectory, window, start=start, end=end, title=title, adversarial=adversarial
-    )
+            yield PhotoSearch.of(path, image, trajectory, result.logits[index, [0, step]], goal, names)
 
 
 def class_numbers(labels: Sequence[str], count: int, model: SpotViT) -> list[int]:

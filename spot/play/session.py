@@ -26,7 +26,7 @@ from spot.draws import generator_for
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import macs
 from spot.evaluation.photos import names_of, short
-from spot.evaluation.searches import PhotoSearch, search_figure
+from spot.evaluation.searches import PhotoSearch
 from spot.models.family import Source, at_budget
 from spot.models.loading import load_source
 from spot.models.shipped import built_in
@@ -361,7 +361,7 @@ def picture_png(session: Session, request: Request) -> bytes:
     searched = PhotoSearch.of(Path(view.key), image, trajectory, logits, label, session.names(view.name))
     adversarial = request.text("objective", "descent") == "ascent"
     drawn = BytesIO()
-    search_figure(searched, view.model.patch_size, adversarial=adversarial).savefig(drawn, format="png")
+    searched.figure(view.model.patch_size, adversarial=adversarial).savefig(drawn, format="png")
     return drawn.getvalue()
 
 

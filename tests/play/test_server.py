@@ -225,14 +225,14 @@ def test_the_control_moves_as_far_as_the_search_and_keeps_its_last_sizes(served)
 
 
 def test_the_picture_is_the_one_that_spot_search_draws(served, tmp_path):
-    from spot.evaluation.searches import search_figure, search_photos
+    from spot.evaluation.searches import search_photos
     from spot.plots import save
 
     photo = tmp_path / "photo.png"
     photo.write_bytes(png(90, 90))
     model = spot.load("scenes-a", tokens=9)
     (made,) = search_photos(model, [photo], ["5"], SearchSettings(steps=3))
-    save(search_figure(made, model.patch_size), tmp_path / "expected.png")
+    save(made.figure(model.patch_size), tmp_path / "expected.png")
     picture = served.session.pictures.add("photo.png", photo.read_bytes())
     trajectory = made.trajectory.tolist()
     about = {"picture": picture, "model": "scenes-a", "trajectory": trajectory, "label": 5}
