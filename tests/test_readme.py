@@ -30,18 +30,7 @@ def test_commands_are_verbs(guide):
     assert verbs <= set(VERBS)
 
 
-def test_the_readme_comes_to_the_point():
-    marks = (
-        "street.jpg",
-        "A Vision Transformer",
-        "make demo",
-        "```python",
-        "| model |",
-        "## Where to go next",
-        "licence\n",
-    )
-    places = [README.index(mark) for mark in marks]
-    assert places == sorted(places)
+def test_the_readme_is_short():
     assert len(README.splitlines()) <= 120
 
 

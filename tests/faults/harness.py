@@ -40,6 +40,7 @@ class Tally:
             self.refused[name] += 1
         elif outcome != "fine":
             self.faults.append(f"{name}: {about}: {outcome}")
+            print("FAULT", self.faults[-1], flush=True)
 
     def check(self, name: str, work: Callable[[], Any], about: str = "") -> None:
         """Count one call in this process; `work` raises AssertionError for a wrong result."""
