@@ -23,14 +23,12 @@ from spot import __version__
 from spot.data.classes import class_names
 from spot.data.picture import CROP_RATIO
 from spot.errors import InputError
-from spot.export.graph import DenseGraph, Graph, Input, Output, fixed_positions
+from spot.export.graph import ExportedModel, Graph, Input, Output, fixed_positions
 from spot.export.runtime import EXTRA, KEY, STAGES
 from spot.export.verify import random_images, random_positions, run_onnx, run_torch, verify
 from spot.hashes import hash_model
 from spot.models.cascade import Cascade
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe
-from spot.models.wrappers import PlainViT
 from spot.placement.priors import resolve_prior
 from spot.store import atomic_write, write_json
 
@@ -64,7 +62,7 @@ class Written:
 
 
 def export(
-    model: SpotViT | ToMe | PlainViT,
+    model: ExportedModel,
     path: str | Path,
     *,
     to: Target = "onnx",
@@ -94,15 +92,12 @@ def export(
     path = Path(path)
     check_export(model.spot_vit, path, to, outputs)
     model = copy.deepcopy(model).cpu().float().eval()
-    vit, merging = model.spot_vit, model if isinstance(model, ToMe) else None
-    common: dict[str, Any] = {"image": image, "outputs": outputs, "merging": merging}
-    common["attention_node"] = to == "onnx" and opset >= ATTENTION_OPSET
-    if isinstance(model, PlainViT) or (merging is not None and not merging.own_placement):
-        graph: Graph = DenseGraph(vit, **common)
-    else:
-        columns = 7 if regions else 3 if sizes or vit.scale not in (None, 1) else 2
-        graph = Graph(vit, built_in=built_in or merging is not None, columns=columns, **common)
-    about = describe_export(vit, graph.eval())
+    columns = 7 if regions else 3 if sizes or model.spot_vit.scale not in (None, 1) else 2
+    attention_node = to == "onnx" and opset >= ATTENTION_OPSET
+    graph = Graph(
+        model, image=image, built_in=built_in, columns=columns, outputs=outputs, attention_node=attention_node
+    ).eval()
+    about = describe_export(model.spot_vit, graph)
     with atomic_write(path) as temporary:
         if to == "onnx":
             write_onnx(graph, about, temporary, opset)
@@ -161,7 +156,7 @@ def describe_export(model: SpotViT, graph: Graph) -> dict[str, Any]:
     """The file's description of itself, as JSON values."""
     config = model.data_config
     names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
-    positions = model.grid().tolist() if isinstance(graph, DenseGraph) else fixed_positions(model)
+    positions = model.grid().tolist() if graph.on_grid else fixed_positions(model)
     return {
         "format": 1,
         "version": __version__,

@@ -24,43 +24,47 @@ from spot.export.flat import flat_windows, pyramid_windows, scaled_flat_windows
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import is_standard
+from spot.models.wrappers import PlainViT
 from spot.placement.policy import Policy
 from spot.placement.priors import resolve_prior
 from spot.tokens.positions import in_region
 from spot.tokens.tokenizer import Tokenizer
 
+ExportedModel = SpotViT | ToMe | PlainViT
 Input = Literal["uint8", "float"]
 Output = Literal["logits", "pooled", "tokens"]
 OUTPUTS: tuple[Output, ...] = ("logits", "pooled", "tokens")
 
 
 class Graph(nn.Module):
-    """A SpotViT in its exported form. forward(images, positions) → a tuple of `outputs`.
+    """A model in its exported form. forward(images, positions) → a tuple of `outputs`.
 
     Args:
-        model: is not changed.
+        model: a SpotViT; or a PlainViT or ToMe, whose placement is always built in. It is not changed.
         image: "uint8" for RGB (B, H, W, 3) as decoders return it, "float" for normalised images (B, C, H, W).
         built_in: build the model's own placement in. The graph then takes images alone, of the model's own size.
         columns: of positions as an input: 2, 3 with a scale each, or 7 with a scale and a region each.
         outputs: some of logits (B, classes), pooled (B, D) and tokens (B, P + N, D).
         attention_node: write ONNX's Attention (for opset 23 and later) instead of PyTorch's.
-        merging: the model as a ToMe whose merges are built in.
     """
 
     positions: Tensor | None  # (1, N, 2 or 3) if they are built in and the same for every image
 
     def __init__(
         self,
-        model: SpotViT,
+        model: ExportedModel,
         *,
         image: Input = "uint8",
         built_in: bool = False,
         columns: int = 2,
         outputs: Sequence[Output] = ("logits",),
         attention_node: bool = False,
-        merging: ToMe | None = None,
     ) -> None:
         super().__init__()
+        merging = model if isinstance(model, ToMe) else None
+        self.on_grid = isinstance(model, PlainViT) or (merging is not None and not merging.own_placement)
+        self.built_in = built_in or not isinstance(model, SpotViT)
+        model = model.spot_vit
         if type(model.tokenizer) is not Tokenizer:
             raise InputError(f"a model with a {type(model.tokenizer).__name__} cannot be exported; only SPoT's own")
         channels = model.vit.patch_embed.proj.in_channels
@@ -68,7 +72,9 @@ class Graph(nn.Module):
             raise InputError(f"this model's images have {channels} channels; export it with a float input")
         self.image, self.outputs, self.attention_node = image, tuple(outputs), attention_node
         policy, positions, largest = None, None, max(model.img_size) / model.patch_size
-        if built_in:
+        if self.on_grid:
+            columns = 2
+        elif self.built_in:
             prior = model.resolved_prior()
             if prior.random or (prior.uses_image and type(prior.draw) is not Policy):
                 why = "draws at random" if prior.random else "looks at the image"
@@ -79,12 +85,12 @@ class Graph(nn.Module):
             policy, positions = (model.policy, None) if prior.uses_image else (None, placed)
             columns = placed.shape[-1]
             largest = float(placed[..., 2].max()) if columns > 2 else 1.0
-        self.built_in, self.columns = built_in, columns
+        self.columns = columns
         self.register_buffer("positions", positions)
         # The number that spot.tokens.pyramid builds for windows up to this scale; larger images have no more.
         self.levels = 1 + max(0, math.ceil(math.log2(max(largest, 1)) - 1e-6)) if columns > 2 else 1
         read: Callable[[Tensor, Tensor], Tensor] = partial(flat_windows, size=model.patch_size)
-        if columns > 2 and built_in:
+        if columns > 2 and self.built_in:
             read = partial(pyramid_windows, size=model.patch_size, levels=self.levels, largest=min(largest, 2.0))
         elif columns > 2:
             read = partial(scaled_flat_windows, size=model.patch_size, levels=self.levels)
@@ -103,6 +109,12 @@ class Graph(nn.Module):
 
     def embed(self, images: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The first block's input (B, P + N, D) from images (B, C, H, W), and the rotary angles, if any."""
+        if self.on_grid:
+            vit: Any = self.model.vit
+            tokenizer: Any = self.model.tokenizer
+            kernel = tokenizer.weight.view_as(vit.patch_embed.proj.weight)  # normalises too
+            x = F.conv2d(images.float(), kernel, tokenizer.bias, stride=self.model.patch_size)
+            return vit.norm_pre(vit._pos_embed(vit.patch_embed.norm(x.flatten(2).transpose(1, 2)))), None
         if self.built_in:
             positions = self.place(images) if self.positions is None else self.positions
         assert positions is not None
@@ -186,26 +198,6 @@ def merge(x: Tensor, keys: Tensor, counts: Tensor, merged: int, prefix: int) -> 
     total = weights.sum(-1) + F.pad(kept, (stay, 0))
     summed = weights @ x[:, prefix::2] + F.pad(x[:, prefix + 1 :: 2] * kept[..., None], (0, 0, stay, 0))
     return torch.cat([x[:, :prefix], summed / total[..., None]], 1), total
-
-
-class DenseGraph(Graph):
-    """The plain ViT inside a SpotViT, exported in the same way, to compare an exported SpotViT with."""
-
-    kernel: Tensor
-    bias: Tensor
-
-    def __init__(self, model: SpotViT, **options: Any) -> None:
-        """options: image, outputs, attention_node and merging, as in Graph."""
-        super().__init__(model, **options)
-        self.built_in = True
-        tokenizer: Any = self.model.tokenizer
-        self.register_buffer("kernel", tokenizer.weight.view_as(model.vit.patch_embed.proj.weight))  # normalises too
-        self.register_buffer("bias", tokenizer.bias)
-
-    def embed(self, images: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        vit = self.model.vit
-        x = F.conv2d(images.float(), self.kernel, self.bias, stride=self.model.patch_size)
-        return vit.norm_pre(vit._pos_embed(vit.patch_embed.norm(x.flatten(2).transpose(1, 2)))), None
 
 
 def blank(model: SpotViT) -> Tensor:

@@ -15,10 +15,9 @@ from spot.data.picture import open_image, resize_and_crop
 from spot.data.scenes import draw_scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import features_and_head
+from spot.export.graph import ExportedModel
 from spot.export.runtime import Exported
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe
-from spot.models.wrappers import PlainViT
 
 TOLERANCE = 1e-4  # relative to the largest value of an output
 
@@ -48,7 +47,7 @@ def run_torch(path: Path) -> Run:
 
 
 def verify(
-    run: Run, model: SpotViT | ToMe | PlainViT, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
+    run: Run, model: ExportedModel, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The largest difference and the largest value by output; refuses a file that differs from the model."""
     found: dict[str, list[float]] = {name: [] for name in about["outputs"]}
@@ -116,7 +115,7 @@ def normalise_pixels(pixels: Tensor, config: dict[str, Any]) -> Tensor:
 
 @torch.no_grad()
 def reference(
-    model: SpotViT | ToMe | PlainViT, about: dict[str, Any], images: Tensor, positions: Tensor | None
+    model: ExportedModel, about: dict[str, Any], images: Tensor, positions: Tensor | None
 ) -> dict[str, Tensor]:
     """The model's own outputs, by name; without positions, at its own placement."""
     if about["image"] == "uint8":

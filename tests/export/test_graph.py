@@ -6,9 +6,10 @@ import torch
 import spot
 from spot.errors import InputError
 from spot.export.flat import flat_windows, pyramid_windows, scaled_flat_windows
-from spot.export.graph import DenseGraph, Graph
+from spot.export.graph import Graph
 from spot.models.merging import Merging
 from spot.models.tome import ToMe
+from spot.models.wrappers import PlainViT
 from tests.conftest import make_nano
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
@@ -121,10 +122,10 @@ def test_merging_without_sorting_is_what_tome_merges(pool):
     images = normalised(model, pixels)
     merging = Merging(model, 25)
     assert sum(merging.schedule()) > 8
-    (logits,) = Graph(merging.model, built_in=True, merging=merging)(pixels)
+    (logits,) = Graph(merging)(pixels)
     torch.testing.assert_close(logits, merging(images), atol=2e-5, rtol=1e-4)
     dense = ToMe(model, [0, 3, 0, 5, *[0] * 8])
-    (logits,) = DenseGraph(model, merging=dense)(pixels)
+    (logits,) = Graph(dense)(pixels)
     torch.testing.assert_close(logits, dense(images), atol=2e-5, rtol=1e-4)
 
 
@@ -152,7 +153,7 @@ def test_on_the_grid_gathered_windows_are_the_patches_bit_for_bit():
 def test_the_plain_vit_to_compare_with_is_timm_s():
     model = make_nano()
     pixels, _ = bytes_and_positions()
-    (logits,) = DenseGraph(model, attention_node=False)(pixels)
+    (logits,) = Graph(PlainViT(model))(pixels)
     torch.testing.assert_close(logits, model.vit(normalised(model, pixels)), atol=1e-5, rtol=1e-5)
 
 
