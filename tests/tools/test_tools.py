@@ -100,7 +100,7 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
     shares = json.loads((tmp_path / "runs" / NAME / "shares.json").read_text())
     assert [row["share of the change"] for row in shares] == [0.0, 0.5]
     family = spot.Family(delta, weights=real / f"{NAME}.safetensors")
-    assert family.min_tokens == 16 and family.policy is not None
+    assert family.min_tokens == 16 and family.model(tokens=16).policy is not None
     assert json.loads((tmp_path / "models.json").read_text())[f"{NAME}+spot"]["accuracy"].keys() == {"4", "100"}
     run = json.loads((tmp_path / "runs" / NAME / "run.json").read_text())
     assert run["settings"]["images"]["count"] == 22
