@@ -1,6 +1,6 @@
 """The training loop for all objectives, from one CPU to many nodes (through accelerate).
 
-    objective = OBJECTIVES[recipe.objective](model, recipe)
+    objective = OBJECTIVES[type(recipe)](model, recipe)
     stream = TrainingStream(images, recipe, model.data_config)
     Trainer(objective, stream, recipe, options, RunFolder(out, settings)).train()
 

@@ -23,7 +23,7 @@ from spot.errors import InputError
 from spot.models.family import share_of_change
 from spot.models.mae import MaskedAutoencoder, fill_decoder
 from spot.models.spot_vit import Features, SpotViT
-from spot.placement.priors import isotropic, omega, resolve_prior
+from spot.placement.priors import omega, resolve_prior
 from spot.placement.sizes import auto_scale, tiling_scale
 from spot.training.batches import MicroBatch
 from spot.training.recipes import DistilRecipe, MaskedRecipe, Recipe, SupervisedRecipe
@@ -69,15 +69,15 @@ class Supervised(Objective):
         images, targets = apply_mixup(
             self.recipe, batch, classes=self.model.num_classes, smoothing=self.recipe.smoothing
         )
-        draw = generator(self.recipe.seed, Draw.BUDGET, batch.step)
-        tokens, prior = one_of(self.budgets, draw), one_of(self.recipe.priors, draw)
-        positions = draw_positions(self.model, self.recipe, prior, images, tokens, batch)
-        if self.recipe.object_shares and tokens < self.model.grid(images).shape[1]:
-            share = one_of(self.recipe.object_shares, draw)
-            positions = around_object(positions, images, batch, share, self.recipe.seed)
+        positions = self.place(images, batch, generator(self.recipe.seed, Draw.BUDGET, batch.step))
         with seeded(self.recipe.seed, Draw.DROP, batch.step, batch.first):
             logits = self.model(images, positions)
         return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == batch.labels).float().sum())
+
+    def place(self, images: Tensor, batch: MicroBatch, draw: Generator) -> Tensor:
+        """Positions (b, N, 2). The budget and the prior are drawn for the step."""
+        tokens, prior = one_of(self.budgets, draw), one_of(self.recipe.priors, draw)
+        return draw_positions(self.model, self.recipe, prior, images, tokens, batch)
 
 
 class Distil(Objective):
@@ -244,7 +244,11 @@ class Masked(Objective):
         return batch.select(torch.rand(batch.batch_size, self.tokens, generator=draw)).argsort(1)[:, : self.visible]
 
 
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"supervised": Supervised, "distil": Distil, "mae": Masked}
+OBJECTIVES: dict[type[Recipe], Callable[..., Objective]] = {
+    SupervisedRecipe: Supervised,
+    DistilRecipe: Distil,
+    MaskedRecipe: Masked,
+}
 
 
 class FeaturePass(nn.Module):
@@ -329,26 +333,6 @@ def draw_positions(
     whole = images[:1].expand(batch.batch_size, *images.shape[1:])
     draw = generator(recipe.seed, Draw.PLACE, batch.step, *numbers)
     return batch.select(model.place(whole, tokens=tokens, prior=prior, generator=draw))
-
-
-def around_object(positions: Tensor, images: Tensor, batch: MicroBatch, share: float, seed: int) -> Tensor:
-    """Move the first share of the positions (b, N, 2) into a square around each scene's object.
-
-    The square's side is 32 to 96 pixels. Its centre is at most a sixth of the side from the object's centre, in y
-    and in x. Its tokens are on an even grid, with random offsets of up to half a cell.
-    """
-    if batch.centers is None:
-        raise InputError("object_shares needs the places of objects, which are known only for the built-in scenes")
-    tokens, size = round(share * positions.shape[1]), torch.tensor(images.shape[-2:])
-    if not tokens:
-        return positions
-    draw, count = generator(seed, Draw.NEAR, batch.step), batch.batch_size
-    side = 32 * 3 ** batch.select(torch.rand(count, 1, 1, generator=draw)) / size
-    shift = batch.select(torch.rand(count, 1, 2, generator=draw)) - 0.5
-    moves = (batch.select(torch.rand(count, tokens, 2, generator=draw)) - 0.5) / tokens**0.5
-    corner = (batch.centers[:, None].cpu() + (shift / 3 - 0.5) * side).clamp(min=0).minimum(1 - side)
-    inside = (corner + side * (isotropic(images[:1, :, :8, :8].cpu(), tokens) + moves)).to(positions)
-    return torch.cat([inside, positions[:, tokens:, :2]], 1).clamp(*omega(images))
 
 
 def apply_mixup(

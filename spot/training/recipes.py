@@ -37,7 +37,7 @@ FractionBelow1 = Annotated[float, Range("at least 0 and below 1", lambda number:
 class Recipe:
     """The fields that all kinds of recipes share."""
 
-    objective: ClassVar[str]  # its loss, by name in OBJECTIVES of spot/training/objectives.py
+    objective: ClassVar[str]  # the kind of loss, which the verbs accept or refuse
 
     name: str
     origin: str  # where the values come from
@@ -101,7 +101,6 @@ class SupervisedRecipe(Recipe):
     smoothing: FractionBelow1 = 0.1
     global_pool: Literal["token", "avg"] | None = None  # None: the ViT's own pooling
     budgets: tuple[Count, ...] = ()  # numbers of tokens, one drawn per step; (): the number of cells of the ViT's grid
-    object_shares: tuple[Fraction, ...] = ()  # scenes only: shares of tokens around the object, one drawn per step
 
 
 @dataclass(frozen=True)
@@ -268,65 +267,27 @@ PHOTOGRAPHS: tuple[Recipe, ...] = (
 )
 
 
-def scenes(kind: type[Recipe], name: str, minutes: int, command: str, **values: Any) -> Recipe:
-    """A recipe for the built-in models, nano ViTs on scenes. Scenes never repeat; an epoch has 8,192 of them."""
-    common: dict[str, Any] = {
-        "origin": "ours: nano ViTs on the built-in scenes",
-        "cost": f"about {minutes} minutes of one CPU core",
-        "expected": "see spot/assets/README.md",
-        "command": f"spot {command} --recipe {name}",
-        "batch_size": 64, "img_size": 64, "priors": ("isotropic",),  # the grid, unless a recipe has budgets
-        "optimizer": "muon", "lr": 3e-3, "warmup_epochs": 0.2, "betas": (0.9, 0.95), "llrd": 1.0, "clip_grad": 1.0,
-        "drop_path": 0.0, "mix_share": 0.0, "randaug": None,
-    }
-    return kind(name=name, **{**common, **values})
-
-
-NANO = "pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 num_classes=32"
-NEEDLE = (
-    "pretrain vit_small_patch16_rope_224 --fresh img_size=192 patch_size=8 embed_dim=128 depth=6 num_heads=4 "
-    "init_values=1.0 num_classes=32"
+NANO = "vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 num_classes=32"
+SCENES = SupervisedRecipe(
+    name="scenes",
+    origin="ours: nano ViTs on the built-in scenes, which never repeat; an epoch has 8,192 of them",
+    cost="6 minutes of one CPU core",
+    expected="see spot/assets/README.md",
+    command=f"spot pretrain {NANO} --recipe scenes --data scenes --out runs/scenes",
+    batch_size=64, epochs=4, img_size=64, priors=("isotropic",), optimizer="muon", lr=3e-3, betas=(0.9, 0.95), llrd=1.0,
+    warmup_epochs=0.25, clip_grad=1.0, drop_path=0.0, mix_share=0.0, randaug=None, smoothing=0.0,
 )
-ANYWHERE = ("isotropic", "isotropic", "center", "sobol", "uniform")
-
-SCENES: tuple[Recipe, ...] = (
-    scenes(
-        SupervisedRecipe, "scenes", 6, f"{NANO} --data scenes --out runs/scenes",
-        epochs=4, warmup_epochs=0.25, smoothing=0.0,
-    ),
-    scenes(
-        SupervisedRecipe, "scenes-retrofit", 2, "retrofit runs/scenes/model --data scenes --out runs/retrofitted",
-        epochs=2.5, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, budgets=(9, 16, 16, 25, 36, 64), priors=ANYWHERE,
-    ),
-    scenes(
-        DistilRecipe, "scenes-distil", 3, "retrofit runs/scenes/model --data scenes --out runs/distilled",
-        epochs=1.5, lr=1e-3, warmup_epochs=0.1, budgets=((9, 16), (16, 25), (36, 49), (64,)),
-        shares=(0.5, 0.5, 0.5, 0.25), weights=(1.0, 1.0, 1.0, 1.0), priors=ANYWHERE, balance=0.0,
-    ),
-    scenes(
-        MaskedRecipe, "scenes-mae", 2, f"{NANO} --data scenes --out runs/mae",
-        expected="no accuracy of its own: fine-tune afterwards with scenes-finetune",
-        epochs=3, decoder_width=64, decoder_depth=2, decoder_heads=2,
-    ),
-    scenes(
-        SupervisedRecipe, "scenes-finetune", 5, "finetune runs/mae/model --data scenes --out runs/finetuned",
-        epochs=3.5, smoothing=0.0, global_pool="avg",
-    ),
-    scenes(
-        SupervisedRecipe, "scenes-needle-crops", 8, f"{NEEDLE} --data needle:64 --out runs/needle-crops",
-        img_size=192, epochs=8, warmup_epochs=0.25, smoothing=0.0, budgets=(25, 36, 49, 49, 64),
-        priors=("isotropic", "isotropic", "sobol", "uniform"), precision="bf16",
-    ),
-    scenes(
-        SupervisedRecipe, "scenes-needle", 8, "retrofit runs/needle-crops/model --data needle --out runs/needle",
-        img_size=192, batch_size=32, epochs=1.2, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, ema=0.98,
-        budgets=(49, 64, 64, 64, 100, 144, 576), object_shares=(0.0, 0.4, 0.6, 0.8, 1.0),
-        priors=("isotropic", "sobol"), precision="bf16",
-    ),
+SCENES_RETROFIT = replace(
+    SCENES,
+    name="scenes-retrofit",
+    cost="2 minutes of one CPU core",
+    command="spot retrofit runs/scenes/model --recipe scenes-retrofit --data scenes --out runs/retrofitted",
+    epochs=2.5, lr=1e-3, warmup_epochs=0.1, budgets=(9, 16, 16, 25, 36, 64),
+    priors=("isotropic", "isotropic", "center", "sobol", "uniform"),
 )
 
 # fmt: on
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*PHOTOGRAPHS, *SCENES)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*PHOTOGRAPHS, SCENES, SCENES_RETROFIT)}
 
 
 def find_recipe(name: str) -> Recipe:

@@ -26,7 +26,7 @@ STEPS = (
 )
 
 
-def in_this_process(*words):
+def in_this_process(*words, program=None):
     """Instead of a new process for each verb, which imports everything anew."""
     main([str(word) for word in words])
 
@@ -49,7 +49,7 @@ def test_assets_are_trained_shipped_measured_and_described_and_what_is_done_is_k
             cells = [f"{row['top1']:.1f}" for row in rows if row["placement"] == prior]
             assert len(cells) == 2
             assert f"| {name} | {prior} | {' | '.join(cells)} |" in text
-    assert "spot retrofit runs/assets/small/model" in text
+    assert "python -m tools.recipes retrofit runs/assets/small/model" in text
     assert str(tmp_path) not in text
 
     bytes_before = (assets / "taught.safetensors").read_bytes()

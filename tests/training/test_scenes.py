@@ -1,4 +1,4 @@
-"""The built-in data set as training data, with the recipes that made the built-in models."""
+"""The built-in data set as training data, with its recipes."""
 
 import csv
 
@@ -7,13 +7,12 @@ import pytest
 from spot.errors import InputError
 from spot.options import TrainOptions
 from spot.training.batches import MicroBatchSampler, SceneStream, micro_batches
-from spot.training.new_weights import classifier_for_data, random_vit
+from spot.training.new_weights import random_vit
 from spot.training.objectives import Supervised
-from spot.training.recipes import SCENES, find_recipe, override
+from spot.training.recipes import find_recipe, override
 from spot.training.run import run, training_images
 
 SHAPE = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 32}
-SMALL = {"epochs": 2.0, "batch_size": 8, "warmup_epochs": 0.1}
 
 
 def nano(**options):
@@ -28,17 +27,11 @@ def options(out, **changes) -> TrainOptions:
     return TrainOptions(**{"data": "scenes", "out": out, "limit": 16, **changes})
 
 
-@pytest.mark.parametrize("recipe", SCENES, ids=[recipe.name for recipe in SCENES])
-def test_every_recipe_for_scenes_trains_to_its_end_and_its_loss_falls(recipe, tmp_path):
-    changes = {"epochs": 3.0, "batch_size": 16, "warmup_epochs": 0.1, "lr": 1e-2, "precision": "no"}
-    model, data = nano(), "scenes"
-    if "needle" in recipe.name:  # pictures as large as crops, and a grid of 64 instead of 576
-        model, data = rotary(), "needle:64"
-        changes |= {"img_size": 64, "budgets": (9, 16, 64), "priors": ("isotropic",)}
-    small, asked = override(recipe, changes), options(tmp_path / "run", data=data, limit=256, val=data, val_limit=8)
-    if recipe.name == "scenes-finetune":
-        model = classifier_for_data(model, small, asked)
-    assert run(model, small, asked).num_classes == 32
+@pytest.mark.parametrize("name", ["scenes", "scenes-retrofit"])
+def test_every_recipe_for_scenes_trains_to_its_end_and_its_loss_falls(name, tmp_path):
+    recipe = override(find_recipe(name), {"epochs": 3.0, "batch_size": 16, "warmup_epochs": 0.1, "lr": 1e-2})
+    asked = options(tmp_path / "run", limit=256, val="scenes", val_limit=8)
+    assert run(nano(), recipe, asked).num_classes == 32
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     losses = [float(row["loss"]) for row in csv.DictReader((tmp_path / "run" / "log.csv").open())]
     assert len(losses) == 3
@@ -58,10 +51,10 @@ def test_budgets_and_priors_are_drawn_for_each_step():
 
 def test_a_rotary_vit_trains_on_crops_of_its_images(tmp_path):
     """Its positions are relative, so that it takes a crop for a part of the picture."""
-    recipe = override(find_recipe("scenes-needle-crops"), SMALL)
+    recipe = override(find_recipe("scenes"), {"img_size": 192})
     crops = options(tmp_path, data="needle:64")
     assert training_images(rotary(img_size=192), recipe, crops).difficulty.image_size == 64
-    with pytest.raises(InputError, match="scenes have 64 pixels a side, recipe scenes-needle-crops wants 192"):
+    with pytest.raises(InputError, match="scenes have 64 pixels a side, recipe scenes wants 192"):
         training_images(nano(img_size=192), recipe, crops)
 
 
@@ -69,7 +62,7 @@ def test_a_rotary_vit_trains_on_crops_of_its_images(tmp_path):
     "recipe, changes, shape, sentence",
     [
         ("scenes", {}, {"num_classes": 10}, "scenes have 32 classes, the model 10"),
-        ("scenes-distil", {"balance": 0.5, "batch_size": 8}, {}, "balance=0"),
+        ("distil", {"img_size": 64, "batch_size": 8}, {}, "balance=0"),
         ("scenes", {"img_size": 32}, {"img_size": 32}, "64 pixels"),
         ("scenes", {}, {"img_size": 32}, "the model \\(32, 32\\)"),
     ],
