@@ -28,9 +28,8 @@ from torch.utils.data import Subset
 
 from spot import report
 from spot.data.difficulty import difficulty_of
-from spot.data.images import Images, data_for, open_data
+from spot.data.images import Data, Images, data_for, open_data
 from spot.data.loader import loader
-from spot.data.scenes import Scenes
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError, unknown
 from spot.models.family import Source, at_budget, dense_model, hash_weights
@@ -43,6 +42,7 @@ from spot.training.optim import training_steps
 from spot.training.run_folder import RunFolder
 
 SHARD = 64  # images per target file
+SCENES = 2000  # default number of scenes, which have no end
 LAST = 3  # number of last blocks whose class attention is averaged
 LARGER = 1.5  # size of cached thumbnails relative to the network's input, so that they can be cropped
 POWER = 1.5  # predicted maps are raised to this power, which makes them narrower
@@ -178,7 +178,11 @@ def learn(
     teacher = dense_model(source) if teacher is None else teacher
     if how.target != "attention" and not how.target.endswith(".onnx"):
         raise unknown("target", how.target, ("attention",), hint="or give an .onnx file of a saliency network")
-    images = images_of(model, data, limit, leave_out, split)
+    images: Data
+    if difficulty_of(data) is not None:
+        images = data_for(model, data, limit=limit or SCENES, split=split)
+    else:
+        images = open_data(data, transform=model.transform(), split=split, limit=limit, leave_out=leave_out)
     whole = len(images)
     with seeded(how.seed, Draw.WEIGHTS):
         policy = Policy(model.patch_size, about={"model": model.name, "hash": model_hash}, side=how.side)
@@ -198,18 +202,9 @@ def learn(
     return policy
 
 
-def images_of(
-    model: SpotViT, data: str | Path, limit: int | None, leave_out: Path | None, split: str
-) -> Images | Scenes:
-    """Open the images, without the excluded ones."""
-    if difficulty_of(data) is not None:
-        return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
-    return open_data(data, transform=model.transform(), split=split, limit=limit, leave_out=leave_out)
-
-
 @torch.no_grad()
 def compute_targets(
-    policy: Policy, model: SpotViT, teacher: SpotViT, images: Images | Scenes, how: LearnOptions, folder: Path
+    policy: Policy, model: SpotViT, teacher: SpotViT, images: Data, how: LearnOptions, folder: Path
 ) -> tuple[Tensor, Tensor]:
     """Thumbnails (M, 3, S, S) and targets (M, R, R) of all images, float16; computes the shards that are missing."""
     device = next(model.parameters()).device

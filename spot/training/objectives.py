@@ -104,7 +104,7 @@ class Distil(Objective):
     def forward(self, batch: MicroBatch) -> Outcome:
         recipe, images = self.recipe, apply_mixup(self.recipe, batch, mode="elem")[0]
         with torch.no_grad():
-            target = self.predict(self._teacher[0].to(images.device), images, self.model.grid(images))
+            target = FeaturePass(self._teacher[0].to(images.device), self.depths)(images, self.model.grid(images))
         loss = images.new_zeros(())
         for number, (share, weight) in enumerate(zip(recipe.shares, recipe.weights, strict=True)):
             rows = self.rows(share, number, batch).to(images.device)
@@ -171,23 +171,23 @@ class Distil(Objective):
         return torch.cat([positions, scale[:, None, None].expand(-1, tokens, 1).to(positions)], -1)
 
     def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> "DistilOutput":
-        """The student's forward pass on some of the images (r, C, H, W), at positions (r, N, 2 or 3)."""
-        return self.predict(self.model, images, positions, share)
+        """The student's forward pass on some of the images (r, C, H, W), at positions (r, N, 2 or 3).
 
-    def predict(self, model: SpotViT, images: Tensor, positions: Tensor, share: float = 1.0) -> "DistilOutput":
-        """A forward pass with weights interpolated from the teacher's (share = 0) to the model's (share = 1)."""
-        run = FeaturePass(model, self.depths)
+        share: how far its weights are interpolated from the teacher's (0) to its own (1).
+        tokens: the budget, for students that do not get one window for each token.
+        """
+        student = FeaturePass(self.model, self.depths)
         if share == 1:
-            return run(images, positions)
-        if model.vit.grad_checkpointing:
+            return student(images, positions)
+        if self.model.vit.grad_checkpointing:
             raise InputError("a recipe with min_tokens interpolates weights, which excludes gradient checkpointing")
         base = dict(self._teacher[0].named_parameters())
         weights = {
             f"model.{name}": torch.lerp(base[name].to(ours), ours, share)
-            for name, ours in model.named_parameters()
+            for name, ours in self.model.named_parameters()
             if name in base  # not the policy's
         }
-        return functional_call(run, weights, (images, positions))
+        return functional_call(student, weights, (images, positions))
 
     def difference(self, predicted: "DistilOutput", target: "DistilOutput", positions: Tensor) -> Tensor:
         """The distillation loss of each image: (b,)."""
