@@ -1,4 +1,4 @@
-"""A training run small enough for tests, also as a program that can be killed or run in two processes."""
+"""A training run small enough for tests, also as a program that can be interrupted."""
 
 import json
 import sys

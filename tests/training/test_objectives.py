@@ -101,6 +101,14 @@ def test_training_places_tokens_where_the_model_does(tokens):
         assert torch.equal(positions_of(objective, STILL), expected)
 
 
+def test_supervised_draws_a_budget_and_a_prior_for_each_step():
+    recipe = small_recipe("cls-in1k", budgets=(4, 9), priors=("center", "isotropic"), **PLAIN)
+    objective = Supervised(make_nano(), recipe)
+    placed = [positions_of(objective, WHOLE._replace(step=step)) for step in range(20)]
+    assert {positions.shape[1] for positions in placed} == {4, 9}
+    assert len({positions.numpy().tobytes() for positions in placed}) == 4
+
+
 def test_the_draws_of_a_step_do_not_follow_those_of_another_draw():
     """Step 13 placed tokens with the numbers that chose the budget of step 11, its own name and step exchanged."""
     model, tokens = make_nano(), 5

@@ -6,9 +6,7 @@ import pytest
 
 from spot.errors import InputError
 from spot.options import TrainOptions
-from spot.training.batches import MicroBatchSampler, SceneStream, micro_batches
 from spot.training.new_weights import random_vit
-from spot.training.objectives import Supervised
 from spot.training.recipes import find_recipe, override
 from spot.training.run import run, training_images
 
@@ -36,17 +34,6 @@ def test_every_recipe_for_scenes_trains_to_its_end_and_its_loss_falls(name, tmp_
     losses = [float(row["loss"]) for row in csv.DictReader((tmp_path / "run" / "log.csv").open())]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
-
-
-def test_budgets_and_priors_are_drawn_for_each_step():
-    recipe = override(find_recipe("scenes-retrofit"), {"budgets": (4, 9), "priors": ("uniform", "isotropic")})
-    objective, seen = Supervised(nano(), recipe), set()
-    objective.model.register_forward_pre_hook(lambda _, given: seen.add(given[1].shape[1]))
-    images = training_images(objective.model, recipe, options("unused"))
-    plan = SceneStream(images, objective.model.data_config)
-    for part in micro_batches(plan, MicroBatchSampler(8, range(12))):
-        objective(part)
-    assert seen == {4, 9}
 
 
 def test_a_rotary_vit_trains_on_crops_of_its_images(tmp_path):
