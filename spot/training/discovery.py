@@ -13,7 +13,6 @@ without a likely place are excluded from later training.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -135,13 +134,13 @@ def peak_centers(scores: Tensor, count: int, window: int) -> Tensor:
 
 
 def most_likely_places(
-    model: SpotViT, pictures: LargePictures, candidates: Places, how: GlimpseOptions, none: int, *, later: bool
+    model: SpotViT, pictures: LargePictures, candidates: Places, options: GlimpseOptions, none: int, *, later: bool
 ) -> dict[str, Tensor]:
     """Select the most likely of each picture's candidates (n, 3): (1, 4), y, x, size and weight, if likely enough.
 
     The first round uses each picture's first candidate. later: the candidates come from a finder.
     """
-    draw, samples = np.random.default_rng(how.seed), round(how.tokens**0.5) * model.patch_size
+    draw, samples = np.random.default_rng(options.seed), round(options.tokens**0.5) * model.patch_size
     features, others = {}, []
     for key, picture in report.track(pictures.items(), "candidates", len(pictures)):
         height, width = picture.shape[1:]
@@ -183,7 +182,7 @@ def tile_candidates(scores: list[Tensor], pictures: LargePictures, none: int, wi
 
 
 def discover_places(
-    model: SpotViT, source: Source, pictures: LargePictures, folder: Path, how: GlimpseOptions, none: int
+    model: SpotViT, source: Source, pictures: LargePictures, folder: Path, options: GlimpseOptions, none: int
 ) -> dict[str, Tensor]:
     """Places (n, 4) by key, learned from picture labels alone; see the module docstring.
 
@@ -194,20 +193,22 @@ def discover_places(
         none: index of the class of pictures without an object.
     """
     places: dict[str, Tensor] = {}
-    finder, dense = Finder(model.patch_size, longest=how.longest), dense_model(source).eval()
-    for number in range(how.rounds + 1):
+    seed = options.seed
+    finder, dense = Finder(model.patch_size, longest=options.longest), dense_model(source).eval()
+    for number in range(options.rounds + 1):
         file = folder / f"places-{number}.safetensors"
         if not file.is_file():
             if number == 0:
                 features = tile_features(dense, pictures, folder / "tiles")
-                scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed=how.seed)
+                scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed=seed)
                 candidates = tile_candidates(scores, pictures, none, dense.patch_size)
             else:
                 located, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
-                options: dict[str, Any] = {"steps": FINDER_STEPS, "each": 8, "hard_negatives": False, "seed": how.seed}
-                train_finder(finder, located, places, **options, state=state)
+                train_finder(
+                    finder, located, places, steps=FINDER_STEPS, each=8, hard_negatives=False, seed=seed, state=state
+                )
                 candidates = detect(finder, pictures, 4)
-            chosen = most_likely_places(model, pictures, candidates, how, none, later=number > 0)
+            chosen = most_likely_places(model, pictures, candidates, options, none, later=number > 0)
             write_tensors(file, chosen, "spot_places", {})
         places = read_tensors(file, "spot_places", "places, as spot learn keeps them")[0]
     return places
