@@ -79,8 +79,7 @@ def object_centers(batch: MicroBatch, seed: int) -> Tensor:
 def like_scenes(kind: type[Recipe], name: str, **values: Any) -> Recipe:
     """A recipe with the values of `scenes` in the fields that all recipes share, except for the given ones."""
     shared = {field.name: getattr(SCENES, field.name) for field in fields(Recipe)}
-    texts = {"cost": "see spot/assets", "expected": "see spot/assets", "command": "see tools/make_assets.py"}
-    return kind(**{**shared, **texts, "name": name, **values})
+    return kind(**{**shared, "name": name, **values})
 
 
 # fmt: off

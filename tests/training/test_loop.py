@@ -118,7 +118,7 @@ def test_the_average_stays_nearer_to_the_start_than_the_weights(data, tmp_path):
 def test_a_finished_run_is_kept_and_its_folder_is_refused_to_another_run(data, tmp_path):
     recipe, options = small_recipe("distil", epochs=0.3), TrainOptions(data=str(data), out=tmp_path / "run")
     first = run(make_nano(), recipe, options)
-    again = run(make_nano(), replace(recipe, expected="what a later version says"), options)
+    again = run(make_nano(), replace(recipe, origin="what a later version says"), options)
     assert hash_model(first) == hash_model(again)
     files = sorted((file, file.stat().st_mtime_ns) for file in options.out.rglob("*"))
     with pytest.raises(InputError, match=re.escape("made with recipe.lr=0.001, now recipe.lr=0.01")):
