@@ -12,6 +12,7 @@ resumes an interrupted run, which loses at most one shard or epoch. Targets are 
 They are divided by their mean over the images and multiplied by a centred Gaussian (`center`; 0 disables both).
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from timm.data import create_transform
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from torch.utils.data import Subset
 
 from spot import report
 from spot.data.difficulty import difficulty_of
-from spot.data.images import Data, Images, data_for, open_data
+from spot.data.images import Data, Images, Sample, Unread, data_for, open_data
 from spot.data.loader import loader
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError, unknown
@@ -56,19 +56,20 @@ class Crops(Images):
     """Photographs, followed by random crops of each, some mirrored. The crops are the same in every epoch."""
 
     def __init__(self, images: Images, crops: int, seed: int, data_config: dict[str, Any]) -> None:
-        vars(self).update(vars(images))
-        self.photographs, self.seed = len(images), seed
-        self.keys, self.order = [*images.keys] * (1 + crops), [*images.order] * (1 + crops)
+        keys = [*images.keys] * (1 + crops)
+        super().__init__(images.source, keys, images.classes, transform=images.transform, skip=images.skip)
+        self.whole, self.cropped, self.seed = images, copy.copy(images), seed
         size = {"input_size": data_config["input_size"][-2:], "interpolation": "bicubic"}
         normal = {name: data_config[name] for name in ("mean", "std")}
-        self.crop = create_transform(**size, **normal, is_training=True, scale=(CROP, 1.0), color_jitter=None)
+        augment = {"is_training": True, "scale": (CROP, 1.0), "color_jitter": None}
+        self.cropped.transform = create_transform(**size, **normal, **augment)
 
-    def transformed(self, image: Image.Image, index: int) -> Tensor:
-        crop, number = divmod(index, self.photographs)
+    def read(self, index: int) -> Sample | Unread:
+        crop, number = divmod(index, len(self.whole))
         if not crop:
-            return self.transform(image)
+            return self.whole.read(number)
         with seeded(self.seed, Draw.CROP, number, crop):
-            return self.crop(image)
+            return self.cropped.read(number)
 
 
 # Targets
