@@ -132,15 +132,12 @@ class MicroBatchSampler:
                 f"{self.processes} processes; change batch_size or accumulate"
             )
 
-    @property
-    def rows(self) -> int:
-        return self.batch_size // (self.accumulate * self.processes)
-
     def __iter__(self) -> Iterator[list[int]]:
+        rows = self.batch_size // (self.accumulate * self.processes)
         for step in self.steps:
             for turn in range(self.accumulate):
-                start = step * self.batch_size + (turn * self.processes + self.process) * self.rows
-                yield list(range(start, start + self.rows))
+                start = step * self.batch_size + (turn * self.processes + self.process) * rows
+                yield list(range(start, start + rows))
 
 
 def micro_batches(stream: TrainingStream, sampler: MicroBatchSampler, workers: int = 0) -> Iterator[MicroBatch]:

@@ -135,8 +135,6 @@ class Distil(Objective):
 
     def rows(self, share: float, number: int, batch: MicroBatch) -> Tensor:
         """Indices of the images in a forward pass, which uses a random share of the step's batch."""
-        if share >= 1:
-            return torch.arange(len(batch.images))
         draw = generator(self.recipe.seed, Draw.SHARE, batch.step, number)
         count = max(1, round(share * batch.batch_size))
         rows = torch.randperm(batch.batch_size, generator=draw)[:count] - batch.first
