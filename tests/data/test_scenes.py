@@ -18,10 +18,6 @@ CLEAN = Difficulty(noise=0, distractors=(0, 0))
 SMALL = Difficulty(noise=0, distractors=(0, 0), image_size=16)  # positions are the same at any size
 
 
-def same(first, second) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, torch.Tensor))
-
-
 # ------------------------------------------------------------------------- the same everywhere
 
 
