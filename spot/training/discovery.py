@@ -32,7 +32,7 @@ from spot.training.finder import Places, detect, glimpse_of, train_finder
 KIND = "spot_tiles"
 TILES = 7  # tiles per forward pass
 BATCH = 24  # glimpses per forward pass
-FINDER_STEPS = 700  # of training the finder in a round
+MAP_STEPS, FINDER_STEPS = 200, 700  # of training the layer for score maps, and the finder in a round
 SIDES = (48.0, 80.0)  # sides of candidates from tiles, in pixels
 LIKELY = (0.3, 0.5)  # minimum probability of the label at a place: for candidates from tiles, and from a finder
 DECAY = (0.03, 0.1)  # L2 penalty of the head, for the same two cases
@@ -74,9 +74,7 @@ def dense_tokens(dense: SpotViT, image: Tensor) -> Tensor:
     return total / times
 
 
-def class_maps(
-    features: list[Tensor], labels: Tensor, none: int, classes: int, *, steps: int = 200, seed: int = 0
-) -> list[Tensor]:
+def class_maps(features: list[Tensor], labels: Tensor, none: int, classes: int, seed: int) -> list[Tensor]:
     """Class scores (R, C, classes) of every picture's tokens, learned from picture labels; 0 for the class `none`."""
     flat = [each.flatten(0, 1) for each in features]
     sample = torch.cat([each[::8] for each in flat]).float()
@@ -86,7 +84,7 @@ def class_maps(
     bias = torch.full((classes,), -4.0, requires_grad=True)
     kinds = torch.arange(classes) != none
     optimizer = torch.optim.Adam([weight, bias], 0.01)
-    for _ in report.track(range(steps), "labels of pictures", steps):
+    for _ in report.track(range(MAP_STEPS), "labels of pictures", MAP_STEPS):
         loss = 1e-3 * weight[:, kinds].square().sum()
         rows = torch.randperm(len(flat), generator=draw)[:64]
         bags = [((flat[row].float() - mean) / width @ weight + bias).logsumexp(0) * kinds for row in rows]
@@ -200,7 +198,7 @@ def discover_places(
         if not file.is_file():
             if number == 0:
                 features = tile_features(dense, pictures, folder / "tiles")
-                scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed=seed)
+                scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed)
                 candidates = tile_candidates(scores, pictures, none, dense.patch_size)
             else:
                 located, state = pictures.with_places(places, none), folder / f"round-{number}.pt"

@@ -95,9 +95,9 @@ def open_target(name: str) -> Target:
 
 
 @torch.no_grad()
-def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
+def class_attention(model: SpotViT, images: Tensor) -> Tensor:
     """Attention of the class token to the grid's cells, averaged over the last blocks: (B, rows, columns), sum 1."""
-    blocks = model.vit.blocks[-last:]
+    blocks = model.vit.blocks[-LAST:]
     inputs: list[tuple[Tensor, Tensor | None]] = []
 
     def keep(_: nn.Module, given: Any, named: Any) -> None:
