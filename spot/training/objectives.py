@@ -64,11 +64,10 @@ class Supervised(Objective):
         self.cross_entropy = SoftTargetCrossEntropy()
 
     def forward(self, batch: MicroBatch) -> Outcome:
-        if bool((batch.labels < 0).any()):
+        if bool((batch.labels < 0).any()):  # some samples of shards may have none
             raise InputError("supervised training needs labels: one folder per class; without, use --recipe distil")
-        images, targets = apply_mixup(
-            self.recipe, batch, classes=self.model.num_classes, smoothing=self.recipe.smoothing
-        )
+        classes, smoothing = self.model.num_classes, self.recipe.smoothing
+        images, targets = apply_mixup(self.recipe, batch, classes=classes, smoothing=smoothing)
         positions = self.place(images, batch, generator(self.recipe.seed, Draw.BUDGET, batch.step))
         with seeded(self.recipe.seed, Draw.DROP, batch.step, batch.first):
             logits = self.model(images, positions)

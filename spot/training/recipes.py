@@ -1,7 +1,7 @@
 """Training recipes: the paper's protocols (tab:all_config) and ours, as typed dataclasses.
 
 A recipe is a frozen dataclass that validates its fields. Change a field with `override(recipe, {"lr": 1e-4})`, or on
-the command line with `--set lr=1e-4`. To add a recipe, list an instance in RECIPES. Comments give the origin of values
+the command line with `--set lr=1e-4`. To add a recipe, list an instance in ALL. Comments give the origin of values
 that are not in the paper's table. Images use the checkpoint's normalisation, not the table's.
 """
 
