@@ -224,9 +224,9 @@ aside from training, and their labels were not used:
 ## Logs
 
 The training images are unlabelled ILSVRC-2012 images: one training and two validation images of
-each class, and 2,500 more of 20 classes. None of them is among the images of the accuracy table, and
-the 500 images that were set aside are excluded. Each run had one thread, on a machine with other
-programs.
+each class, and 2,500 more of 20 classes. None of them is among the images of the accuracy table,
+and the 500 images that were set aside are excluded. Each run had one thread, on a machine with
+other programs.
 
 {logs}"""
 
