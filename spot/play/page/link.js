@@ -72,10 +72,10 @@ export class Link {
   }
 }
 
-/** POST a body. Returns the response, or null after reporting the error. */
-export async function post(path, body, failed, headers = {}) {
+/** Fetch a path, or POST a body to it. Returns the response, or null after reporting the error. */
+export async function httpRequest(path, failed, options = {}) {
   try {
-    const response = await fetch(path, { method: "POST", body, headers });
+    const response = await fetch(path, options.body ? { method: "POST", ...options } : options);
     if (response.ok) return response;
     failed((await response.json()).error ?? `The server refused: ${response.status}`);
   } catch {
