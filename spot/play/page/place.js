@@ -98,10 +98,11 @@ function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(anchor.href), 1000);
 }
 
-export async function keep(path, name) {
+/** Save what the server makes of this view: a picture or a placements file. */
+export async function saveFrom(path, name) {
   const panel = app.active;
   const trajectory = panel.searched?.trajectory.length ? panel.searched.trajectory : [panel.positions];
-  const about = { picture: app.picture, model: panel.model, trajectory, label: panel.searched?.label ?? labelOf(panel), objective: panel.searched?.away ? "ascent" : "descent" };
+  const about = { picture: app.picture, model: panel.model, trajectory, label: panel.searched?.label ?? labelOf(panel), objective: panel.searched?.adversarial ? "ascent" : "descent" };
   const response = await httpRequest(path, note, { body: JSON.stringify(about) });
   if (response) download(await response.blob(), name);
 }

@@ -39,8 +39,8 @@ export function search(objective) {
   }
   remember();
   stopWork();
-  const away = objective === "ascent";
-  panel.searched = { trajectory: [], values: [], others: [], away, label, name: "", steps: 1 };
+  const adversarial = objective === "ascent";
+  panel.searched = { trajectory: [], values: [], others: [], adversarial, label, name: "", steps: 1 };
   const request = { kind: "search", ...viewOf(panel), label, objective, preset: $("preset").value, seed: Number($("seed").value) };
   if ($("steps").value) request.steps = Number($("steps").value);
   searching(true);
@@ -67,7 +67,7 @@ function showStep() {
   searched.trajectory.push(answer.positions.map((each) => each.map(Math.fround)));
   searched.values.push(answer.p);
   Object.assign(searched, { name: answer.name, label: searched.label ?? answer.class, steps: answer.steps });
-  panel.stage.show({ positions: searched.trajectory.at(-1), trajectory: [...searched.trajectory], away: searched.away });
+  panel.stage.show({ positions: searched.trajectory.at(-1), trajectory: [...searched.trajectory], adversarial: searched.adversarial });
   panel.predict({ ...panel.prediction, top: answer.top }, answer.class);
   searchShown();
   setTimeout(showStep, STEP_TIME);

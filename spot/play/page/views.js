@@ -72,7 +72,7 @@ export async function restore({ picture, panels, selected, ...fields }) {
       app.active = null;
       return false;
     }
-    panel.stage.show({ trajectory: searched?.trajectory ?? null, away: searched?.away ?? false });
+    panel.stage.show({ trajectory: searched?.trajectory ?? null, adversarial: searched?.adversarial ?? false });
   }
   activate(app.panels[0]);
   if (selected !== undefined && Number(selected) < app.active.positions.length) app.active.stage.selected = Number(selected);
