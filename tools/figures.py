@@ -32,7 +32,7 @@ from spot.placement.glimpses import cut_out
 from spot.placement.saliency import resolve_saliency, rgb
 from spot.plots import save
 from spot.plots.layout import PlainFigure
-from spot.plots.placements import TOWARDS, Gallery, covered, draw_image, draw_windows, gallery_figure
+from spot.plots.placements import PATH_COLORS, Gallery, covered, draw_image, draw_windows, gallery_figure
 from spot.store import read_json
 from spot.tokens.position_embedding import grid_positions
 
@@ -96,7 +96,7 @@ def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
     draw_windows(dense, picture, grid[0], vit.patch_size, (1.0, 1.0, 1.0), linewidth=0.5)
     dense.set_title(f"ViT: {len(grid[0])} patches on a grid", fontsize=11)
     draw_image(free, picture)
-    draw_windows(free, picture, positions[0], model.patch_size, TOWARDS(1.0), linewidth=1.2)
+    draw_windows(free, picture, positions[0], model.patch_size, PATH_COLORS(1.0), linewidth=1.2)
     free.set_title(f"SPoT: {TOKENS} windows, placed anywhere", fontsize=11)
     mask = covered(picture, positions[0], model.patch_size)
     draw_image(visible, picture * mask)
@@ -104,7 +104,7 @@ def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
     told = {
         f"the ViT, {len(grid[0])} patches": (best(vit, images, grid, 2), "0.55"),
         f"the ViT, the {TOKENS} windows": (best(vit, images, positions, 2), "0.75"),
-        f"retrofitted, the {TOKENS} windows": (best(model, images, positions, 2), TOWARDS(0.55)),
+        f"retrofitted, the {TOKENS} windows": (best(model, images, positions, 2), PATH_COLORS(0.55)),
     }
     height = 0.0
     for title, (classes, colour) in told.items():
@@ -170,7 +170,7 @@ def fits(source: Source, file: Path, tokens: int = 49) -> Figure:
         positions = model.place(images, prior="isotropic")
         picture = rgb(images, model.data_config)[0]
         draw_image(axes, picture)
-        draw_windows(axes, picture, positions[0], model.patch_size, TOWARDS(1.0), linewidth=1.0)
+        draw_windows(axes, picture, positions[0], model.patch_size, PATH_COLORS(1.0), linewidth=1.0)
         (name, percent), *_ = best(model, images, positions)
         height, width = picture.shape[-2:]
         axes.set_title(f"--fit {fit}, {width} × {height}: {name} {percent:.0f} %", fontsize=11)
