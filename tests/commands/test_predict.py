@@ -11,7 +11,7 @@ from PIL import Image
 
 import spot
 from spot.data.folders import photo_files
-from spot.data.picture import photo_transform
+from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.photos import predict
 from spot.models.merging import Merging
@@ -48,7 +48,7 @@ def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path
     wanted = ["--tokens", 16, "--prior", "center", "--merge"]
     rows, settings = results("predict", file, "--model", "scenes-a", *wanted)
     merging = Merging(model, 16, "center")
-    images = photo_transform(model.data_config, "crop")(Image.open(file).convert("RGB"))[None]
+    images = evaluation_transform(model.data_config)(Image.open(file).convert("RGB"))[None]
     with torch.no_grad():
         expected = merging(images, model.place(images, tokens=merging.starting_tokens, prior="center")).softmax(1)[0]
     said = [expected[row["index"]].item() * 100 for row in rows]
@@ -138,9 +138,9 @@ def test_a_whole_panorama_is_seen_in_its_own_shape():
     config = {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3}
     wide = Image.new("RGB", (400, 100))
     wide.paste("red", (380, 0, 400, 100))  # at its right end, which the middle square does not have
-    shapes = {fit: tuple(photo_transform(config, fit)(wide).shape) for fit in ("crop", "squash", "whole")}
+    shapes = {fit: tuple(evaluation_transform(config, fit=fit)(wide).shape) for fit in ("crop", "squash", "whole")}
     assert shapes == {"crop": (3, 32, 32), "squash": (3, 32, 32), "whole": (3, 16, 64)}
-    reddest = {fit: photo_transform(config, fit)(wide)[0].max().item() for fit in shapes}
+    reddest = {fit: evaluation_transform(config, fit=fit)(wide)[0].max().item() for fit in shapes}
     assert reddest["crop"] == -1.0  # black
     assert reddest["squash"] > 0.9
     assert reddest["whole"] > 0.9
