@@ -55,13 +55,14 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     followed, "-" is standard output, and pipes and devices are written to directly. The temporary name keeps the
     suffix, because matplotlib and others choose the format by it.
     """
+    # /dev/stdout may be an open regular file, which must not be replaced.
+    standard = str(path) in ("-", "/dev/stdout")
     with disk_errors(path):
-        if _is_stream(path):
+        if standard or (Path(path).exists() and not Path(path).is_file()):
             with tempfile.TemporaryDirectory() as folder:
                 temporary = Path(folder) / f"out{Path(path).suffix}"
                 yield temporary
                 sys.stdout.flush()  # keeps the order of printed text and data
-                standard = str(path) in ("-", "/dev/stdout")
                 sink = nullcontext(sys.stdout.buffer) if standard else open(path, "ab")  # noqa: SIM115
                 with temporary.open("rb") as source, sink as stream:
                     shutil.copyfileobj(source, stream)
@@ -116,15 +117,6 @@ def sweep(folder: str | Path) -> None:
         if path.is_file() and (handle := _hold(path)) is not None:
             path.unlink(missing_ok=True)
             os.close(handle)
-
-
-def _is_stream(path: str | Path) -> bool:
-    """Whether to write to a path directly: "-", a pipe, a device, or an open file under /dev or /proc."""
-    if str(path) == "-":
-        return True
-    # /dev/stdout may be an open regular file, which is written to, not replaced.
-    opened = Path(os.path.abspath(path)).parts[1:2] in (("dev",), ("proc",))
-    return Path(path).exists() and not Path(path).is_dir() and (opened or not Path(path).is_file())
 
 
 # One process at a time
