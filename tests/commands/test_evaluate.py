@@ -112,14 +112,6 @@ def test_neighbours_that_do_not_exist_are_refused(evaluated, model, images, tmp_
     assert "holds 20 images, so k is from 1 to 20" in refused(*command, images, "--k", 21)
 
 
-def test_a_budget_larger_than_the_grid_is_refused_for_patches_and_not_for_windows(evaluated, model, images, refused):
-    few = ["--tokens", 17, "--limit", 2]
-    for baseline, sentence in (("patch-dropout", "at most the 16 patches"), ("tome", "17")):
-        said = refused("evaluate", model, "--data", images, "--workers", 0, *few, "--baseline", baseline)
-        assert sentence in said
-    evaluated(*few, "--prior", "isotropic")
-
-
 @pytest.mark.parametrize(
     "wrong, sentence",
     [
