@@ -43,18 +43,18 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- guide: (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 MARKS = ("needs ../shared", "not run, ")
-TRAIN = ["--limit", "8", "--val-limit", "8", "--set", "batch_size=4", "epochs=1", "warmup_epochs=0"]
+TRAIN = {"limit": ["8"], "val-limit": ["8"], "set": ["batch_size=4", "epochs=1", "warmup_epochs=0"]}
 LIMITS = {
-    "demo": ["--scenes", "32", "--tokens", "9"],
-    "evaluate": ["--limit", "8", "--workers", "0"],
-    "search": ["--limit", "8", "--workers", "0", "--steps", "1"],
-    "saliency": ["--limit", "8"],
-    "learn": ["--limit", "8", "--epochs", "1"],
-    "calibrate": ["--workers", "0"],
-    "bench": ["--rounds", "1", "--batch-size", "1", "--tokens", "9"],
+    "demo": {"scenes": ["32"], "tokens": ["9"]},
+    "evaluate": {"limit": ["8"], "workers": ["0"]},
+    "search": {"limit": ["8"], "workers": ["0"], "steps": ["1"]},
+    "saliency": {"limit": ["8"]},
+    "learn": {"limit": ["8"], "epochs": ["1"]},
+    "calibrate": {"workers": ["0"]},
+    "bench": {"rounds": ["1"], "batch-size": ["1"], "tokens": ["9"]},
     "retrofit": TRAIN, "pretrain": TRAIN, "finetune": TRAIN,
-    "paper": ["--model", "scenes-a", "--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"],
 }  # fmt: skip
+PAPER = ["--model", "scenes-a", "--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"]
 WORDS = {"MODEL": "scenes-a", "OTHER_MODEL": "scenes-b", "TIMM_NAME": "vit_tiny_patch16_224", "DIR": "images"}
 LONG = ["all"]  # minutes even with limits: only checked
 SERVING = "play"  # until Ctrl-C: only checked
@@ -147,16 +147,10 @@ def with_limits(words):
     if "--limit" in rest:
         value = rest.index("--limit") + 1
         rest[value] = str(min(int(rest[value]), 64))
-    more, keep = [], False
-    for word in LIMITS.get(verb, []):
-        if word.startswith("--"):
-            keep = word not in rest and known_option(verb, word) and not (word == "--limit" and "--data" not in rest)
-        more += [word] if keep else []
-    return [verb, *rest, *more]
-
-
-def known_option(verb, option):
-    return option in options(verb)
+    for option, values in LIMITS.get(verb, {}).items():
+        if f"--{option}" not in rest and not (option == "limit" and "--data" not in rest):
+            rest += [f"--{option}", *values]
+    return [verb, *rest]
 
 
 def options(verb):
@@ -193,7 +187,7 @@ def test_every_command_runs_as_printed(page, line, code, mark, here, ran):
             run_once(words, ran)
         elif words[:3] == ["python", "-m", "paper"]:
             if words[3] not in LONG and not mark.startswith("not run"):
-                paper([*words[3:], *LIMITS["paper"]])
+                paper([*words[3:], *PAPER])
         elif words[:2] == ["python", "-m"]:
             assert find_spec(words[2]), words
         else:

@@ -1,7 +1,6 @@
 """One image: every awkward kind of file, and the transform to what a model sees."""
 
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torchvision.transforms import CenterCrop
 
 from spot.data.picture import evaluation_transform, open_image, resize_and_crop
 from spot.errors import InputError
-from tests.data.files import BLUE, GREEN, RED, cut_short
+from tests.data.files import BLUE, GREEN, RED, cut_short, png_of
 
 
 def test_an_exif_rotated_image_stands_upright(tmp_path):
@@ -39,16 +38,6 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path, ending):
     values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
     Image.fromarray(values).save(tmp_path / f"a.{ending}")
     assert np.asarray(open_image(tmp_path / f"a.{ending}"))[0, :, 0].tolist() == [0, 1, 128, 255]
-
-
-def png_of(side: int, bits: int, pixels: bytes) -> bytes:
-    """A PNG file, RGB of side × side pixels, that contains these bytes."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, bits, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
 
 
 def test_sixteen_bits_in_colour_too(tmp_path):

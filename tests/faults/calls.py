@@ -2,9 +2,7 @@
 
 import contextlib
 import io
-import struct
 import warnings
-import zlib
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -21,6 +19,7 @@ from spot.commands import verb_function
 from spot.models.checkpoints import save_folder
 from spot.placement.priors import omega
 from tests.conftest import make_nano
+from tests.data.files import png_of
 from tests.faults.harness import Tally
 from tests.faults.jobs import images
 
@@ -175,11 +174,7 @@ def prepared(room: Path) -> dict[str, str]:
     save_folder(make_nano(num_classes=2), room / "saved")
     Image.effect_noise((40, 30), 50).convert("RGB").save(room / "a [b] $c$.png")
     (room / "bad.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
-    # A PNG of a few kilobytes that claims 3.6 gigapixels.
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    chunks = {b"IHDR": header, b"IDAT": zlib.compress(b"\0" * 9999), b"IEND": b""}
-    parts = [struct.pack(">I", len(v)) + k + v + struct.pack(">I", zlib.crc32(k + v)) for k, v in chunks.items()]
-    (room / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    (room / "bomb.png").write_bytes(png_of(60_000, 8, b"\0" * 9999))  # a few bytes that claim 3.6 gigapixels
     names = {"MODEL": "saved", "PICTURE": "a [b] $c$.png", "OUT": "out", "BAD": "bad.safetensors", "BOMB": "bomb.png"}
     return {"DATA": str(images(room / "pictures")), **{word: str(room / name) for word, name in names.items()}}
 
