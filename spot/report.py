@@ -162,8 +162,7 @@ def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
             with tempfile.TemporaryFile(dir=next(parent for parent in parents if parent.exists())):
                 pass
         except OSError as error:
-            hint = "choose another folder" if file is folder else "choose another place"
-            raise InputError(f"cannot write to {file}: {error.strerror}; {hint}") from error
+            raise InputError(f"cannot write to {file}: {error.strerror}; choose another place") from error
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, *, shown: bool = True) -> Iterator[T]:

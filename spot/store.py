@@ -19,7 +19,6 @@ import pickle
 import secrets
 import shutil
 import socket
-import struct
 import sys
 import tempfile
 import time
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spot.errors import InputError
-from spot.hashes import tensor_bytes
 
 try:
     import fcntl
@@ -204,22 +202,20 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file whose header contains `about` as JSON under `kind`, and the entries `others`.
 
-    Equal content gives equal bytes. (The writer of safetensors orders header entries randomly.)
+    Equal content gives equal bytes: safetensors orders these entries randomly, so the header is written again, sorted.
     """
-    content = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
-    # Sort by element size, largest first, which aligns every tensor; then by name.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    entries: dict[str, Any] = {"__metadata__": {kind: json.dumps(about, sort_keys=True), **others}}
-    end = 0
-    for name in order:
-        start, end = end, end + content[name].nbytes
-        shape = list(tensors[name].shape)
-        entries[name] = {"dtype": _dtype(tensors[name]), "shape": shape, "data_offsets": [start, end]}
-    entries["__metadata__"][CHECKSUM] = _checksum(entries, (content[name] for name in order))
+    from safetensors.torch import save
+
+    metadata = {kind: json.dumps(about, sort_keys=True), **others}
+    # Copies, because safetensors refuses tied weights: tensors that share memory.
+    content = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, metadata)
+    start = 8 + int.from_bytes(content[:8], "little")
+    entries, data = json.loads(content[8:start]), memoryview(content)[start:]
+    entries["__metadata__"][CHECKSUM] = _checksum(entries, [data])
     header = _dumped(entries)
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-len(header) % 8)  # aligns the data
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        file.writelines([struct.pack("<Q", len(header)), header, *(content[name] for name in order)])
+        file.writelines([len(header).to_bytes(8, "little"), header, data])
 
 
 def read_tensors(
@@ -273,7 +269,7 @@ def _checksum(entries: Mapping[str, Any], content: Iterable[Any]) -> str:
 def _verify(path: str | Path, what: str) -> None:
     """Compare the content of a valid safetensors file with the checksum in its header, if it has one."""
     with open(path, "rb") as file:
-        entries = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         expected = entries.get("__metadata__", {}).pop(CHECKSUM, None)
         if expected is not None and _checksum(entries, iter(lambda: file.read(1 << 22), b"")) != expected:
             raise _damaged(path, what, "its content does not match its checksum")
@@ -281,14 +277,6 @@ def _verify(path: str | Path, what: str) -> None:
 
 def _dumped(entries: Mapping[str, Any]) -> bytes:
     return json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _dtype(tensor: "Tensor") -> str:
-    """The safetensors name of a tensor's dtype: BF16, F32, I64, U8, BOOL."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    for ours, theirs in {"bfloat": "BF", "float": "F", "uint": "U", "int": "I"}.items():
-        name = name.replace(ours, theirs)
-    return name.upper()
 
 
 def encode_names(names: Iterable[str]) -> "Tensor":

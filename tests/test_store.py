@@ -228,8 +228,10 @@ def test_a_missing_file_and_a_folder_are_one_sentence(tmp_path, read):
 
 # Tensors
 
+TIED = torch.rand(3, 5)
 TENSORS = {
-    "b.weight": torch.rand(3, 5),
+    "b.weight": TIED,
+    "tied": TIED[1:],
     "a": torch.arange(7),
     "half": torch.rand(3).half(),
     "brain": torch.rand(2, 2).bfloat16(),
