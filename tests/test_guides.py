@@ -27,17 +27,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import tyro
 from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
 from paper.__main__ import main as paper
 from spot.cli import main
-from spot.commands import VERBS, verb_function
+from spot.commands import VERBS
 from spot.data.scenes import Scenes
 from spot.models import checkpoints
 from spot.models.spot_vit import adapt
-from tests.conftest import SHARED
+from tests.conftest import SHARED, options_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -153,11 +152,6 @@ def with_limits(words):
     return [verb, *rest]
 
 
-def options(verb):
-    parser = tyro.extras.get_parser(verb_function(verb))
-    return {name for action in parser._actions for name in action.option_strings}
-
-
 def above(page, line):
     """The page's commands before a line, of blocks that run."""
     every = blocks(page)
@@ -182,7 +176,7 @@ def test_every_command_runs_as_printed(page, line, code, mark, here, ran):
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
         elif words[0] == "spot" and (mark.startswith("not run") or words[1] == SERVING):
             assert words[1] in VERBS, words
-            assert {word for word in words if word.startswith("--")} <= options(words[1]), words
+            assert {word for word in words if word.startswith("--")} <= options_of(words[1]), words
         elif words[0] == "spot":
             run_once(words, ran)
         elif words[:3] == ["python", "-m", "paper"]:

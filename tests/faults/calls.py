@@ -4,7 +4,6 @@ import contextlib
 import io
 import warnings
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from PIL import Image
 
 import spot
 from spot.cli import main
-from spot.commands import verb_function
 from spot.models.checkpoints import save_folder
 from spot.placement.priors import omega
-from tests.conftest import make_nano
+from tests.conftest import make_nano, options_of
 from tests.data.files import png_of
 from tests.faults.harness import Tally
 from tests.faults.jobs import images
@@ -161,14 +159,6 @@ WORDS = [
 HEAVY = {"--workers": ("99999999999999999999", "2", "4"), "--seeds": ("99999999999999999999",)}  # a person's own wish
 
 
-def options_of(verb: str) -> list[str]:
-    """The options of a verb, and --help."""
-    names = {"help"}
-    for name, parameter in signature(verb_function(verb)).parameters.items():
-        names |= {name, *getattr(getattr(parameter.annotation, "__origin__", None), "__dataclass_fields__", {})}
-    return sorted(f"--{name.replace('_', '-')}" for name in names)
-
-
 def prepared(room: Path) -> dict[str, str]:
     """What stands for PICTURE, MODEL and so on: pictures, a saved model, a damaged file and a bomb."""
     save_folder(make_nano(num_classes=2), room / "saved")
@@ -185,7 +175,7 @@ def lines(draw: Any) -> list[str]:
     verb = draw(st.sampled_from(sorted(VERBS)))
     cut = draw(st.integers(0, 12))
     words = [verb, *VERBS[verb][: cut if cut < 3 else None]]
-    for option in draw(st.lists(st.sampled_from(options_of(verb)), max_size=4)):
+    for option in draw(st.lists(st.sampled_from(sorted(options_of(verb))), max_size=4)):
         value = draw(st.sampled_from(WORDS))
         words += [] if value in HEAVY.get(option, ()) else [option, value]
     return words
