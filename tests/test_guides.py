@@ -1,9 +1,8 @@
 """Every command and code block in README.md and docs/*.md runs as printed, with small limits.
 
-A block is a fence with a language. `sh`: every line that begins with `spot` is run by spot.cli.main and
-`python -m paper` by its own;
-`make TARGET` must be in the Makefile. `python`: the blocks of a page are run in order, in one namespace
-that begins with `torch`, `images`, `labels` and `positions`. Others are for reading only.
+A block is a fence with a language. `sh`: lines that begin with `spot` or `python -m paper` are run; the target of
+`make` must be in the Makefile. `python`: the blocks of a page are run in order, in one namespace that begins with
+`torch`, `images`, `labels` and `positions`. Others are for reading only.
 
 A comment on the line before a fence says what a block needs, and is not shown on the page:
 
@@ -11,12 +10,11 @@ A comment on the line before a fence says what a block needs, and is not shown o
     <!-- guide: needs ../shared and the blocks above -->    and what the page's commands before it have written
     <!-- guide: not run, WHY -->          only checked: verbs and options exist
 
-Commands run in a folder where the names that guides use exist: photo.jpg, dog.jpg, cat.jpg and holiday/
-(photographs), imagenet/, images/ and photos/ (class folders, of
-photographs where ../shared has them, or else of scenes), u2netp.onnx, and so on; MODEL, OTHER_MODEL,
-TIMM_NAME and DIR mean a built-in model and a data folder. Real models have their weights where ../shared has
-them, and else new ones. LIMITS are added to every command, so that it ends soon. A command that has run, on this page
-or another, does not run again.
+Commands run in a folder where the names that guides use exist: photo.jpg, dog.jpg and cat.jpg (a photograph where
+../shared has one, or else a scene), holiday/, imagenet/, images/ and photos/ (scenes), u2netp.onnx, and so on; MODEL,
+OTHER_MODEL, TIMM_NAME and DIR mean a built-in model and a data folder. Real models have their weights where ../shared
+has them, and else new ones. LIMITS are added to every command, so that it ends soon. A command that has run, on this
+page or another, does not run again.
 """
 
 import re
@@ -82,30 +80,21 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    """A folder with what guides name: two photographs' names, class folders of scenes, a saliency network."""
+    """A folder with what guides name: class folders of scenes, a photograph, a saliency network."""
     folder = tmp_path_factory.mktemp("stage")
-    if SHARED.is_dir():  # two photographs of each of the first classes
-        classes = sorted((SHARED / "imagenet-val-2k").glob("n*"))[:32]
-        pictures = [
-            (Image.open(file).convert("RGB"), label)
-            for label, of in enumerate(classes)
-            for file in sorted(of.iterdir())
-        ]
-    else:
-        pictures = [(to_pil_image(image), label) for image, label, _ in map(Scenes("test", 64).__getitem__, range(64))]
-    for index, (image, label) in enumerate(pictures):
-        image.thumbnail((256, 256))
+    for index in range(64):
+        image, label, _ = Scenes("test", 64)[index]
         for split in ("val", "train"):
             file = folder / "imagenet" / split / f"{label}" / f"{index}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
-            image.save(file)
+            to_pil_image(image).resize((128, 96)).save(file)
     shutil.copytree(folder / "imagenet" / "val", folder / "images")
     for split in ("train", "val"):
         for number, name in enumerate(("ant", "bee", "cat", "dog")):
             shutil.copytree(folder / "imagenet" / "val" / f"{number}", folder / "photos" / split / name)
     shutil.copytree(folder / "imagenet" / "val" / "0", folder / "holiday")
     (folder / "docs").symlink_to(ROOT / "docs")
-    photograph = Image.open(folder / "holiday" / "0.png").resize((320, 240))
+    photograph = Image.open(next((folder / "holiday").iterdir()))
     if SHARED.is_dir():
         photograph = Image.open(next((SHARED / "imagenet-val-2k" / "n02099601").glob("*.jpg")))
         (folder / "u2netp.onnx").symlink_to(SHARED / "weights" / "u2netp.onnx")
@@ -154,10 +143,8 @@ def with_limits(words):
 
 def above(page, line):
     """The page's commands before a line, of blocks that run."""
-    every = blocks(page)
-    return "".join(
-        code for at, language, code, mark in every if at < line and language == "sh" and mark.startswith("needs")
-    )
+    return "".join(code for at, language, code, mark in blocks(page)
+                   if at < line and language == "sh" and mark.startswith("needs"))  # fmt: skip
 
 
 def run_once(words, ran):
