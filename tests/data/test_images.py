@@ -211,10 +211,3 @@ def test_a_model_with_its_own_names_is_asked_first_and_another_admits_it_has_non
     model.pretrained_cfg = {"label_names": ["c", "d"], "label_descriptions": {"d": "dog"}}
     assert class_folders(model) == ["c", "d"]
     assert class_names(model) == ["c", "dog"]
-
-
-def test_the_shared_validation_images_carry_imagenets_labels(shared_data):
-    data = open_data(shared_data / "imagenet-val-2k", transform=plain, classes=WNIDS)
-    assert len(data) == 2000
-    assert data[1998][1:] == (999, data.keys[1998])
-    assert data.keys[0].startswith("n01440764/ILSVRC2012_val_")
