@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +15,7 @@ from spot.errors import InputError
 from spot.evaluation.photos import predict
 from spot.models.merging import Merging
 from tests.commands.conftest import command
-
-
-def picture(path, size=(60, 40)):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.radial_gradient("L").resize(size).convert("RGB").save(path)
-    return str(path)
+from tests.data.files import picture
 
 
 def test_a_goldfish_is_a_goldfish_even_through_100_windows(shared_data, tmp_path, results, capsys):
@@ -44,7 +38,8 @@ def test_every_image_gets_a_picture_even_if_two_have_the_same_name(model, tmp_pa
 
 
 def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path, results):
-    file, model = picture(tmp_path / "x.png"), spot.load("scenes-a")
+    file, model = tmp_path / "x.png", spot.load("scenes-a")
+    Image.radial_gradient("L").convert("RGB").save(file)
     wanted = ["--tokens", 16, "--prior", "center", "--merge"]
     rows, settings = results("predict", file, "--model", "scenes-a", *wanted)
     merging = Merging(model, 16, "center")
@@ -54,14 +49,14 @@ def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path
     said = [expected[row["index"]].item() * 100 for row in rows]
     assert [row["probability"] for row in rows] == pytest.approx(said, rel=1e-3)
     assert settings["merge"] and said == sorted(said, reverse=True)
-    (made,) = predict(model, [Path(file)], tokens=16, merge=True)
+    (made,) = predict(model, [file], tokens=16, merge=True)
     assert len(made.positions) == merging.starting_tokens > 16
     with pytest.raises(InputError, match="until needs a cascade"):
-        next(predict(model, [Path(file)], until=0.8, merge=True))
+        next(predict(model, [file], until=0.8, merge=True))
 
 
 def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path, results):
-    file = picture(tmp_path / "a" / "x.png", (1, 1))
+    file = picture(tmp_path / "a" / "x.png", size=(1, 1))
     wanted = ["--tokens", 4, "--prior", "uniform", "--seed", 5]
     rows, settings = results("predict", file, "--model", model, "--top", 3, *wanted)
     assert [row["class"] for row in rows] == [f"class {row['index']}" for row in rows]
@@ -123,7 +118,7 @@ def test_what_cannot_be_read_stops_the_run_or_is_named_and_left_out(model, tmp_p
     assert "bad.png is not an image; skip=True (--skip-unreadable) goes on without it" in refused(*given)
     rows, _ = results(*given, "--skip-unreadable")
     assert "bad.png" in capsys.readouterr().err
-    assert {row["image"] for row in rows} == {file}
+    assert {row["image"] for row in rows} == {str(file)}
 
 
 def test_standard_output_gets_data_and_nothing_else(model, tmp_path, capsys):
