@@ -313,7 +313,7 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
                     raise zipfile.BadZipFile(f"{broken} does not match its checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InputError(f"{path} is a pickle that holds more than weights, which could run code; refused") from error
+        raise InputError(f"{path} holds something other than weights, which could run code; refused") from error
     except Exception as error:  # a damaged pickle or zip raises many types: IndexError, struct.error, zlib.error …
         raise _damaged(path, what, f"not a readable pickle ({error})") from error
 
