@@ -25,7 +25,7 @@ import spot
 from paper.program import program
 from spot import report
 from spot.data.classes import class_names
-from spot.data.picture import open_image, photo_transform
+from spot.data.picture import evaluation_transform, open_image
 from spot.models.family import Source, at_budget
 from spot.models.glimpsed import Glimpsed
 from spot.placement.glimpses import cut_out
@@ -165,7 +165,7 @@ def fits(source: Source, file: Path, tokens: int = 49) -> Figure:
     """A photograph as each way of fitting gives it to the model, the windows on it, and the answer."""
     figure = PlainFigure(13, 4.2, dpi=110)
     for axes, fit in zip(figure.subplots(1, 3, width_ratios=[1, 1.5, 1]), ("crop", "whole", "squash"), strict=True):
-        images = photo_transform(at_budget(source).data_config, fit)(open_image(file))[None]
+        images = evaluation_transform(at_budget(source).data_config, fit=fit)(open_image(file))[None]
         model = at_budget(source, tokens, image_size=(images.shape[2], images.shape[3]))
         positions = model.place(images, prior="isotropic")
         picture = rgb(images, model.data_config)[0]
@@ -205,7 +205,7 @@ def alike(model: spot.SpotViT, files: Sequence[Path], side: int = 56) -> Figure:
 @torch.no_grad()
 def draw_street(model: spot.SpotViT, photo: Path, study: dict[str, Any]) -> Figure:
     """The street with the places that were classified, each as its tokens see it, and the predictions."""
-    images = photo_transform(model.data_config, "full")(open_image(photo))[None]
+    images = evaluation_transform(model.data_config, fit="full")(open_image(photo))[None]
     picture = rgb(images, model.data_config)[0]
     pixels, (height, width) = (255 * picture).round().byte(), picture.shape[-2:]
     several = Glimpsed(model)
