@@ -35,7 +35,7 @@ def retrofit(model: ModelArgument, options: Train, recipe: str = "distil") -> No
     example: spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --data images --out runs/tiny
 
     Args:
-        recipe: distil, distil-sizes, cls-in1k or cls-in21k
+        recipe: distil, distil-sizes, distil-again, cls-in1k or cls-in21k
     """
     train(model, recipe, ("distil", "supervised"), options)
 
