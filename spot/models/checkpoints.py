@@ -20,8 +20,6 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from spot.errors import InputError
-from spot.models.deltas import refuse_misfit
-from spot.models.mae import as_published
 from spot.models.spot_vit import SpotViT
 from spot.models.timm_vit import TimmViT, create_timm, refuse_unfit
 from spot.placement.policy import Policy, build_policy
@@ -81,6 +79,27 @@ def vit_with_weights(name: str, options: Mapping[str, Any], **overlay: Any) -> T
     vit = create_timm(name, pretrained=True, pretrained_cfg_overlay={"custom_load": False, **overlay}, **options)
     vit.pretrained_cfg = {key: value for key, value in vit.pretrained_cfg.items() if key != "state_dict"}
     return vit
+
+
+def has_decoder(state: Mapping[str, Tensor]) -> bool:
+    """Whether a state dict is that of a published masked autoencoder with its decoder."""
+    return "decoder_embed.weight" in state and "decoder_pred.weight" in state
+
+
+def as_published(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options and pretrained_cfg_overlay with which timm loads a checkpoint that He et al. published.
+
+    For a pretrained file with a decoder, only the encoder's weights are loaded. A fine-tuned file normalises and
+    classifies the mean of the tokens, whereas timm's `vit_base_patch16_224.mae` uses the class token and has no head.
+    Given options take precedence over those of the file. For any other file nothing changes.
+    """
+    if has_decoder(state):
+        encoder = {name: tensor for name, tensor in state.items() if not name.startswith(("decoder_", "mask_token"))}
+        return dict(options), {"state_dict": encoder, "source": ""}
+    if "fc_norm.weight" in state and "norm.weight" not in state and "head.weight" in state:
+        classes = len(state["head.weight"])
+        return {"global_pool": "avg", "num_classes": classes, **options}, {"num_classes": classes}
+    return dict(options), {}
 
 
 @contextmanager
@@ -238,6 +257,16 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if any(tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes() for tensor in state.values()):
         raise InputError(f"{path} claims more weights than it holds; refused")
     return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
+
+
+def refuse_misfit(source: str, state: Mapping[str, Tensor], model_state: Mapping[str, Tensor]) -> None:
+    """Refuse weights that do not fit a model's architecture, naming the first tensor that differs."""
+    for name in sorted(model_state.keys() | state.keys()):
+        given, needed = (tuple(each[name].shape) if name in each else None for each in (state, model_state))
+        if given != needed:
+            difference = f"has shape {given}, the model needs {needed}"
+            difference = "is missing" if given is None else "is not in the model" if needed is None else difference
+            raise InputError(f"{source} is of another architecture: {name} {difference}")
 
 
 # Checks of a configuration, which may come from a stranger

@@ -20,8 +20,7 @@ from spot.models.checkpoints import (
     read_saved,
     with_options,
 )
-from spot.models.deltas import is_delta, read_delta
-from spot.models.family import DEFAULT_TOKENS, Family, Source, at_budget, hash_weights
+from spot.models.family import DEFAULT_TOKENS, Family, Source, at_budget, hash_weights, is_delta, read_delta
 from spot.models.shipped import ALIASES, built_in, find
 from spot.models.spot_vit import SpotViT, adapt
 from spot.placement.policy import Policy, is_policy_file, read_policy_file

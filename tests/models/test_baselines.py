@@ -10,9 +10,8 @@ import spot
 from paper.backbone import shrinkable
 from spot.errors import InputError
 from spot.evaluation.cost import macs
-from spot.models.elastic import ElasticViT
-from spot.models.resize import Resize, small_grid
-from spot.models.wrappers import PatchDropout, PlainViT
+from spot.models.baselines import ElasticViT, PatchDropout, Resize, small_grid
+from spot.models.wrappers import PlainViT
 from tests.conftest import make_nano
 
 

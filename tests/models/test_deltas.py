@@ -4,7 +4,7 @@ from safetensors.torch import save_file
 
 from spot.errors import InputError
 from spot.hashes import hash_tensors
-from spot.models.deltas import apply_delta, read_delta, save_delta
+from spot.models.family import apply_delta, read_delta, save_delta
 from tests.conftest import make_nano
 
 

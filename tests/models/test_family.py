@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 import spot
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, with_models
-from spot.models.deltas import save_delta
-from spot.models.family import at_budget, dense_model, share_of_change
+from spot.models.family import at_budget, dense_model, save_delta, share_of_change
 from spot.models.loading import load_source
 from spot.placement.policy import Policy
 

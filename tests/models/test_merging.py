@@ -9,8 +9,7 @@ from spot.data.loader import loader
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
-from spot.models.merging import Merging
-from spot.models.tome import ToMe
+from spot.models.tome import Merging, ToMe
 from spot.models.tome_schedule import blocks_macs
 from tests.conftest import make_nano
 
