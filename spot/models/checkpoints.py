@@ -28,8 +28,8 @@ from spot.store import as_json, read_state, read_tensors, write_json, write_tens
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.tokenizer import Tokenizer
 
-HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # options of a download
-DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
+HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # options of a download
+DATA_KEYS = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
 MAX_BLOCKS, MAX_SIDE = 1000, 20_000  # a header can claim any size
@@ -42,7 +42,7 @@ def with_options(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     if type(model.tokenizer) is not Tokenizer:
         raise InputError(f"the authors' checkpoints are loaded as they are, got {', '.join(options)}")
     options = {**model.options, **options}
-    overlay = {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
+    overlay = {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA_KEYS) if key in model.pretrained_cfg}
     other = SpotViT(
         vit_with_weights(model.name, options, state_dict=model.vit.state_dict(), source="", **overlay),
         tokens=model.tokens if model.tokens != len(model.grid()) else None,
@@ -52,7 +52,7 @@ def with_options(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
         sigma=model.sigma,
         options=options,
     )
-    other.policy, other.retrofit_hash = model.policy, model.retrofit_hash
+    other.policy, other.weights_hash = model.policy, model.weights_hash
     other.class_names = model.class_names if other.num_classes == model.num_classes else None
     return other
 
@@ -159,7 +159,7 @@ def model_config(model: SpotViT) -> dict[str, Any]:
         "format": FORMAT,
         "model": model.name,
         "options": options,
-        "data": {key: data[key] for key in DATA if data.get(key) is not None},
+        "data": {key: data[key] for key in DATA_KEYS if data.get(key) is not None},
         "tokens": model.tokens,
         "prior": model.prior,
         "saliency": model.saliency if isinstance(model.saliency, str) else "spectral",
@@ -236,7 +236,7 @@ def load_pretrained(model_id: str, **options: Any) -> SpotViT:
     """SpotViT.from_pretrained: load a folder or a model on the hub, with the given placement options."""
     path = Path(model_id)
     if not path.is_dir():
-        hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin adds others
+        hub = {key: options[key] for key in HUB_OPTIONS if key in options}  # PyTorchModelHubMixin adds others
         with downloading(model_id, model_id, [WEIGHTS], **hub):
             path = Path(hf_hub_download(model_id, WEIGHTS, **hub))
     return load_saved(path).at(**{name: options.get(name) for name in ("tokens", "prior", "scale")})
@@ -278,7 +278,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise InputError(f"this model was saved in format {config.get('format')!r}; this version reads {FORMAT}")
     options, data = config["options"], config["data"]
     allowed = {key for kind in (VisionTransformer, Eva) for key in inspect.signature(kind.__init__).parameters}
-    check_base(config["model"], sorted({*options} - allowed) + sorted({*data} - {*DATA}))
+    check_base(config["model"], sorted({*options} - allowed) + sorted({*data} - {*DATA_KEYS}))
     check_numbers("depth", options.get("depth", 1), [1], high=MAX_BLOCKS)
     check_numbers("img_size", options.get("img_size", 1), [1, 2], high=MAX_SIDE)
     channels = [1, 3, options.get("in_chans", 3)]

@@ -76,7 +76,7 @@ class Family:
         self.scale: Scale | None = config.get("scale")  # window size of each model's placement, as in SpotViT.scale
         self._base.prior = config.get("prior") or "isotropic"
         self._base.policy = delta_policy(path)
-        self._base.retrofit_hash = self.hash
+        self._base.weights_hash = self.hash
         self._base.eval()
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ def hash_weights(source: Source) -> str:
     """The hash by which policies and cascades identify a model's weights; it changes with any tensor of the ViT."""
     if isinstance(source, Family):
         return source.hash
-    return source.retrofit_hash or hash_tensors(source.vit.state_dict())
+    return source.weights_hash or hash_tensors(source.vit.state_dict())
 
 
 # Retrofits as deltas, on disk

@@ -11,7 +11,7 @@ import timm
 from spot.data.scenes import CLASSES
 from spot.errors import InputError, check_kind, unknown
 from spot.models.checkpoints import (
-    HUB,
+    HUB_OPTIONS,
     build,
     load_authors,
     load_pretrained,
@@ -82,7 +82,7 @@ def load_source(
     elif is_timm(name):
         source = load_timm(name.removeprefix("timm/"), weights, options).eval()
     elif name.count("/") == 1:
-        hub = {key: options.pop(key) for key in HUB if key in options}
+        hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         source = with_options(load_pretrained(name, **hub), options).eval()
     else:
         raise unknown_model(name)

@@ -76,7 +76,7 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
     scale: Scale | None  # size of the windows: the distance between samples in pixels, or "auto"; None is 1
     saliency: Source  # source of the maps for priors that need them; see `saliency_maps`
     policy: nn.Module | None  # the learned prior, an ordinary submodule; selected by the name "learned"
-    retrofit_hash: str | None = None  # for a family's model: the hash that identifies the family
+    weights_hash: str | None = None  # names the weights in files that are for them; None: the hash of the ViT's tensors
 
     def __init__(
         self,

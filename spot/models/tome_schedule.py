@@ -73,18 +73,16 @@ def schedule_for_tokens(model: SpotViT, target: int) -> list[int]:
     tokens, depth = len(model.grid()), len(model.vit.blocks)
     if not isinstance(target, int) or target < 1 or target > tokens:
         raise InputError(f"ToMe can leave 1 to {tokens} of {tokens} tokens, got {target!r}")
-    for amount in range(tokens - target, depth * tokens):
-        schedule = even(amount, tokens, depth)
-        surplus = target - (tokens - sum(schedule))
-        if surplus < 0:
-            continue
-        for block in reversed(range(depth)):  # halving overshoots: the last blocks merge less
-            fewer = min(surplus, schedule[block])
-            schedule[block] -= fewer
-            surplus -= fewer
-        return schedule
     least = tokens - sum(even(depth * tokens, tokens, depth))
-    raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
+    if target < least:
+        raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
+    to_merge = tokens - target
+    schedules = (even(amount, tokens, depth) for amount in range(to_merge, depth * tokens))
+    schedule = next(schedule for schedule in schedules if sum(schedule) >= to_merge)
+    for block, amount in enumerate(schedule):  # halving overshoots: the last blocks merge less
+        schedule[block] = min(amount, to_merge)
+        to_merge -= schedule[block]
+    return schedule
 
 
 def schedule_for_macs(model: SpotViT, macs: float, floor: int | None = None) -> list[int]:
