@@ -3,13 +3,17 @@
 import json
 import math
 import pickle
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file, save_file
 
 import spot
 from spot.errors import InputError
+from spot.hashes import hash_model
 from spot.models.checkpoints import load_authors, save_model
 from tests.conftest import VIT_TINY, make_nano
 
@@ -69,6 +73,22 @@ def test_timm_weights_from_a_file_are_the_timm_model(shared_data):
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.vit.state_dict().items())
     assert (model.tokens, model.prior, model.name) == (25, "center", VIT_TINY)
     assert model.data_config["mean"] == (0.5, 0.5, 0.5)
+
+
+def test_push_to_hub_sends_weights_settings_and_the_card(monkeypatch, tmp_path):
+    def upload_folder(self, *, repo_id, folder_path, **options):
+        for path in Path(folder_path).iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    model = make_nano()
+    model.vit.pretrained_cfg |= {"license": "cc-by-4.0", "hf_hub_id": "timm/nano"}
+    model.push_to_hub("me/nano")
+    assert {path.name for path in tmp_path.iterdir()} >= {"README.md", "config.json", "model.safetensors"}
+    card = ModelCard.load(tmp_path / "README.md")
+    assert (card.data.library_name, card.data.license, card.data.base_model) == ("spot-vit", "cc-by-4.0", "timm/nano")
+    assert hash_model(model) in card.text and "isotropic with 16 tokens" in card.text
 
 
 # The authors' checkpoints, against a slow reference written from the description of their geometry
@@ -174,22 +194,13 @@ def test_the_authors_checkpoints_give_the_authors_logits(pooled, width, depth, s
     assert torch.equal(spot.load(tmp_path / "again")(images, positions), model(images, positions))
 
 
-def test_gradients_reach_positions_in_the_authors_geometry(tmp_path):
-    torch.save(authors_state(), tmp_path / "theirs.pth")
-    positions = torch.rand(1, 3, 2, requires_grad=True)
-    load_authors(tmp_path / "theirs.pth")(torch.randn(1, 3, 20, 20), positions).square().sum().backward()
-    assert positions.grad.abs().min() > 0
-
-
-@pytest.mark.parametrize("autocast", [True, False])
-def test_the_authors_geometry_in_bfloat16_is_near_that_in_float32(autocast, tmp_path):
+def test_the_authors_geometry_under_bfloat16_autocast_is_near_that_in_float32(tmp_path):
     torch.save(authors_state(), tmp_path / "theirs.pth")
     model = load_authors(tmp_path / "theirs.pth")
     images, positions = torch.randn(2, 3, 20, 20), torch.rand(2, 5, 2)
     with torch.no_grad():
         exact = model(images, positions)
-        model, images = (model, images) if autocast else (model.bfloat16(), images.bfloat16())
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast("cpu", torch.bfloat16):
             coarse = model(images, positions)
     assert coarse.dtype == torch.bfloat16
     assert (coarse.float() - exact).abs().max() < 0.05 * exact.abs().max()
@@ -228,9 +239,6 @@ def test_truncated_and_foreign_files_are_named(nano, tmp_path):
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(InputError, match="weights by name"):
         spot.load(tmp_path / "list.pth")
-    (tmp_path / "half.pth").write_bytes(b"PK\x03\x04 not a zip")
-    with pytest.raises(InputError, match=r"not a readable|refused"):
-        spot.load(tmp_path / "half.pth")
 
 
 def test_weights_of_another_architecture_are_refused(nano, tmp_path):

@@ -9,8 +9,10 @@ from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock
 
 import spot
 from spot.errors import InputError
+from spot.evaluation.cost import macs
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe, match
+from spot.models.tome import Merging, ToMe, match
+from spot.models.tome_schedule import blocks_macs
 from spot.models.wrappers import PlainViT
 from spot.tokens.authors import AuthorsTokenizer
 from tests.conftest import make_nano
@@ -108,23 +110,6 @@ def test_with_nothing_merged_it_is_the_timm_model(name, options):
         expected = model.vit(images)
         torch.testing.assert_close(ToMe(model, 0)(images), expected, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(ToMe(model, 20)(images), expected, atol=1e-3)
-
-
-def test_attention_without_the_fused_kernel_gives_the_same():
-    model = make_nano(**SMALL)
-    images, tome = pictures(model), ToMe(model, 6)
-    expected = tome(images)
-    for block in model.vit.blocks:
-        block.attn.fused_attn = not block.attn.fused_attn
-    torch.testing.assert_close(tome(images), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_equal_tokens_merge_without_any_change():
-    """Where tokens differ in nothing, their mean is themselves and counting them by size is exact."""
-    model = make_nano(**SMALL)
-    images = torch.full((1, 3, 48, 48), 0.3)
-    positions = torch.full((1, 36, 2), 0.5)
-    torch.testing.assert_close(ToMe(model, 13)(images, positions), model(images, positions), rtol=1e-4, atol=1e-5)
 
 
 def test_the_most_alike_pairs_merge():
@@ -232,3 +217,56 @@ def test_a_rotary_vit_is_refused_before_it_is_measured():
     for name in ("tome", "tome-cost", "merged"):
         with pytest.raises(InputError, match="not in EvaBlock with"):
             spot.BASELINES[name].build(model, 100)
+
+
+# More tokens for the same cost: placed, and merged in later blocks
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return make_nano(depth=12, img_size=112)  # a grid of 196
+
+
+@pytest.mark.parametrize("tokens", [16, 25, 49, 100, 150, 195])
+def test_it_costs_no_more_than_its_budget_and_one_token_more_would(vit, tokens):
+    merging = Merging(vit, tokens)
+    given = macs(vit.at(tokens=tokens))
+    count, most = merging.starting_tokens, int(0.7 * merging.starting_tokens)
+    assert tokens < count <= 196 and 0 < sum(merging.schedule()) <= most
+    assert macs(merging) <= given and merging.tokens == tokens
+    blocks = [block for block, r in enumerate(merging.schedule()) if r]
+    assert blocks == [3, 4, 6, 8] and len(set(merging.schedule())) == 2  # late and even
+    if count < 196:
+        r = int(0.7 * (count + 1) / 4)
+        saved = blocks_macs(vit, count + 1) - blocks_macs(
+            vit, count + 1, [r * (block in blocks) for block in range(12)]
+        )
+        assert macs(vit.at(tokens=count + 1)) - saved > given
+
+
+def test_with_all_of_the_grid_nothing_is_merged(vit):
+    images = torch.rand(2, 3, 112, 112)
+    merging = Merging(vit, 196)
+    assert (merging.starting_tokens, merging.schedule()) == (196, [0] * 12)
+    torch.testing.assert_close(merging(images), vit(images, vit.grid(images)), rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_tome_on_tokens_that_are_placed():
+    model = spot.load("scenes-a")
+    images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    merging = Merging(model, 16, "center")
+    count, schedule = merging.starting_tokens, merging.schedule()
+    places = model.place(images, tokens=count, prior="center")
+    assert count > 16 and sum(schedule) > 0
+    torch.testing.assert_close(merging.place(images), places)
+    torch.testing.assert_close(merging(images), ToMe(model, schedule)(images, places))
+    assert (model.tokens, model.prior) == (64, "isotropic")  # left as they were
+
+
+def test_another_budget_is_another_model(vit):
+    with pytest.raises(InputError, match="is for 25 tokens, got 36; make another"):
+        Merging(vit, 25)(torch.rand(1, 3, 112, 112), tokens=36)
+    with pytest.raises(InputError, match="at least 1"):
+        Merging(vit, 0)
+    with pytest.raises(InputError, match="no learned prior"):
+        spot.BASELINES["merged-learned"].build(vit, 16)(torch.rand(1, 3, 112, 112))
