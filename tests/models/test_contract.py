@@ -4,7 +4,9 @@ Each test takes a timm user's habit and compares with timm's ViT doing the same,
 """
 
 import copy
+import io
 import pickle
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -239,16 +241,37 @@ def test_gradient_checkpointing_changes_no_gradient(model):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("model", [AUTHORS, "policy"], indirect=True)  # test_tracing.py has the plain kind
+@pytest.mark.parametrize("model", ["adapted", AUTHORS, "policy"], indirect=True)
 def test_it_compiles_and_exports(model):
     images = images_for(model)
     positions = model.place(images, tokens=5, prior="isotropic")
-    expected = model(images, positions)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(images, positions), expected, atol=1e-4, rtol=1e-4)
-    program = torch.export.export(model, (images, positions))
-    torch.testing.assert_close(program.module()(images, positions), expected, atol=1e-4, rtol=1e-4)
+    for learns in (True, False):  # without gradients, values that depend only on positions are cached
+        with torch.set_grad_enabled(learns):
+            torch.testing.assert_close(compiled(images, positions), model(images, positions), atol=1e-4, rtol=1e-4)
+    batch, tokens = torch.export.Dim("batch", min=2), torch.export.Dim("tokens", min=2)
+    shapes = {"images": {0: batch}, "positions": {0: batch, 1: tokens}}
+    program = torch.export.export(model, (images, positions), dynamic_shapes=shapes).module()
+    images, positions = images_for(model, 3), torch.rand(3, 7, 2)  # another batch, another budget
+    torch.testing.assert_close(program(images, positions), model(images, positions), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@torch.no_grad()
+def test_torch_writes_it_as_onnx(nano, dynamo):
+    """By torch's old exporter, which traces, and by its new one; `spot export` has a graph of its own."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    images, positions, file = images_for(nano), torch.rand(2, 2, 5, 2), io.BytesIO()
+    options = {"dynamo": dynamo, "verbose": False, "input_names": ["images", "positions"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tracers warn of what they take for constants
+        torch.onnx.export(nano, (images, positions[0]), file, **options)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    for each in positions:
+        (logits,) = session.run(None, {"images": images.numpy(), "positions": each.numpy()})
+        torch.testing.assert_close(torch.from_numpy(logits), nano(images, each), rtol=1e-4, atol=1e-4)
 
 
 def test_it_trains_under_data_parallel(model, tmp_path):

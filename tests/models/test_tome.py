@@ -123,17 +123,12 @@ def test_the_most_alike_pairs_merge():
 
 
 def test_placing_then_merging_has_one_budget():
-    model = make_nano(**SMALL)
-    model.tokens, model.prior = 20, "uniform"
+    model = make_nano(**SMALL).at(tokens=20, prior="uniform")
     tome = ToMe(model, [5, 4, 3], own_placement=True)
-    assert (tome.starting_tokens, tome.tokens) == (20, 8)
-    seed = torch.Generator().manual_seed(3)
-    merged = tome.merge(pictures(model), generator=seed)
-    placed = model.place(pictures(model), generator=torch.Generator().manual_seed(3))
-    assert merged.sources.shape == (2, 20)
-    assert merged.sizes.sum(1).tolist() == [20, 20]
-    centroid = (merged.positions * merged.sizes[..., None]).sum(1) / 20
-    torch.testing.assert_close(centroid, placed.mean(1))
+    assert (tome.starting_tokens, tome.tokens, tome.random) == (20, 8, True)
+    images, seeds = pictures(model), [torch.Generator().manual_seed(3) for _ in "ab"]
+    placed = model.place(images, generator=seeds[0])
+    torch.testing.assert_close(tome(images, generator=seeds[1]), ToMe(model, [5, 4, 3])(images, placed))
 
 
 def test_gradients_reach_parameters_and_positions():
