@@ -108,23 +108,16 @@ def authors_state(width=64, depth=2, side=4, classes=6, pooled=False):
         "head.weight": random(classes, width),
         "head.bias": random(classes),
     }
-    for i in range(depth):
-        state |= {
-            f"blocks.{i}.att.qkv.weight": random(3 * width, width),
-            f"blocks.{i}.att.qkv.bias": random(3 * width),
-            f"blocks.{i}.att.proj.weight": random(width, width),
-            f"blocks.{i}.att.proj.bias": random(width),
-            f"blocks.{i}.mlp.L1.weight": random(2 * width, width),
-            f"blocks.{i}.mlp.L1.bias": random(2 * width),
-            f"blocks.{i}.mlp.L2.weight": random(width, 2 * width),
-            f"blocks.{i}.mlp.L2.bias": random(width),
-            f"blocks.{i}.ls1.lambda_": random(width),
-            f"blocks.{i}.ls2.lambda_": random(width),
-        }
-        for norm in ("norm1", "norm2"):
-            state |= {f"blocks.{i}.{norm}.weight": 1 + random(width), f"blocks.{i}.{norm}.bias": random(width)}
-    last = "fc_norm" if pooled else "norm"
-    return state | {f"{last}.weight": 1 + random(width), f"{last}.bias": random(width)}
+    norms = ["fc_norm" if pooled else "norm"]
+    for block in (f"blocks.{index}" for index in range(depth)):
+        norms += [f"{block}.norm1", f"{block}.norm2"]
+        state |= {f"{block}.ls1.lambda_": random(width), f"{block}.ls2.lambda_": random(width)}
+        linear = {"att.qkv": (3 * width, width), "att.proj": (width, width), "mlp.L1": (2 * width, width)}
+        for name, shape in {**linear, "mlp.L2": (width, 2 * width)}.items():
+            state |= {f"{block}.{name}.weight": random(*shape), f"{block}.{name}.bias": random(shape[0])}
+    for norm in norms:
+        state |= {f"{norm}.weight": 1 + random(width), f"{norm}.bias": random(width)}
+    return state
 
 
 def authors_tokens(state, images, positions, side):
@@ -233,12 +226,10 @@ def test_truncated_and_foreign_files_are_named(nano, tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
     with pytest.raises(InputError, match="weights="):
         spot.load(tmp_path / "foreign.safetensors")
-    torch.save({"a": torch.zeros(1)}, tmp_path / "foreign.pth")
-    with pytest.raises(InputError, match=r"embedder\.emb\.weight"):
-        spot.load(tmp_path / "foreign.pth")
-    torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(InputError, match="weights by name"):
-        spot.load(tmp_path / "list.pth")
+    for content, sentence in (({"a": torch.zeros(1)}, r"embedder\.emb\.weight"), ([1, 2], "weights by name")):
+        torch.save(content, tmp_path / "foreign.pth")
+        with pytest.raises(InputError, match=sentence):
+            spot.load(tmp_path / "foreign.pth")
 
 
 def test_weights_of_another_architecture_are_refused(nano, tmp_path):

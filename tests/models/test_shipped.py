@@ -13,19 +13,11 @@ from spot.models.shipped import ALIASES, built_in
 from tests.conftest import DEIT_TINY, VIT_TINY
 
 
-def test_every_model_that_comes_with_the_package_is_listed():
-    rows = {row["name"]: row for row in spot.list_models()}
-    assert rows.keys() == built_in().keys()
-    assert {row["alias"] for row in rows.values()} - {""} == set(ALIASES)
-    assert rows["scenes-a"]["needs"] == "nothing"
-    assert VIT_TINY in rows[f"{VIT_TINY}+spot"]["needs"]
-
-
-def test_accuracies_are_those_of_the_cards():
+def test_the_list_has_every_model_with_the_accuracy_of_its_card():
     """Read from the card by eye: the rows of isotropic tokens, of the delta as shipped."""
+    assert {row["alias"] for row in spot.list_models()} - {""} == set(ALIASES)
     rows = {row["name"]: row["accuracy"] for row in spot.list_models()}
-    assert rows[f"{VIT_TINY}+spot"].keys() == {25, 49, 100, 196}
-    assert rows["scenes-a"].keys() == {9, 16, 36, 64}
+    assert rows.keys() == built_in().keys()
     card = (built_in()["scenes-a"].parent / "RETROFITS.md").read_text()
     line = next(line for line in card.splitlines() if line.startswith(f"| {DEIT_TINY}+spot |"))  # of the first table
     assert [float(cell) for cell in line.split("|")[2:6]] == list(rows[f"{DEIT_TINY}+spot"].values())
