@@ -86,10 +86,8 @@ class Family:
         """The share of the retrofit's change for N tokens, for images of the ViT's own size or another (H, W)."""
         if self.min_tokens is None:
             return 1.0
-        if image_size is None:
-            return share_of_change(tokens, self.cells, self.min_tokens)
-        rows, columns = (length // self.patch_size for length in image_size)
-        return share_of_change(tokens, rows * columns, self.min_tokens)
+        cells = math.prod(length // self.patch_size for length in image_size) if image_size else self.cells
+        return share_of_change(tokens, cells, self.min_tokens)
 
     def model(
         self,

@@ -86,7 +86,8 @@ def load_source(
         source = with_options(load_pretrained(name, **hub), options).eval()
     else:
         raise unknown_model(name)
-    source.scale = source.scale if scale is None else scale
+    if scale is not None:
+        source.scale = scale
     return source
 
 
