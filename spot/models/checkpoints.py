@@ -60,7 +60,8 @@ def with_options(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
 def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
     """Adapt a pretrained timm ViT, with weights from timm or from a file."""
     state = {} if weights is None else read_weights(weights)  # refuses invalid files before timm opens them
-    options, published = as_published(state, dict(options))
+    implied, published = as_published(state)
+    options = {**implied, **options}
     cache_dir = options.pop("cache_dir", None)  # an option of the download, not of the model
     with torch.device("meta"), downloading(name):  # of "hf-hub:…" the configuration
         vit = create_timm(name, **options)
@@ -86,20 +87,20 @@ def has_decoder(state: Mapping[str, Tensor]) -> bool:
     return "decoder_embed.weight" in state and "decoder_pred.weight" in state
 
 
-def as_published(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options and pretrained_cfg_overlay with which timm loads a checkpoint that He et al. published.
+def as_published(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options and pretrained_cfg_overlay that timm needs to load a checkpoint that He et al. published.
 
     For a pretrained file with a decoder, only the encoder's weights are loaded. A fine-tuned file normalises and
     classifies the mean of the tokens, whereas timm's `vit_base_patch16_224.mae` uses the class token and has no head.
-    Given options take precedence over those of the file. For any other file nothing changes.
+    Any other file needs none.
     """
     if has_decoder(state):
         encoder = {name: tensor for name, tensor in state.items() if not name.startswith(("decoder_", "mask_token"))}
-        return dict(options), {"state_dict": encoder, "source": ""}
+        return {}, {"state_dict": encoder, "source": ""}
     if "fc_norm.weight" in state and "norm.weight" not in state and "head.weight" in state:
         classes = len(state["head.weight"])
-        return {"global_pool": "avg", "num_classes": classes, **options}, {"num_classes": classes}
-    return dict(options), {}
+        return {"global_pool": "avg", "num_classes": classes}, {"num_classes": classes}
+    return {}, {}
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spot.errors import InputError, check_kind
 from spot.hashes import hash_tensors
@@ -156,7 +156,7 @@ def hash_weights(source: Source) -> str:
 
 
 def save_delta(
-    model: nn.Module,
+    model: SpotViT,
     base_state: Mapping[str, Tensor],
     path: str | Path,
     *,
@@ -166,12 +166,11 @@ def save_delta(
     """Save the difference between `model.vit` and its base, and the model's policy if it has one.
 
     Args:
-        model: a SpotViT.
         base_state: the base's tensors under timm's names.
         base: timm's name of the base, with its tag.
         config: JSON values to store: prior, scale and min_tokens, the budget at which the full change is applied.
     """
-    state = model.vit.state_dict()  # type: ignore[union-attr]
+    state = model.vit.state_dict()
     refuse_misfit("the base", base_state, state)
     stored: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -179,10 +178,9 @@ def save_delta(
         if change.any():
             stored |= pack(name, change)
     config = dict(config or {})
-    policy = getattr(model, "policy", None)
-    if isinstance(policy, Policy):
-        config["policy"] = policy.describe()
-        stored |= {POLICY + name: tensor for name, tensor in policy.state_dict().items()}
+    if isinstance(model.policy, Policy):
+        config["policy"] = model.policy.describe()
+        stored |= {POLICY + name: tensor for name, tensor in model.policy.state_dict().items()}
     about = {"format": FORMAT, "base": base, "hash": hash_tensors(base_state), "config": config}
     write_tensors(path, stored, KEY, about)
 
