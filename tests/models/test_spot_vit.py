@@ -223,25 +223,20 @@ def test_a_vit_without_pretrained_weights_does_not_bear_their_name():
 
 
 def test_bad_input_is_named(nano):
-    images = torch.randn(2, 3, 32, 32)
-    with pytest.raises(InputError, match="not with a built model"):
-        spot.adapt(nano.vit, img_size=64)
-    with pytest.raises(InputError, match=r"\(B, 3, H, W\), got \(2, 1, 32, 32\)"):
-        nano(images[:, :1])
-    with pytest.raises(InputError, match="finite"):
-        nano(images, torch.full((2, 5, 2), float("nan")))
-    with pytest.raises(InputError, match="at least one token"):
-        nano(images, torch.empty(2, 0, 2))
-    with pytest.raises(InputError, match=r"features must be Features, got Tensor; model.token_features"):
-        nano.to_map(torch.randn(2, 5, 32))
-    with pytest.raises(InputError, match="3 images, but there are 2"):
-        nano(images, torch.rand(3, 5, 2))
-    with pytest.raises(InputError, match="at least 1"):
-        nano.tokens = 0
-    with pytest.raises(InputError, match="did you mean 'sobol'"):
-        nano.prior = "sobel"
-    with pytest.raises(InputError, match="drops patches"):
-        adapt("vit_tiny_patch16_224", patch_drop_rate=0.5, depth=1)
+    images, positions = torch.randn(2, 3, 32, 32), torch.rand(3, 5, 2)
+    for call, sentence in (
+        (lambda: adapt(nano.vit, img_size=64), "not with a built model"),
+        (lambda: adapt("vit_tiny_patch16_224", patch_drop_rate=0.5, depth=1), "drops patches"),
+        (lambda: nano(images[:, :1]), r"\(B, 3, H, W\), got \(2, 1, 32, 32\)"),
+        (lambda: nano(images, positions[:2] / 0), "finite"),
+        (lambda: nano(images, positions[:2, :0]), "at least one token"),
+        (lambda: nano(images, positions), "3 images, but there are 2"),
+        (lambda: nano.to_map(positions), r"features must be Features, got Tensor; model.token_features"),
+        (lambda: setattr(nano, "tokens", 0), "at least 1"),
+        (lambda: setattr(nano, "prior", "sobel"), "did you mean 'sobol'"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            call()
 
 
 def test_intermediates_under_gradient_checkpointing_are_computed_again(nano):
