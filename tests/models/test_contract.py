@@ -27,6 +27,11 @@ AUTHORS = "authors"  # windows that are not a ViT's patches: there is no timm mo
 KINDS = ["adapted", "built-in", "folder", AUTHORS, "policy", RETROFIT]
 
 
+@pytest.fixture(scope="module")
+def retrofit(shared_data):
+    return spot.load("vit-ti", weights=shared_data / "weights" / f"{VIT_TINY}.safetensors", tokens=25)
+
+
 @pytest.fixture(params=KINDS)
 def model(request, tmp_path):
     kind = request.param
@@ -47,8 +52,7 @@ def model(request, tmp_path):
         nn.init.normal_(made.policy.look.head.weight)
         made.prior = "learned"
     else:
-        weights = request.getfixturevalue("shared_data") / "weights" / f"{VIT_TINY}.safetensors"
-        made = spot.load("vit-ti", weights=weights, tokens=25)
+        made = copy.deepcopy(request.getfixturevalue(RETROFIT))
     made.kind = kind
     return made
 
