@@ -62,17 +62,18 @@ def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) ->
     state = {} if weights is None else read_weights(weights)  # refuses invalid files before timm opens them
     implied, published = as_published(state)
     options = {**implied, **options}
-    cache_dir = options.pop("cache_dir", None)  # an option of the download, not of the model
-    with torch.device("meta"), downloading(name):  # of "hf-hub:…" the configuration
-        vit = create_timm(name, **options)
+    hub = {"cache_dir": options.pop("cache_dir")} if "cache_dir" in options else {}  # not an option of the model
+    _, _, hub_id = name.partition("hub:")  # the configuration of "hf-hub:…" is downloaded first
+    with torch.device("meta"), downloading(name, hub_id, [CONFIG], **hub):
+        vit = create_timm(name, **hub, **options)
         refuse_unfit(vit)  # before weights are downloaded
     if weights is not None:
         return SpotViT(vit_with_weights(name, options, file=str(weights), **published), options=options)
     repo, file = (vit.pretrained_cfg.get(key) or "" for key in ("hf_hub_id", "hf_hub_filename"))
     files = [name for name in (file, WEIGHTS, "pytorch_model.bin") if name]
     advice = "; if you have the weights in a file, give weights=FILE (--weights FILE)"
-    with downloading(name, repo.split("@")[0], files, advice, cache_dir=cache_dir):
-        return SpotViT(create_timm(name, pretrained=True, cache_dir=cache_dir, **options), options=options)
+    with downloading(name, repo, files, advice, **hub):
+        return SpotViT(create_timm(name, pretrained=True, **hub, **options), options=options)
 
 
 def vit_with_weights(name: str, options: Mapping[str, Any], **overlay: Any) -> TimmViT:
@@ -108,11 +109,17 @@ def downloading(name: str, repo: str = "", files: Sequence[str] = (), advice: st
     """Turn the errors of a download in this block into one sentence.
 
     If no such file of the repository is cached, the hub is asked once before: its own client would retry for a minute.
+
+    Args:
+        repo: the repository's name, with timm's @revision if there is one.
+        hub: options of the download, as in HUB_OPTIONS.
     """
-    cache = {key: hub.get(key) for key in ("cache_dir", "revision")}
+    repo, _, named = repo.partition("@")
+    revision = hub.get("revision") or named or None
+    cache = {"cache_dir": hub.get("cache_dir"), "revision": revision}
     try:
         if repo and not any(isinstance(try_to_load_from_cache(repo, file, **cache), str) for file in files):
-            file_exists(repo, files[0], revision=hub.get("revision"), token=hub.get("token"))
+            file_exists(repo, files[0], revision=revision, token=hub.get("token"))
     except Exception as error:  # its type depends on the hub's HTTP client
         raise InputError(f"cannot download {name} ({error}){advice}") from error
     try:
