@@ -82,10 +82,9 @@ def train(
     objectives: the objectives of recipes that the verb accepts.
     new_head: replace the head with one for the data's classes.
     """
-    from spot.models.checkpoints import read_weights
+    from spot.models.checkpoints import has_decoder, read_weights
     from spot.models.family import Family
     from spot.models.loading import load_source
-    from spot.models.mae import has_decoder
     from spot.processes import this_process
     from spot.training.new_weights import classifier_for_data, random_vit
     from spot.training.recipes import RECIPES, find_recipe, override, parse_assignments

@@ -13,7 +13,7 @@ from spot.data.images import Images
 from spot.data.loader import Loader, loader
 from spot.errors import InputError
 from spot.models.checkpoints import model_config
-from spot.models.deltas import save_delta
+from spot.models.family import save_delta
 from spot.placement.oracle import frozen
 from spot.placement.priors import PRIORS
 from spot.placement.saliency import read_map
