@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spot.tokens.position_embedding import GaussianKernels
 from spot.tokens.positions import in_region
 from spot.tokens.pyramid import can_read
-from spot.tokens.windows import check, fixed_windows, windows
+from spot.tokens.windows import check, window_reader, windows
 
 MAX_CACHED_TOKENS = 256  # with more tokens, a cache needs more memory and saves little time
 
@@ -80,4 +80,4 @@ def prepared(
     """
     positions = torch.frombuffer(bytearray(values), dtype=torch.float32).view(1, -1, columns)
     with torch.autocast("cpu", enabled=False):
-        return fixed_windows(positions[0], shape, size), kernels(in_region(positions))
+        return window_reader(positions, shape, size), kernels(in_region(positions))

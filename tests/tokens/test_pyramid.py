@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spot.errors import InputError
-from spot.tokens.pyramid import pyramid
+from spot.tokens.pyramid import coarsest_level, largest_scale, pyramid
 from spot.tokens.windows import windows
 from tests.tokens.test_windows import slow_windows
 
@@ -140,7 +140,7 @@ def test_the_gradient_to_scale_begins_at_scale_one():
 
 
 def test_a_pyramid_ends_where_a_window_covers_the_image():
-    levels = pyramid(torch.randn(2, 3, 50, 70), 8)
+    levels = pyramid(torch.randn(2, 3, 50, 70), coarsest_level(largest_scale((50, 70), 8)))
     assert [level.shape[-2:] for level in levels] == [(50, 70), (25, 35), (13, 18), (7, 9), (4, 5)]
 
 
