@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -328,7 +327,7 @@ class _FrozenModule:
     contexts: int = 0
 
 
-_FROZEN: "WeakKeyDictionary[nn.Module, _FrozenModule]" = WeakKeyDictionary()
+_FROZEN: dict[nn.Module, _FrozenModule] = {}
 _LOCK = Lock()  # held only while modules are being frozen or restored
 
 

@@ -13,6 +13,7 @@ written by `write_maps`, a function, or known masks) to a function of a model's 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ from spot.store import atomic_write, read_json, refuse_difference, refuse_no_fil
 
 Saliency = Callable[[Tensor], Tensor]  # RGB images (B, 3, H, W) in [0, 1] → maps (B, H, W)
 
-SALIENCIES = ("spectral", "clipseg")
 CLIPSEG = "CIDAS/clipseg-rd64-refined"
 PROMPT = "the main object"  # CLIPSeg's default
 ABOUT = "saliency.json"  # in a folder of maps: the method that made them, and its multiply-adds
@@ -146,17 +146,19 @@ def open_saliency(source: str | Path) -> Saliency:
         return spectral_residual
     if Path(source).suffix == ".onnx":
         return OnnxSaliency(source)
-    raise unknown("saliency", str(source), SALIENCIES, hint="or give an .onnx file or a folder of PNG maps")
+    hint = "or give an .onnx file or a folder of PNG maps"
+    raise unknown("saliency", str(source), ("spectral", "clipseg"), hint=hint)
 
 
+@dataclass(frozen=True)
 class SaliencyMaps:
     """Maps (B, H, W) for a model's images (B, C, H, W) and, if the source needs them, their keys.
 
     Refuses maps that do not have the images' size, leave [0, 1], or are zero everywhere.
     """
 
-    def __init__(self, compute: Callable[[Tensor, Any], Tensor], name: str) -> None:
-        self.compute, self.name = compute, name
+    compute: Callable[[Tensor, Any], Tensor]
+    name: str
 
     def __call__(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
         maps = check_maps(self.compute(images, keys), images)
@@ -255,7 +257,8 @@ def _blurred(maps: Tensor, sigma: float) -> Tensor:
     kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=maps.device) / sigma) ** 2)
     kernel = (kernel / kernel.sum()).to(maps.dtype)
     padded = F.pad(maps, (reach,) * 4, mode="replicate")
-    return F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
+    with torch.autocast(maps.device.type, enabled=False):  # convolutions would give bfloat16 maps
+        return F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
 
 
 # Maps as files

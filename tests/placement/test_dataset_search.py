@@ -141,13 +141,6 @@ def test_salient_starts_are_drawn_from_the_maps_of_each_image(tmp_path):
     assert own.metadata["saliency"] == "spectral"  # the model's own
 
 
-def test_reader_processes_change_nothing(tmp_path):
-    here = search_dataset(nano(), Pictures(5), tmp_path / "a.safetensors", batch_size=2, steps=1)
-    there = search_dataset(nano(), Pictures(5), tmp_path / "b.safetensors", batch_size=2, steps=1, workers=1)
-    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    assert here.images == there.images
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_that_is_no_image_stops_the_search_or_is_skipped(tmp_path, workers):
     (tmp_path / "data").mkdir()

@@ -10,9 +10,7 @@ from spot.placement.oracle import (
     OPTIMIZERS,
     PRESETS,
     SearchSettings,
-    agreement,
     entropy,
-    frozen,
     search,
     snapped,
     wrong_labels,
@@ -64,12 +62,6 @@ def test_an_optimum_outside_the_image_is_approached_up_to_the_last_pixel_centre(
     torch.testing.assert_close(free.positions[..., 0], torch.full((3, 4), 1.4), atol=1e-4, rtol=0)
 
 
-def test_adam_moves_every_coordinate_by_the_learning_rate_in_its_first_step():
-    images, labels, positions = start()
-    moved = search(Bowl([0.5, 0.5]), images, labels, positions, steps=1, lr=3e-3).positions - positions
-    torch.testing.assert_close(moved, 3e-3 * (0.5 - positions).sign(), atol=1e-6, rtol=0)
-
-
 def test_the_authors_settings_pull_to_the_upper_left_corner_and_ours_do_not():
     images, labels, positions = start()
 
@@ -104,32 +96,6 @@ def test_the_best_step_need_not_be_the_last():
     torch.testing.assert_close(found.best, found.trajectory[:, 0])
 
 
-# Real gradients, of a real ViT
-
-
-def test_the_first_step_follows_finite_differences(nano):
-    nano = nano.double()
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(2, 3, 32, 32, generator=generator, dtype=torch.float64)
-    labels = torch.tensor([3, 7])
-    positions = 0.2 + 0.6 * torch.rand(2, 5, 2, generator=generator)
-
-    def loss(places):
-        logits = nano(images, places)
-        return -logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
-
-    slopes = torch.zeros(2, 5, 2, dtype=torch.float64)
-    for token in range(5):
-        for axis in range(2):
-            shift = torch.zeros(2, 5, 2, dtype=torch.float64)
-            shift[:, token, axis] = 1e-5
-            with torch.no_grad():
-                slopes[:, token, axis] = (loss(positions + shift) - loss(positions - shift)) / 2e-5
-    # Plain gradient descent moves by −lr · slope.
-    moved = search(nano, images, labels, positions, steps=1, lr=1e-3, optimizer="sgd", project=False).positions
-    torch.testing.assert_close((moved - positions).double() / -1e-3, slopes, atol=2e-4, rtol=2e-3)
-
-
 def test_descent_raises_and_ascent_lowers_the_true_class_on_real_images(vit_tiny, photographs):
     images, labels = photographs
     positions = isotropic(images, 49)
@@ -145,14 +111,13 @@ def test_descent_raises_and_ascent_lowers_the_true_class_on_real_images(vit_tiny
     assert away[-1] < 0.5 * away[0]
 
 
-def test_agreement_needs_no_label_and_brings_the_dense_prediction_nearer(vit_tiny, photographs):
-    images, _ = photographs
-    found = search(vit_tiny, images[:4], None, isotropic(images[:4], 49), objective="agree")
+def test_agreement_needs_no_label_and_brings_the_dense_prediction_nearer(nano):
+    images, _, positions = batch(4)
+    found = search(nano, images, None, positions, objective="agree")
     with torch.no_grad():
-        dense = vit_tiny.vit(images[:4]).log_softmax(1)
-        sparse = found.logits[:, -1].log_softmax(1)
-    by_hand = (dense.exp() * (dense - sparse)).sum(1)
-    torch.testing.assert_close(found.losses[:, -1], by_hand, atol=1e-3, rtol=1e-3)
+        dense = nano.vit(images).log_softmax(1)
+    by_hand = (dense.exp() * (dense - found.logits[:, -1].log_softmax(1))).sum(1)
+    torch.testing.assert_close(found.losses[:, -1], by_hand, atol=1e-4, rtol=1e-3)
     assert (found.losses[:, -1] < found.losses[:, 0]).all()
 
 
@@ -198,9 +163,6 @@ def test_the_model_is_as_before_and_no_parameter_has_a_gradient(nano):
     assert all(parameter.grad is None for parameter in nano.parameters())
     assert images.grad is None
     assert not positions.requires_grad
-    with pytest.raises(RuntimeError, match="on purpose"), frozen(nano):
-        raise RuntimeError("on purpose")
-    assert flags == {name: parameter.requires_grad for name, parameter in nano.named_parameters()}
 
 
 def test_during_the_search_the_model_is_frozen_and_does_not_drop_out():
@@ -273,13 +235,9 @@ def test_at_every_step_the_model_reads_only_cells_and_still_gets_there():
 # Objectives
 
 
-def test_entropy_and_agreement_of_known_distributions():
+def test_the_entropy_of_known_distributions():
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
     torch.testing.assert_close(entropy(logits), torch.tensor([math.log(4), 0.0]))
-    # KL of (3/4, 1/4) from (1/2, 1/2) = 3/4 log(3/2) + 1/4 log(1/2)
-    dense, sparse = torch.tensor([[0.75, 0.25]]).log(), torch.tensor([[0.5, 0.5]]).log()
-    torch.testing.assert_close(agreement(sparse, dense), torch.tensor([0.75 * math.log(1.5) + 0.25 * math.log(0.5)]))
-    torch.testing.assert_close(agreement(dense, dense), torch.tensor([0.0]))
 
 
 def test_wrong_labels_are_seeded_never_right_and_equally_likely():

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spot.errors import InputError
-from spot.tokens.pyramid import coarsest_level, largest_scale, pyramid
 from spot.tokens.windows import windows
 from tests.tokens.test_windows import slow_windows
 
@@ -137,11 +136,6 @@ def test_the_gradient_to_scale_begins_at_scale_one():
     # The last sample stands 1.5 spacings right of the centre, so it moves 1.5 pixels per unit of scale.
     assert sized.grad[0, 0, 2].item() == pytest.approx(1.5, abs=1e-4)
     assert sized.grad[0, 0, 1].item() == pytest.approx(32, abs=1e-3)
-
-
-def test_a_pyramid_ends_where_a_window_covers_the_image():
-    levels = pyramid(torch.randn(2, 3, 50, 70), coarsest_level(largest_scale((50, 70), 8)))
-    assert [level.shape[-2:] for level in levels] == [(50, 70), (25, 35), (13, 18), (7, 9), (4, 5)]
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,6 @@ def test_a_magnified_region_is_timm_on_the_region_enlarged(kind, street):
     torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
 
 
-def test_the_whole_picture_as_region_changes_nothing(street):
-    model = spot.adapt(nano())
-    places = torch.rand(2, 9, 3, generator=torch.Generator().manual_seed(2)) + torch.tensor([0, 0, 0.5])
-    whole = torch.cat([places, torch.tensor([0.5, 0.5, 1, 1]).expand(2, 9, 4)], -1)
-    torch.testing.assert_close(model(street, whole), model(street, places), atol=1e-5, rtol=1e-5)
-
-
 def test_a_glimpse_is_the_grid_of_its_region(street):
     glimpses = torch.tensor([[[26 / 90, 66 / 130, 32.0]]] * 2)
     torch.testing.assert_close(glimpse_positions(street, glimpses, 16, 8), on_region(street, 10, 50, 32))
