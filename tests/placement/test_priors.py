@@ -26,6 +26,7 @@ from spot.placement.priors import (
 )
 
 SQUARE = torch.zeros(2, 3, 224, 224)
+FIRST_ONLY = torch.stack([torch.ones(224, 224), torch.zeros(224, 224)])  # maps: the second image has none
 ELASTIC_BUDGETS = [39, 59, 78, 98, 118, 137, 157, 176, 196]
 
 
@@ -204,21 +205,21 @@ def test_a_budget_must_be_a_whole_number_of_at_least_one(name, tokens):
         PRIORS[name](SQUARE, tokens, seeded(), maps=maps_of(SQUARE, name))
 
 
-def test_bad_input_is_named():
-    with pytest.raises(InputError, match="did you mean 'isotropic'"):
-        resolve_prior("isotrpic")
-    with pytest.raises(InputError, match="salient prior needs saliency maps"):
-        PRIORS["salient"](SQUARE, 4, seeded())
-    with pytest.raises(InputError, match="2 keys for 1 images"):
-        PRIORS["uniform"](SQUARE[:1], 4, keys=["a", "b"])
-    with pytest.raises(InputError, match="images' size"):
-        PRIORS["salient"](SQUARE, 4, seeded(), maps=torch.ones(2, 5, 5))
-    with pytest.raises(InputError, match="image 1 leaves no pixel"):
-        salient(SQUARE, 4, seeded(), maps=torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))
-    with pytest.raises(InputError, match="image 1 leaves no pixel"):
-        focus(SQUARE, 4, seeded(), maps=torch.stack([torch.ones(224, 224), torch.zeros(224, 224)]))
-    with pytest.raises(InputError, match="leaves no pixel"):
-        background(SQUARE, 4, seeded(), maps=torch.ones(2, 224, 224))
+@pytest.mark.parametrize(
+    "place, message",
+    [
+        (lambda: resolve_prior("isotrpic"), "did you mean 'isotropic'"),
+        (lambda: PRIORS["salient"](SQUARE, 4, seeded()), "salient prior needs saliency maps"),
+        (lambda: PRIORS["uniform"](SQUARE[:1], 4, keys=["a", "b"]), "2 keys for 1 images"),
+        (lambda: PRIORS["salient"](SQUARE, 4, seeded(), maps=torch.ones(2, 5, 5)), "images' size"),
+        (lambda: salient(SQUARE, 4, seeded(), maps=FIRST_ONLY), "image 1 leaves no pixel"),
+        (lambda: focus(SQUARE, 4, seeded(), maps=FIRST_ONLY), "image 1 leaves no pixel"),
+        (lambda: background(SQUARE, 4, seeded(), maps=torch.ones(2, 224, 224)), "leaves no pixel"),
+    ],
+)
+def test_bad_input_is_named(place, message):
+    with pytest.raises(InputError, match=message):
+        place()
 
 
 def test_the_authors_center_does_not_fade():

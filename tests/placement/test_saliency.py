@@ -64,6 +64,8 @@ def test_any_size_has_a_map(shape):
     image = torch.rand(1, 3, *shape, generator=torch.Generator().manual_seed(0))
     maps = spectral_residual(image)
     assert maps.shape == (1, *shape) and maps.min() >= 0 and maps.max() == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(spectral_residual(image), maps)
 
 
 # Networks
