@@ -32,7 +32,7 @@ def windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
             (B, N, 7) has no effect here.
         size: K, the number of samples along each side.
     """
-    check(images, positions, size)
+    check_inputs(images, positions, size)
     return window_reader(positions, images.shape[-2:], size)(images)
 
 
@@ -78,11 +78,11 @@ def _from_starts(images: Tensor, starts: Starts, size: int) -> Tensor:
         crops = _crop_runs(images, top, left, size + 1)
     else:
         steps = torch.arange(size + 1, device=images.device)
-        crops = _crop(images, top[..., None] + steps, left[..., None] + steps)
+        crops = crop(images, top[..., None] + steps, left[..., None] + steps)
     return _Lerp.apply(crops, fraction_y, fraction_x)
 
 
-def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
+def check_inputs(images: Tensor, positions: Tensor, size: int = 1) -> None:
     """Refuse types, shapes and devices that `windows` does not support."""
     check_kind("images", images, Tensor)
     check_kind("positions", positions, Tensor)
@@ -123,7 +123,7 @@ def _split(start: Tensor, length: int, size: int) -> tuple[Tensor, Tensor]:
     return whole.long(), start - whole
 
 
-def _crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Pixels at rows (B, N, R) × columns (B, N, S) of (B, C, H, W), border repeated → (B, N, C, R, S)."""
     channels, height, width = images.shape[1:]
     count, shape = rows.shape[1], (rows.shape[-1], columns.shape[-1])
@@ -133,7 +133,7 @@ def _crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _crop_runs(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
-    """The same as _crop for side × side pixels from (top, left), (B, N) each, in a third of its time on a CPU.
+    """The same as crop for side × side pixels from (top, left), (B, N) each, in a third of its time on a CPU.
 
     A row of a crop is contiguous in memory, so whole rows are copied. Only crops that extend beyond
     the left or right edge are corrected pixel by pixel.
