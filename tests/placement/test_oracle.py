@@ -15,7 +15,7 @@ from spot.placement.oracle import (
     snapped,
     wrong_labels,
 )
-from spot.placement.priors import isotropic, uniform
+from spot.placement.priors import uniform
 
 
 class Bowl(nn.Module):
@@ -96,19 +96,12 @@ def test_the_best_step_need_not_be_the_last():
     torch.testing.assert_close(found.best, found.trajectory[:, 0])
 
 
-def test_descent_raises_and_ascent_lowers_the_true_class_on_real_images(vit_tiny, photographs):
-    images, labels = photographs
-    positions = isotropic(images, 49)
-
-    def right(objective):
-        found = search(vit_tiny, images, labels, positions, objective=objective)
-        chances = found.logits.softmax(-1)[torch.arange(len(images)), :, labels]
-        return chances.mean(0)
-
-    towards, away = right("descent"), right("ascent")
-    assert towards[0] == away[0]
-    assert towards[-1] > towards[0] + 0.1
-    assert away[-1] < 0.5 * away[0]
+@pytest.mark.parametrize("objective, sign", [("descent", 1), ("ascent", -1)])
+def test_descent_raises_and_ascent_lowers_the_probability_of_the_label(nano, objective, sign):
+    images, labels, positions = batch(4)
+    logits = search(nano, images, labels, positions, objective=objective).logits
+    chances = logits.softmax(-1)[torch.arange(4), :, labels]
+    assert (sign * chances.diff() > 0).all()
 
 
 def test_agreement_needs_no_label_and_brings_the_dense_prediction_nearer(nano):
@@ -315,13 +308,3 @@ def batch(count, tokens=5):
     images = torch.rand(count, 3, 32, 32, generator=generator)
     labels = torch.randint(10, (count,), generator=generator)
     return images, labels, 0.1 + 0.8 * torch.rand(count, tokens, 2, generator=generator)
-
-
-@pytest.fixture(scope="module")
-def photographs(shared_data, vit_tiny):
-    """Eight real images of eight classes, as ViT-Ti takes them, and their labels."""
-    from spot.data.images import data_for
-
-    data = data_for(vit_tiny, shared_data / "imagenet-val-2k", limit=8)
-    samples = [data[index] for index in range(8)]
-    return torch.stack([image for image, _, _ in samples]), torch.tensor([label for _, label, _ in samples])
