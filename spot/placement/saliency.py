@@ -130,8 +130,8 @@ class ClipSeg:
         self.model.to(images.device)
         words = self.tokenizer(prompts, padding=True, truncation=True, return_tensors="pt").to(images.device)
         pixels = normalize(_resized(images, (self.side, self.side)), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
-        words = {name: words[name] for name in ("input_ids", "attention_mask")}
-        logits = self.model(pixel_values=pixels, interpolate_pos_encoding=True, **words).logits
+        inputs = {"input_ids": words["input_ids"], "attention_mask": words["attention_mask"], "pixel_values": pixels}
+        logits = self.model(interpolate_pos_encoding=True, **inputs).logits
         maps = logits.reshape(len(images), 1, *logits.shape[-2:]).sigmoid()  # one image has no batch axis
         return rescaled(_resized(maps, images.shape[-2:])[:, 0])
 

@@ -42,8 +42,8 @@ def window_reader(positions: Tensor, shape: Sequence[int], size: int) -> Callabl
     Everything that depends only on positions is computed here, once. Positions of one image, (1, N, ...), serve
     every image of a batch.
     """
-    coarsest, alone = (0, True) if positions.shape[-1] == 2 else levels_needed(positions[..., 2], shape, size)
-    if not alone:
+    coarsest, one_level = (0, True) if positions.shape[-1] == 2 else levels_needed(positions[..., 2], shape, size)
+    if not one_level:
         read = scaled_reader(positions, shape, size, coarsest)
         return lambda images: read(pyramid(images, coarsest)).to(images.dtype)
     starts = _starts(positions, shape, coarsest, size)
