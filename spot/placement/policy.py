@@ -48,14 +48,12 @@ class Mixing(nn.Module):
 class Thumbnail(nn.Module):
     """A small convolutional network on the image shrunk to side × side pixels: maps of side / 4 cells a side."""
 
-    def __init__(self, side: int = 32, width: int = 32, depth: int = 3, channels: int = 3) -> None:
+    def __init__(self, side: int = 32, width: int = 32, depth: int = 3) -> None:
         super().__init__()
         if side % 8 or min(side, width, depth) < 1:
             raise InputError(f"a thumbnail has a multiple of 8 pixels a side, got side {side}, width {width}")
         self.side = side
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, width // 2, 3, 2, 1), nn.GELU(), nn.Conv2d(width // 2, width, 3, 2, 1)
-        )
+        self.stem = nn.Sequential(nn.Conv2d(3, width // 2, 3, 2, 1), nn.GELU(), nn.Conv2d(width // 2, width, 3, 2, 1))
         self.down = nn.Sequential(nn.GroupNorm(1, width), nn.Conv2d(width, 2 * width, 3, 2, 1))
         self.coarse = nn.Sequential(*(Mixing(2 * width) for _ in range(depth)))
         self.up = nn.Conv2d(2 * width, width, 1)

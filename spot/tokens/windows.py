@@ -82,7 +82,7 @@ def _from_starts(images: Tensor, starts: Starts, size: int) -> Tensor:
     return _Lerp.apply(crops, fraction_y, fraction_x)
 
 
-def check_inputs(images: Tensor, positions: Tensor, size: int = 1) -> None:
+def check_inputs(images: Tensor, positions: Tensor, size: int) -> None:
     """Refuse types, shapes and devices that `windows` does not support."""
     check_kind("images", images, Tensor)
     check_kind("positions", positions, Tensor)
