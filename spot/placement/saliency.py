@@ -45,8 +45,6 @@ def spectral_residual(images: Tensor) -> Tensor:
     side, blur = 64, 2.5  # the longer side, which sets the scale of salient regions, and their smoothing, in pixels
     images = _checked_images(images)
     height, width = images.shape[-2:]
-    if not len(images):
-        return images.new_zeros(0, height, width)  # some builds of the FFT refuse an empty batch
     scale = side / max(height, width)
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
     grey = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
@@ -161,6 +159,8 @@ class SaliencyMaps:
     name: str
 
     def __call__(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
+        if not len(images):  # which FFTs and networks refuse
+            return torch.zeros(0, *images.shape[-2:], device=images.device)
         maps = check_maps(self.compute(images, keys), images)
         flat = maps.flatten(1)
         in_range = (flat >= 0).all(1) & (flat <= 1).all(1)  # false for NaN too
