@@ -267,6 +267,8 @@ def _search(
                 check_labels(labels, logits.shape[1])
                 if objective == "obfuscate":
                     target = wrong(labels, logits.shape[1])
+            if objective == "agree" and target is not None and target.shape != logits.shape:
+                raise InputError(f"dense must be logits of shape {tuple(logits.shape)}, got {tuple(target.shape)}")
             loss = loss_of(logits, target)
         _check_loss(loss, len(images), step)
         trajectory.append(from_variables(here.detach()))

@@ -287,6 +287,7 @@ def test_settings_can_be_changed_one_by_one(nano):
         ({"positions": torch.full((2, 5, 2), torch.nan)}, "NaN"),
         ({"images": torch.full((2, 3, 32, 32), torch.nan)}, "not finite"),
         ({"objective": "agree", "dense": torch.zeros(3, 10)}, r"logits of shape \(2, classes\), got \(3, 10\)"),
+        ({"objective": "agree", "dense": torch.zeros(2, 7)}, r"logits of shape \(2, 10\), got \(2, 7\)"),
         ({"objective": lambda logits, labels: logits.mean()}, r"one value per image, \(2,\), got \(\)"),
         ({"model": lambda images, positions: torch.zeros(2, 10)}, "no gradient to positions"),
         ({"model": lambda images, positions: positions.sum()}, r"logits of shape \(2, classes\), got \(\)"),
