@@ -190,11 +190,10 @@ def test_focus_gives_each_token_an_equal_share(monkeypatch):
     torch.testing.assert_close(focus(images, 39, None, maps=torch.full((2, 48, 80), 0.3)), isotropic(images, 39))
 
 
-@pytest.mark.parametrize("name", PRIORS)
 @pytest.mark.parametrize("tokens", [0, -3, 2.5, True])
-def test_a_budget_must_be_a_whole_number_of_at_least_one(name, tokens):
+def test_a_budget_must_be_a_whole_number_of_at_least_one(tokens):
     with pytest.raises(InputError, match="at least 1"):
-        PRIORS[name](SQUARE, tokens, seeded(), maps=maps_of(SQUARE, name))
+        PRIORS["uniform"](SQUARE, tokens, seeded())
 
 
 @pytest.mark.parametrize(
