@@ -75,7 +75,7 @@ class Policy(nn.Module):
 
     random = False  # attributes that spot.placement.priors reads from any prior
     uses_image = True
-    fit = "crop"  # how a photograph becomes its input; see spot.data.picture.photo_transform
+    fit = "crop"  # how a photograph becomes its input; see spot.data.picture.evaluation_transform
     __name__ = "learned"
 
     def __init__(
