@@ -302,7 +302,6 @@ def wrong_labels(
     """Draw, for each label (B,), one of the other classes uniformly: from the generator, or from (seed, key)."""
     if classes < 2:
         raise InputError("wrong labels need a model with at least two classes, this one has one")
-    check_labels(labels, classes)
 
     def draw(rows: slice, generator: Generator | None) -> Tensor:
         # One random number per image, in order, so that max_batch does not change the labels.

@@ -27,7 +27,7 @@ from torch import Tensor
 from torchvision.transforms.functional import normalize
 
 from spot import report
-from spot.data.images import Images
+from spot.data.images import Images, Transform
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
 from spot.placement.priors import PRIORS, AnyPrior, check_maps, resolve_prior
@@ -173,7 +173,6 @@ class SaliencyMaps:
 
 
 Source = str | Path | Saliency | Tensor
-Transform = Callable[[Image.Image], Tensor]
 
 
 def resolve_saliency(
