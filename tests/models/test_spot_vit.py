@@ -264,7 +264,8 @@ def test_positions_in_pixels_are_warned_of_once(nano):
         warnings.simplefilter("error")
         nano(images, torch.rand(2, 5, 2) * 32)
         positions_module._warn_of_pixels.cache_clear()
-        nano(images, torch.linspace(-0.25, 1.25, 20).view(2, 5, 2))  # a third outside, as after a search
+        # A third outside, as a search without projection leaves them.
+        nano(images, torch.linspace(-0.25, 1.25, 20).view(2, 5, 2))
 
 
 def test_positions_on_another_device_are_not_read_back():
