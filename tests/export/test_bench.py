@@ -131,7 +131,7 @@ def test_a_cascade_s_files_stop_where_it_does(folder, photographs, tmp_path):
 
 
 def test_a_folder_without_photographs_is_refused(folder, tmp_path):
-    with pytest.raises(InputError, match="photographs were expected"):
+    with pytest.raises(InputError, match="there is no image in"):
         bench([folder], photographs=tmp_path / "nano", cascade=tmp_path / "nano.json")
 
 
