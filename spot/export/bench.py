@@ -30,9 +30,8 @@ from spot.errors import InputError, unknown
 from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved
 from spot.export.files import MAX_BATCH, export, export_cascade
-from spot.export.graph import ExportedModel
+from spot.export.graph import ExportedModel, normalise_pixels
 from spot.export.runtime import ExportedCascade, onnx_session
-from spot.export.verify import normalise_pixels
 from spot.models.baselines import BASELINES
 from spot.models.cascade import Cascade
 from spot.models.family import Source, at_budget, dense_model

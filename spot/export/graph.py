@@ -26,14 +26,12 @@ from spot.models.tome import ToMe
 from spot.models.tome_schedule import is_standard
 from spot.models.wrappers import PlainViT
 from spot.placement.policy import Policy
-from spot.placement.priors import resolve_prior
 from spot.tokens.positions import in_region
 from spot.tokens.tokenizer import Tokenizer
 
 ExportedModel = SpotViT | ToMe | PlainViT
 Input = Literal["uint8", "float"]
 Output = Literal["logits", "pooled", "tokens"]
-OUTPUTS: tuple[Output, ...] = ("logits", "pooled", "tokens")
 
 
 class Graph(nn.Module):
@@ -123,8 +121,7 @@ class Graph(nn.Module):
     def place(self, images: Tensor) -> Tensor:
         """The placement of the model's policy for bytes or normalised images (B, C, H, W)."""
         if self.image == "uint8":
-            mean, std = (torch.tensor(self.model.data_config[name])[:, None, None] for name in ("mean", "std"))
-            images = (images.float() / 255 - mean) / std
+            images = normalise_pixels(images.permute(0, 2, 3, 1), self.model.data_config)
         return self.model.place(images)
 
     def predict(self, x: Tensor, counts: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -205,10 +202,10 @@ def blank(model: SpotViT) -> Tensor:
     return torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
 
 
-def fixed_positions(model: SpotViT) -> list[list[float]] | None:
-    """The model's own positions (N, 2 or 3) if they are the same for every image, else None."""
-    prior = resolve_prior(model.prior)
-    return None if prior.random or prior.uses_image else model.place(blank(model))[0].tolist()
+def normalise_pixels(pixels: Tensor, config: dict[str, Any]) -> Tensor:
+    """RGB bytes (B, H, W, 3) → the input (B, 3, H, W) of a model with this mean and std."""
+    mean, std = (torch.tensor(config[name]) for name in ("mean", "std"))
+    return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
 
 
 class FlatTokenizer(nn.Module):

@@ -171,11 +171,21 @@ def test_a_torch_program_runs_on_any_batch_and_tokens_without_spot(tmp_path):
         torch.testing.assert_close(program(pixels, positions)[0], expected, atol=2e-5, rtol=1e-5)
 
 
-def test_a_file_that_differs_is_not_kept(tmp_path, monkeypatch):
+@torch.no_grad()
+@pytest.mark.parametrize(("wrong", "row"), [(1e-3, 0), (torch.nan, 1)])
+def test_a_file_that_differs_is_not_kept(tmp_path, monkeypatch, wrong, row):
+    """By a little, or by a NaN for the second image of a batch."""
+    model = make_nano()
+
+    def run(pixels, positions):
+        logits = model(normalised(model, pixels), positions)
+        logits[row : row + 1, 3] += wrong
+        return [logits]
+
     monkeypatch.setattr(files, "write_onnx", lambda graph, about, path, opset: path.write_bytes(b"wrong"))
-    monkeypatch.setattr(files, "run_onnx", lambda path: lambda images, positions: [torch.ones(len(images), 10)])
+    monkeypatch.setattr(files, "run_onnx", lambda path: run)
     with pytest.raises(InputError, match="differ from the model's by"):
-        export(make_nano(), tmp_path / "m.onnx")
+        export(model, tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
 
