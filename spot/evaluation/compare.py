@@ -91,7 +91,7 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
         raise InputError("a cascade is measured by one process; leave out early exit, or start one")
     model = at_budget(source).to(state.device)  # for anything independent of the budget
     priors = [read_prior(each, source) or each for each in chosen.prior]
-    maps = maps_for(model, priors or (model.prior,), chosen.saliency, data)
+    maps = maps_for(model, priors or [model.prior], chosen.saliency, data)
     settings = chosen_settings(source, model, priors, chosen)
     for setting in settings:
         model_of(setting).to(state.device)
@@ -105,7 +105,7 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
     if chosen.knn is not None and chosen.knn.suffix == ".safetensors":
         banks = [read_bank(chosen.knn, [model_of(each).spot_vit for each in settings], images.classes)] * len(settings)
     elif chosen.knn is not None:
-        bank_maps = maps_for(model, priors or (model.prior,), chosen.saliency, chosen.knn)
+        bank_maps = maps_for(model, priors or [model.prior], chosen.saliency, chosen.knn)
         labelled = open_bank(model, chosen.knn, None if classified else images.classes, chosen.skip_unreadable)
         banks = compute_banks(model, loader(labelled, **reading), settings, saliency=bank_maps, shown=shown)
     if banks:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from spot import report
-from spot.data.classes import class_folders, class_names
+from spot.data.classes import known_classes
 from spot.data.folders import photo_files
 from spot.data.images import data_for
 from spot.data.picture import Fit
@@ -193,20 +193,17 @@ def class_numbers(labels: Sequence[str], count: int, model: SpotViT) -> list[int
     """Class indices of labels. A label is an index, a name, a synonym in a name, or a folder name (wnid)."""
     if len(labels) not in (1, count):
         raise InputError(f"one label for all images or one each is needed, got {len(labels)} for {count} images")
-    known: dict[str, int] = {}
-    for index, name in enumerate(class_names(model) or []):
+    classes, known = known_classes(model), dict[str, int]()
+    for index, (_, name) in enumerate(classes):
         for synonym in (name, *name.split(",")):
             known.setdefault(synonym.strip().lower(), index)
-    folders = class_folders(model)
-    known |= {} if isinstance(folders, int) else {name.lower(): index for index, name in enumerate(folders)}
+    known |= {folder.lower(): index for index, (folder, _) in enumerate(classes)}
     numbers = []
     for label in labels:
-        if label.isdecimal() and int(label) < model.num_classes:
-            numbers.append(int(label))
-        elif label.isdecimal():
-            raise InputError(f"labels must be between 0 and {model.num_classes - 1}, the model's classes, got {label}")
-        elif label.lower() in known:
-            numbers.append(known[label.lower()])
-        else:
+        number = int(label) if label.isdecimal() else known.get(label.lower())
+        if number is None:
             raise unknown("class", label, known, hint="an index works too")
+        if number >= model.num_classes:
+            raise InputError(f"labels must be between 0 and {model.num_classes - 1}, the model's classes, got {label}")
+        numbers.append(number)
     return numbers * count if len(numbers) == 1 else numbers

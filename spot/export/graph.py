@@ -96,9 +96,8 @@ class Graph(nn.Module):
         self.model._modules = {**model._modules, "policy": policy, "tokenizer": FlatTokenizer(model, image, read)}
         # If a graph holds a module twice, torch.export wraps all its modules, and type(block) is then no longer Block.
         self.standard = all(map(is_standard, model.vit.blocks))
-        self.merging, self.schedule = None, [0] * len(model.vit.blocks)
-        if merging is not None:
-            self.merging, self.schedule = (merging,), merging.schedule()  # in a tuple: its weights are the model's
+        self.merging = None if merging is None else (merging,)  # in a tuple: its weights are the model's
+        self.schedule = [0] * len(model.vit.blocks) if merging is None else merging.schedule()
 
     def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         if self.image == "uint8":
