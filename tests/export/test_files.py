@@ -57,7 +57,7 @@ def test_there_is_no_grid_sampler_and_no_copy_of_the_image_per_token(exported):
     assert domains == {""}  # standard operators alone
 
 
-def test_the_file_says_what_it_is(exported):
+def test_the_file_says_what_it_is_and_the_largest_difference_is_said(exported):
     about = json.loads({entry.key: entry.value for entry in onnx.load(exported.path).metadata_props}[KEY])
     assert about["version"] == spot.__version__
     assert about["model_hash"] == hash_model(exported.model)
@@ -65,9 +65,6 @@ def test_the_file_says_what_it_is(exported):
     assert about["preprocessing"]["size"] == [32, 32]
     assert about["preprocessing"]["mean"] == [0.5, 0.5, 0.5]
     assert about["positions"] == exported.model.place(torch.zeros(1, 3, 32, 32))[0].tolist()
-
-
-def test_the_largest_difference_is_measured_and_said(exported):
     assert set(exported.written.difference) == {"logits", "pooled", "tokens"}
     assert 0 < max(exported.written.difference.values()) < 1e-4
     assert "logits by at most" in exported.written.summary
@@ -251,12 +248,6 @@ def test_a_scale_that_no_window_has_is_one_sentence(with_scales, scale):
     placed = torch.cat([positions, torch.full((2, 7, 1), scale)], -1)
     with pytest.raises(InputError, match=r"scales must be above 0 and at most 4|finite"):
         Exported(with_scales[1])(pixels.numpy(), placed.numpy())
-
-
-def test_a_file_without_sizes_says_how_to_get_them(exported):
-    pixels, positions = bytes_and_positions()
-    with pytest.raises(InputError, match="export it with --sizes"):
-        Exported(exported.path)(pixels.numpy(), with_sizes(positions).numpy())
 
 
 def test_a_missing_extra_is_named_with_its_command(tmp_path, monkeypatch):
