@@ -96,10 +96,11 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
     for setting in settings:
         model_of(setting).to(state.device)
     images, classified = open_labelled(model, data, need_classes=chosen.knn is None, **chosen.opening())
-    shape, reading = None, chosen.readers()
+    reading = chosen.readers() | {"process": state.process_index, "processes": state.num_processes}
+    shape = None  # of the image whose cost is counted, by default the model's input size
     if model.fit == "full" and isinstance(images, Images):  # pictures of any size, one at a time
-        shape, reading = tuple(some[0].shape) if (some := images[0]) else None, {**reading, "batch_size": 1}
-    reading |= {"process": state.process_index, "processes": state.num_processes}
+        reading["batch_size"], first_image = 1, images[0]
+        shape = None if first_image is None else tuple(first_image[0].shape)
     batches, shown = loader(images, **reading), state.is_main_process
     banks: list[Bank] = []
     if chosen.knn is not None and chosen.knn.suffix == ".safetensors":

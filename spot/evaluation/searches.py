@@ -81,10 +81,11 @@ def on_photos(
     rows: list[dict[str, Any]] = []
     reached = 0
     for made in search_photos(model, paths, labels, settings, **options):
-        save(made.figure(model.patch_size, adversarial=settings.objective == "ascent"), files[made.path])
-        row: dict[str, Any] = {"image": made.path.name, "class": made.name, "before": made.before, "after": made.after}
+        picture = files[made.path]
+        save(made.figure(model.patch_size, adversarial=settings.objective == "ascent"), picture)
+        row = {"image": made.path.name, "class": made.name, "before": made.before, "after": made.after}
         row |= {"prediction": " → ".join(made.predictions), "steps": len(made.trajectory) - 1}
-        rows.append(row | {"path": str(made.path), "picture": str(files[made.path])})
+        rows.append(row | {"path": str(made.path), "picture": str(picture)})
         reached += made.reached
     caption = f"{model.tokens} tokens, objective {settings.objective}, learning rate {settings.lr:g}. "
     if settings.objective == "agree":

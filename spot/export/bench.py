@@ -216,10 +216,10 @@ def methods(
     if not budgets and parts_of_grid:
         budgets = sorted({-(-cells // part) for part in (8, 4, 2, 1)})
     models: list[tuple[str, int, TokenModel]] = [(PLAIN, cells, PlainViT(dense))]
-    others = [BASELINES[each] for each in baselines if each != PLAIN]
+    others = [BASELINES[each] for each in baselines if not BASELINES[each].dense]
     for budget in budgets:
         models.append(("spot", budget, at_budget(source, budget, prior=prior)))
-        models += [(each.name, budget, each.build(source, budget)) for each in others if not each.dense]
+        models += [(each.name, budget, each.build(source, budget)) for each in others]
     return [
         Timed(name, method, budget, model.eval(), top1.get((method, budget)), macs(model))
         for method, budget, model in models

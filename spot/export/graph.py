@@ -203,8 +203,8 @@ def blank(model: SpotViT) -> Tensor:
 
 def normalise_pixels(pixels: Tensor, config: dict[str, Any]) -> Tensor:
     """RGB bytes (B, H, W, 3) → the input (B, 3, H, W) of a model with this mean and std."""
-    mean, std = (torch.tensor(config[name]) for name in ("mean", "std"))
-    return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
+    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
+    return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
 
 
 class FlatTokenizer(nn.Module):

@@ -73,19 +73,17 @@ def sample_inputs(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) 
     """Test inputs: fewest and most tokens, one and several images, another image size."""
     height, width = about["img_size"]
     low, high = about["token_range"]
-    generator = torch.Generator().manual_seed(1)
     other = width if about["fixed_size"] else width + 9
-    shapes = (1, (height, width)), (3, (height, width)), (2, (height, other))
-    batches = [random_images(about, batch, size) for batch, size in shapes]
+    shapes = (1, (height, width), high), (3, (height, width), low), (2, (height, other), 17)
+    batches = [(random_images(about, batch, size), tokens) for batch, size, tokens in shapes]
     for picture in pictures:
         pixels = torch.from_numpy(picture.copy())[None]
-        batches.append(pixels if about["image"] == "uint8" else normalise_pixels(pixels, about["preprocessing"]))
-    counts = [high, low, 17, *[49 for _ in pictures]]
-    inputs = []
-    for images, tokens in zip(batches, counts, strict=True):
-        positions = random_positions(about, len(images), tokens, generator)
-        inputs.append((images, None if about["built_in"] else positions))
-    return inputs
+        images = pixels if about["image"] == "uint8" else normalise_pixels(pixels, about["preprocessing"])
+        batches.append((images, 49))
+    if about["built_in"]:
+        return [(images, None) for images, _ in batches]
+    generator = torch.Generator().manual_seed(1)
+    return [(images, random_positions(about, len(images), tokens, generator)) for images, tokens in batches]
 
 
 def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) -> list[NDArray[np.uint8]]:
