@@ -111,6 +111,11 @@ def bench(
         raise InputError("name at least one model, for example spot bench vit-ti")
     if rounds < 1 or min(batch_sizes) < 1:
         raise InputError("timing needs at least one round and batches of at least one image")
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the device {device!r} cannot be used here: {reason}") from None
     if device != "cpu" and set(runtimes) != {"eager"}:
         raise InputError(f"only eager is timed on {device}; other runtimes are timed on the CPU")
     if photographs is None and cascade is not None:
@@ -120,7 +125,7 @@ def bench(
     files = [] if photographs is None else photo_files([photographs])
     entries: list[Timed] = []
     for name in dict.fromkeys(models):
-        source = open_source(name, device, weights, scale, real_weights=bool(files))
+        source = open_source(name, weights, scale, real_weights=bool(files))
         entries += methods(name, source, tokens, baselines, prior, parts_of_grid=not files)
         if files:
             early_exit = Cascade.load(name if cascade is None else cascade, source)
@@ -132,7 +137,9 @@ def bench(
         raise InputError(f"these models were built for images of different sizes, {sizes}; time them one by one")
     (shape,) = shapes
     model = entries[0].module.spot_vit
-    entries += [timm_model(each, device) for each in against]
+    entries += [timm_model(each) for each in against]
+    for entry in entries:
+        entry.module.to(device).eval()
     rows = []
     clock: Clock = "processor" if threads == 1 and device == "cpu" else "wall"
     # By default torch.compile falls back to eager after eight graphs; here every model has one.
@@ -184,20 +191,12 @@ def with_stages(entry: Timed, stage_counts: Sequence[int]) -> Timed:
     return replace(entry, macs=round(cost), stages=shares)
 
 
-def open_source(
-    name: str, device: str, weights: str | Path | None, scale: Scale | None, *, real_weights: bool
-) -> Source:
-    """A model or family on a device. Weights that need a download are random, unless they are given or needed."""
-    try:
-        torch.empty(0, device=torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the device {device!r} cannot be used here: {reason}") from None
+def open_source(name: str, weights: str | Path | None, scale: Scale | None, *, real_weights: bool) -> Source:
+    """A model or family. Weights that need a download are random, unless they are given or needed."""
     download = name in ALIASES or timm.is_model(name.removeprefix("timm/"))
     if weights is None and download and not real_weights and not Path(name).exists():
-        return load(name, pretrained=False, scale=scale).to(device)
-    source = load_source(name, weights=weights, scale=scale)
-    return source.to(device).eval() if isinstance(source, SpotViT) else source
+        return load(name, pretrained=False, scale=scale)
+    return load_source(name, weights=weights, scale=scale)
 
 
 def methods(
@@ -221,8 +220,7 @@ def methods(
         models.append(("spot", budget, at_budget(source, budget, prior=prior)))
         models += [(each.name, budget, each.build(source, budget)) for each in others]
     return [
-        Timed(name, method, budget, model.eval(), top1.get((method, budget)), macs(model))
-        for method, budget, model in models
+        Timed(name, method, budget, model, top1.get((method, budget)), macs(model)) for method, budget, model in models
     ]
 
 
@@ -238,7 +236,7 @@ def shipped_accuracies(name: str) -> dict[tuple[str, int | None], float | None]:
     return found
 
 
-def timm_model(text: str, device: str) -> Timed:
+def timm_model(text: str) -> Timed:
     """Another timm model with random weights and its own image size, from NAME or NAME=TOP1."""
     name, _, top1 = text.partition("=")
     if not timm.is_model(name):
@@ -247,7 +245,7 @@ def timm_model(text: str, device: str) -> Timed:
         accuracy = float(top1) if top1 else None
     except ValueError:
         raise InputError(f"a model to compare with is NAME or NAME=TOP1, in percent, got {text!r}") from None
-    module = timm.create_model(name.split(".")[0]).to(device).eval()
+    module = timm.create_model(name.split(".")[0])
     return Timed(name, "timm", None, module, accuracy, macs(module, module.default_cfg["input_size"]))
 
 

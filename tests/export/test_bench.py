@@ -8,10 +8,10 @@ from PIL import Image
 
 from spot.cli import main
 from spot.evaluation.early_exit import possible_stages, stage_seconds
-from spot.export.bench import Timed, onnx_stage, shipped_accuracies, table_rows
+from spot.export.bench import Timed, bench, onnx_stage, shipped_accuracies, table_rows
 from spot.models.cascade import Cascade, Stage
 from spot.models.checkpoints import save_folder
-from tests.conftest import make_nano
+from tests.conftest import VIT_TINY, make_nano
 
 
 @pytest.fixture
@@ -125,6 +125,21 @@ def test_a_cascade_takes_the_stages_that_photographs_need(
     plain, cascade = rows[0], rows[-1]
     assert cascade["stages"] == stages and cascade["GMACs"] == cost / 1e9 and plain["stages"] == []
     assert cascade["low"] <= cascade["speed-up"] <= cascade["high"]
+
+
+def test_all_models_of_a_family_and_others_are_on_the_device(shared_data, monkeypatch):
+    """No device of its own is needed: tensors on `meta` have no numbers."""
+
+    def called(calls, images, rounds, clock):
+        assert {call(images(0)[0]).device.type for call in calls.values()} == {"meta"}
+        return {key: [1.0] for key in calls}
+
+    monkeypatch.setattr("spot.export.bench.interleaved", called)
+    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    rows = bench(
+        ["vit-ti"], tokens=(25,), baselines=("tome-cost",), against=("test_vit",), weights=weights, device="meta"
+    )
+    assert [row["method"] for row in rows] == ["plain", "spot", "tome-cost", "timm"]
 
 
 def test_stages_are_timed_as_files():
