@@ -65,15 +65,15 @@ def on_photos(
     sources: Sequence[str | Path],
     labels: Sequence[str],
     out: Path,
-    json: Path | None = None,
-    settings: SearchSettings = PRESETS["agree"],
+    json: Path | None,
+    settings: SearchSettings,
     *,
-    title: str = "",
+    title: str,
     **options: Any,
-) -> list[dict[str, Any]]:
-    """Search photographs, write a figure of each to the folder `out`, and show and return the results.
+) -> None:
+    """Search photographs, write a figure of each to the folder `out`, and show the results in a table with this title.
 
-    options: arguments of `search_photos`. title: of the table, by default the model's name.
+    options: arguments of `search_photos`.
     """
     paths = photo_files(sources)
     report.check_outputs(json, *([out] if len(paths) == 1 and out.suffix else []))
@@ -94,28 +94,26 @@ def on_photos(
     caption += f"The pictures are in {', '.join(sorted({str(Path(row['picture']).parent) for row in rows}))}."
     headings = {"before": "p(class) before", "after": "p(class) after"}
     shown = [{headings.get(name, name): row[name] for name in row if name not in ("path", "picture")} for row in rows]
-    report.show(shown, title or model.name, digits=3, caption=caption)
+    report.show(shown, title, digits=3, caption=caption)
     kept = {name: options.get(name) for name in ("seed", "saliency", "fit")} | {"prior": model.prior}
     about = {"model": model.name, "tokens": model.tokens, "objective": settings.objective, **kept}
     report.save_json(json, rows, {"command": report.command(), **about, **settings.as_json()})
-    return rows
 
 
 def on_data(
     model: SpotViT,
     data: str,
     out: Path,
-    json: Path | None = None,
-    loading: LoadingOptions = LoadingOptions(batch_size=32),
+    json: Path | None,
+    loading: LoadingOptions,
     *,
-    saliency: str | None = None,
-    title: str = "",
+    saliency: str | None,
+    title: str,
     **options: Any,
-) -> Searched:
-    """Search a data set, write the placements file `out`, and show the results.
+) -> None:
+    """Search a data set, write the placements file `out`, and show the results in a table with this title.
 
-    options: arguments of `spot.placement.dataset_search.search_dataset`. title: of the table, by default the model's
-    name.
+    options: arguments of `spot.placement.dataset_search.search_dataset`.
     """
     report.check_outputs(out, json)
     images = data_for(model, data, **loading.opening())
@@ -124,10 +122,9 @@ def on_data(
     done = search_dataset(model, images, out, saliency=maps, **options)
     if this_process().is_main_process:
         rows = accuracy_rows(done)
-        report.show(rows, title or model.name, caption=summary(done, len(images), out))
+        report.show(rows, title, caption=summary(done, len(images), out))
         about = {**done.placements.metadata, "images": done.images, "seconds": done.seconds}
         report.save_json(json, rows, {"command": report.command(), **about})
-    return done
 
 
 def accuracy_rows(done: Searched) -> list[dict[str, Any]]:

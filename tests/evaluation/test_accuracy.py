@@ -171,15 +171,6 @@ def test_other_models_answer_the_same_call(nano, data):
     assert [row["tokens"] for row in found.rows()] == [16, 16, 16, 5]
 
 
-@pytest.mark.parametrize("baseline", [PatchDropout, ElasticViT])
-def test_random_baselines_do_not_depend_on_the_batch_either(nano, data, baseline):
-    results = [
-        evaluate(nano, loader(data, size), [Setting(model=baseline(nano, 5))]).predictions for size in (1, 4, 23)
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
 def test_salient_placements_draw_from_maps_found_by_key_or_the_models_own(nano, data):
     calls = []
 

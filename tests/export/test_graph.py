@@ -58,26 +58,23 @@ def test_every_family_of_vits_gives_its_own_logits_and_features_from_bytes(name,
     torch.testing.assert_close(tokens, features, atol=1e-4, rtol=1e-4)
 
 
-def test_gathered_windows_are_the_library_s_windows():
-    pixels, positions = bytes_and_positions(batch=3, size=(31, 45), tokens=11)
-    images = pixels.permute(0, 3, 1, 2)
-    expected = spot.windows(images.float(), positions, 8)
-    torch.testing.assert_close(flat_windows(pixels, positions, 8), expected, atol=1e-3, rtol=0)
-
-
 def with_sizes(positions, largest=4.0):
     """Positions (B, N, 2) with scales between a half and the largest."""
     scales = 0.5 * (2 * largest) ** torch.rand(*positions.shape[:2], 1, generator=torch.Generator().manual_seed(1))
     return torch.cat([positions, scales], -1)
 
 
-@pytest.mark.parametrize("largest", [1.0, 2.0, 4.0])  # 2 needs no pyramid, 4 does
+@pytest.mark.parametrize("largest", [None, 1.0, 2.0, 4.0])  # None: no sizes; 2 needs no pyramid, 4 does
 @pytest.mark.parametrize("size", [(31, 45), (64, 32)])
-def test_gathered_windows_of_any_size_are_the_library_s_windows(size, largest):
-    pixels, positions = bytes_and_positions(batch=3, size=size, tokens=11)
-    images, placed = pixels.permute(0, 3, 1, 2), with_sizes(positions, largest)
-    expected = spot.windows(images.float(), placed, 8)
-    torch.testing.assert_close(scaled_flat_windows(pixels, placed, 8, 4), expected, atol=2e-3, rtol=0)
+def test_gathered_windows_are_the_library_s_windows(size, largest):
+    pixels, placed = bytes_and_positions(batch=3, size=size, tokens=11)
+    if largest is None:
+        gathered = flat_windows(pixels, placed, 8)
+    else:
+        placed = with_sizes(placed, largest)
+        gathered = scaled_flat_windows(pixels, placed, 8, 4)
+    expected = spot.windows(pixels.permute(0, 3, 1, 2).float(), placed, 8)
+    torch.testing.assert_close(gathered, expected, atol=1e-3 if largest is None else 2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("largest", [0.7, 1.0, 1.3, 2.0])
