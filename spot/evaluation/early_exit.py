@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -211,13 +210,17 @@ def fit_combinations(predicted: Predicted, possible: Sequence[Stage]) -> list[Co
         stages, confidences = (*cascade.stages, stage), (*cascade.confidences, confidence)
         return Combination(stages, (*cascade.classes, classes), confidences), known
 
-    beginnings: dict[tuple[int, ...], tuple[Combination, Tensor]]  # by the indices of their stages
-    beginnings = {(): (Combination(), torch.zeros_like(predicted.dense))}
-    for count in range(1, MAX_EARLY_STAGES + 1):
-        for chosen in combinations(early, count):
-            if len({possible[index].tokens for index in chosen}) == count:
-                beginnings[chosen] = extended(*beginnings[chosen[:-1]], chosen[-1])
-    return [extended(*beginning, index)[0] for beginning in beginnings.values() for index in last]
+    longest = [(Combination(), torch.zeros_like(predicted.dense))]
+    beginnings = longest
+    for _ in range(MAX_EARLY_STAGES):
+        longest = [
+            extended(cascade, known, index)
+            for cascade, known in longest
+            for index in early
+            if not cascade.stages or cascade.stages[-1].tokens < possible[index].tokens
+        ]
+        beginnings = beginnings + longest
+    return [extended(*beginning, index)[0] for beginning in beginnings for index in last]
 
 
 def choose_cascade(
