@@ -128,7 +128,7 @@ def export_cascade(cascade: Cascade, folder: str | Path, **options: Any) -> list
 
 
 def check_export(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
-    """Refuse models and options that cannot be exported, before any work is done."""
+    """Refuse models and options that cannot be exported, or a missing package, before any work is done."""
     if path.suffix != SUFFIXES[to]:
         raise InputError(f"a file for {to} ends in {SUFFIXES[to]}, got {path}")
     if not outputs:
@@ -137,19 +137,14 @@ def check_export(model: SpotViT, path: Path, to: Target, outputs: Sequence[Outpu
         raise InputError(f"{model.name} has no classifier, and so no logits; ask for pooled or tokens instead")
     if to == "torch":
         return
-    require_onnx()
-    size = sum(tensor.numel() * 4 for tensor in model.state_dict().values())
-    if size > 0.95 * MAX_BYTES:
-        raise InputError(f"{model.name} has {size / 2**30:.1f} GiB of weights, an ONNX file at most 2; use --to torch")
-
-
-def require_onnx() -> None:
-    """Raise a clear error if the extra is not installed."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             import_module(name)
         except ImportError as error:
             raise InputError(f"exporting to ONNX needs {name}; {EXTRA}") from error
+    size = sum(tensor.numel() * 4 for tensor in model.state_dict().values())
+    if size > 0.95 * MAX_BYTES:
+        raise InputError(f"{model.name} has {size / 2**30:.1f} GiB of weights, an ONNX file at most 2; use --to torch")
 
 
 def describe_export(model: SpotViT, graph: Graph) -> dict[str, Any]:
