@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paper.provenance import comment, file_hashes
-from spot.models.deltas import is_delta, read_delta
+from spot.models.family import is_delta, read_delta
 from spot.models.shipped import ALIASES, built_in, find
 from spot.store import read_tensors, write_tensors
 from tests.conftest import make_nano

@@ -6,8 +6,9 @@ from torch import nn
 from paper import timing
 from paper.timing import median_interval, timed
 from spot.evaluation import throughput
+from spot.models.baselines import PatchDropout
 from spot.models.tome import ToMe
-from spot.models.wrappers import PatchDropout, PlainViT
+from spot.models.wrappers import PlainViT
 from tests.conftest import make_nano
 
 
