@@ -69,8 +69,8 @@ Json = Annotated[Maybe[Path], arg(help="write the table with all settings to thi
 Saliency = Annotated[
     Maybe[str],
     arg(
-        help="source of saliency maps for salient, focus and background: spectral (default), clipseg, "
-        "clipseg:PROMPT, an .onnx file or a folder of maps"
+        help="source of saliency maps for salient, focus and background: spectral, clipseg, clipseg:PROMPT, an .onnx "
+        "file or a folder of maps. Default: the model's own, mostly spectral"
     ),
 ]
 Baseline = Literal[

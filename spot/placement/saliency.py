@@ -212,12 +212,12 @@ def maps_for(
     root: str | Path | None = None,
     transform: Transform | None = None,
 ) -> SaliencyMaps | None:
-    """The maps that priors need, from `source` (default: spectral), or None if no prior needs maps.
+    """The maps that priors need, from `source` (default: the model's own), or None if no prior needs maps.
 
     root, transform: see `resolve_saliency`.
     """
     if any(resolve_prior(prior).needs_map for prior in priors):
-        return resolve_saliency(source or "spectral", model, root, transform)
+        return resolve_saliency(model.saliency if source is None else source, model, root, transform)
     if source is not None:
         needing = ", ".join(name for name, prior in PRIORS.items() if prior.needs_map)
         raise InputError(f"got saliency {str(source)!r}, but no prior that draws from maps: {needing}")
@@ -364,8 +364,10 @@ def maps_about(folder: Path) -> dict[str, Any]:
 # Their cost
 
 
-def map_macs(source: str | Path) -> int | None:
-    """MACs per map of a saliency source, given by name, file or folder. None if unknown."""
+def map_macs(source: Source) -> int | None:
+    """MACs per map of a saliency source. None if unknown, as for functions and given maps."""
+    if not isinstance(source, (str, Path)):
+        return None
     path = Path(source)
     if path.is_dir():
         return maps_about(path).get("macs")
