@@ -194,18 +194,29 @@ def discover_places(
     seed = options.seed
     finder, dense = Finder(model.patch_size, longest=options.longest), dense_model(source).eval()
     for number in range(options.rounds + 1):
-        file = folder / f"places-{number}.safetensors"
+        file, trained = folder / f"places-{number}.safetensors", folder / f"finder-{number}.safetensors"
+        if trained.is_file():  # of an interrupted run; the next round trains it further
+            finder.look.load_state_dict(read_tensors(trained)[0])
         if not file.is_file():
             if number == 0:
                 features = tile_features(dense, pictures, folder / "tiles")
                 scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed)
                 candidates = tile_candidates(scores, pictures, none, dense.patch_size)
             else:
-                located, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
-                train_finder(
-                    finder, located, places, steps=FINDER_STEPS, each=8, hard_negatives=False, seed=seed, state=state
-                )
-                candidates = detect(finder, pictures, 4)
+                if not trained.is_file():
+                    located, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
+                    train_finder(
+                        finder,
+                        located,
+                        places,
+                        steps=FINDER_STEPS,
+                        each=8,
+                        hard_negatives=False,
+                        seed=seed,
+                        state=state,
+                    )
+                    write_tensors(trained, finder.look.state_dict(), "spot_finder", {})
+                candidates = detect(finder.eval(), pictures, 4)
             chosen = most_likely_places(model, pictures, candidates, options, none, later=number > 0)
             write_tensors(file, chosen, "spot_places", {})
         places = read_tensors(file, "spot_places", "places, as spot learn keeps them")[0]

@@ -25,10 +25,11 @@ from spot.data.large_pictures import LargePictures
 from spot.placement.finder import CELL, REFERENCE_SIZE, VIEW_MARGIN, VIEW_SIDE, Finder
 from spot.placement.glimpses import MIN_SIDE, cut_out
 from spot.placement.policy import build_policy
-from spot.training.optim import training_steps
+from spot.training.optim import Draws, training_steps
 
 CROP = (128, 192)  # height and width, in pixels of the downscaled picture
 BATCH, SECOND_BATCH = 16, 128  # crops per step, and views per step of the second stage
+SAVE_EVERY = 200  # steps
 Places = Mapping[str, Tensor]
 NO_PLACES = torch.zeros(0, 4)
 
@@ -162,17 +163,23 @@ def train_finder(
         hard_negatives: add crops around false positives after a third of the steps.
         state: a file from which an interrupted run resumes, removed at the end.
     """
-    draw = np.random.default_rng(seed)
+    draws = Draws(seed)
+    draw = draws.generator
     small = [network_input(finder, picture) for _, picture in pictures.items()]
     crops = make_crops(pictures, small, places, places, each, draw)
     average = ModelEmaV3(finder.requires_grad_(True), decay=0.98)
     optimizer = torch.optim.AdamW(finder.parameters(), 3e-3, weight_decay=0.03)
-    for step in training_steps(
-        steps, finder, optimizer, "finder", clip=5.0, average=average, file=state, every=200, warmup=50
-    ):
+    saving: dict[str, Any] = {"draws": draws, "file": state, "every": SAVE_EVERY}
+    for step in training_steps(steps, finder, optimizer, "finder", clip=5.0, average=average, warmup=50, **saving):
         if hard_negatives and step >= steps // 3:
-            wrong = false_positives(detect(average.module, pictures, 6), places)
-            more = make_crops(pictures, small, wrong, places, max(3, each // 3), draw)
+            mining = Draws(seed)
+            if draws.values:  # a resumed run makes the same crops again
+                mining.load_state_dict(draws.values["mining"])
+            else:
+                mining.values = false_positives(detect(average.module, pictures, 6), places)
+                mining.generator = draw
+                draws.values["mining"] = mining.state_dict()
+            more = make_crops(pictures, small, mining.values, places, max(3, each // 3), mining.generator)
             crops, hard_negatives = [torch.cat(columns) for columns in zip(crops, more, strict=True)], False
         rows = torch.from_numpy(draw.integers(0, len(crops[0]), BATCH))
         pixels, heatmaps, values, weights = (column[rows] for column in crops)

@@ -41,7 +41,7 @@ from spot.training.finder import (
     train_second_stage,
 )
 from spot.training.new_weights import with_classifier
-from spot.training.optim import build_optimizer, training_steps
+from spot.training.optim import Draws, build_optimizer, training_steps
 from spot.training.recipes import find_recipe, override
 from spot.training.run_folder import RunFolder
 
@@ -125,8 +125,8 @@ def train_classifier(
 
     state: a file from which an interrupted run resumes, removed at the end.
     """
-    draw, count = np.random.default_rng(glimpses.seed), len(glimpses.pictures)
-    steps, order = epochs * max(1, count // BATCH), list[int]()
+    draws, count = Draws(glimpses.seed), len(glimpses.pictures)
+    draw, steps = draws.generator, epochs * max(1, count // BATCH)
     optimizer = build_optimizer(model, override(find_recipe("finetune-small"), {"lr": 1e-4}))
     if state is None or not state.is_file():
         rows = [int(row) for _ in range(3) for row in draw.permutation(count)]
@@ -136,10 +136,11 @@ def train_classifier(
             pooled.append((pooled_features(model.eval(), images), labels))
         features, known = (torch.cat(column) for column in zip(*pooled, strict=True))
         fit_head(model, features, known)
-    for _ in training_steps(steps, model, optimizer, "fine-tuning", clip=1.0, file=state):
+    for _ in training_steps(steps, model, optimizer, "fine-tuning", clip=1.0, draws=draws, file=state):
+        order = draws.values.get("order", [])
         if len(order) < BATCH:
             order = [int(row) for row in draw.permutation(count)]
-        rows, order = order[:BATCH], order[BATCH:]
+        rows, draws.values["order"] = order[:BATCH], order[BATCH:]
         images, labels = glimpses.batch(rows, draw)
         logits = model.train()(images, model.grid(images))
         F.cross_entropy(logits, labels, label_smoothing=0.05).backward()

@@ -7,6 +7,7 @@ The final norm and the head use the full rate again.
 Recipes for random weights use timm's Muon (Jordan et al., 2024) for matrices in the blocks, and AdamW for the rest.
 """
 
+import json
 import math
 import re
 from collections import defaultdict
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from timm.optim import Muon
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -93,6 +95,20 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate * group["scale"]
 
 
+class Draws:
+    """A random generator and other values that change during a small training run. They are saved with its state."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = np.random.default_rng(seed)
+        self.values: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": json.dumps(self.generator.bit_generator.state), "values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.bit_generator.state, self.values = json.loads(state["generator"]), state["values"]
+
+
 def training_steps(
     steps: int,
     network: nn.Module,
@@ -101,6 +117,7 @@ def training_steps(
     *,
     clip: float | None = None,
     average: ModelEmaV3 | None = None,
+    draws: Draws | None = None,
     file: Path | None = None,
     every: int = 20,
     warmup: int = 20,
@@ -109,13 +126,12 @@ def training_steps(
 
     Before a step it sets the learning rate (linear warm-up, then cosine decay) and clears the gradients. After the
     caller's backward pass it clips the gradients to the norm `clip`, and updates the weights and their `average`.
-    The state is saved to `file` every `every` steps. An interrupted run resumes from there. The file is removed at the
-    end.
+    The state, with that of `draws`, is saved to `file` every `every` steps. An interrupted run resumes from there, and
+    ends with the same weights. The file is removed at the end.
     """
     rates, first = [group["lr"] for group in optimizer.param_groups], 0
-    parts: dict[str, Any] = {"network": network, "optimizer": optimizer}
-    if average is not None:
-        parts["average"] = average
+    parts: dict[str, Any] = {"network": network, "optimizer": optimizer, "average": average, "draws": draws}
+    parts = {name: part for name, part in parts.items() if part is not None}
     if file is not None and file.is_file():
         saved = read_state(file)
         first = saved["step"]

@@ -1,6 +1,7 @@
 """Teaching a model to find things in large pictures: with boxes, and without."""
 
 import csv
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from spot.errors import InputError
 from spot.options import GlimpseOptions
 from spot.placement.finder import Finder
 from spot.placement.glimpses import cut_out, glimpse_positions
-from spot.training import discovery
+from spot.training import discovery, optim
+from spot.training import finder as finder_training
 from spot.training.discovery import dense_tokens, peak_centers
 from spot.training.finder import detect, detection_loss, target_maps, train_finder, train_second_stage
 from spot.training.glimpses import Glimpses, learn_to_find
@@ -166,12 +168,28 @@ def test_the_highest_peaks_of_scores_are_in_pixels():
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_model_learns_to_find_and_goes_on_where_it_stopped(street, tmp_path, told, monkeypatch):
+def test_a_model_learns_to_find_and_an_interrupted_run_ends_with_the_same_weights(street, tmp_path, told, monkeypatch):
     monkeypatch.setattr(discovery, "FINDER_STEPS", 8)
+    monkeypatch.setattr(finder_training, "SAVE_EVERY", 3)
     source = spot.adapt("vit_tiny_patch16_224", **NANO)
-    how = GlimpseOptions(tokens=9, longest=160, candidates=4, steps=8, epochs=1, rounds=1)
+    how = GlimpseOptions(tokens=9, longest=160, candidates=4, steps=8, epochs=1, rounds=2)
     boxes = street / "boxes.csv" if told else None
     model = learn_to_find(source, street, tmp_path / "run", how, boxes=boxes)
+    write, writes = optim.write_state, []
+
+    def write_and_stop(path, state):
+        write(path, state)
+        writes.append(path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optim, "write_state", write_and_stop)
+    stopped = None
+    while stopped is None:
+        with suppress(KeyboardInterrupt):
+            stopped = learn_to_find(source, street, tmp_path / "stopped", how, boxes=boxes)
+    assert len(writes) == (2 if told else 6)  # before and after the crops around false positives, and of each round
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(stopped.state_dict()[name], tensor, atol=0, rtol=0, msg=name)
     again = spot.load(tmp_path / "run" / "model")
     images = torch.randn(1, 3, 96, 160)
     torch.testing.assert_close(again(images), model(images))
