@@ -175,19 +175,25 @@ def test_a_model_learns_to_find_and_an_interrupted_run_ends_with_the_same_weight
     how = GlimpseOptions(tokens=9, longest=160, candidates=4, steps=8, epochs=1, rounds=2)
     boxes = street / "boxes.csv" if told else None
     model = learn_to_find(source, street, tmp_path / "run", how, boxes=boxes)
-    write, writes = optim.write_state, []
+    writes = []
 
-    def write_and_stop(path, state):
-        write(path, state)
-        writes.append(path)
-        raise KeyboardInterrupt
+    def stopping(write):
+        def write_and_stop(path, *content):
+            write(path, *content)
+            if "spot_tiles" not in content:
+                writes.append(path)
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(optim, "write_state", write_and_stop)
+        return write_and_stop
+
+    monkeypatch.setattr(optim, "write_state", stopping(optim.write_state))
+    monkeypatch.setattr(discovery, "write_tensors", stopping(discovery.write_tensors))
     stopped = None
     while stopped is None:
         with suppress(KeyboardInterrupt):
             stopped = learn_to_find(source, street, tmp_path / "stopped", how, boxes=boxes)
-    assert len(writes) == (2 if told else 6)  # before and after the crops around false positives, and of each round
+    # Before and after the crops around false positives; each round of discovery has as many, a finder and places.
+    assert len(writes) == (2 if told else 2 + 1 + 2 * 4)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(stopped.state_dict()[name], tensor, atol=0, rtol=0, msg=name)
     again = spot.load(tmp_path / "run" / "model")
