@@ -12,8 +12,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from spot.models.spot_vit import SpotViT
 from spot.models.wrappers import TokenModel
 from spot.placement.priors import uniform
+from spot.placement.saliency import computes_maps
 from spot.tokens.pyramid import coarsest_level
 
 
@@ -34,6 +36,9 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
     placed: dict[str, Any] = {}
     if tokens is not None:
         placed = {"positions": uniform(images, tokens, generator)}
+    elif isinstance(model, SpotViT) and model.resolved_prior().needs_map and not computes_maps(model.saliency):
+        maps = torch.full((1, *size[1:]), 0.5, device=weight.device)
+        placed = {"positions": model.place(images, generator=generator, maps=maps)}
     elif hasattr(model, "place"):  # timm models have no `place`
         placed = {"generator": generator}
     # Every version of the counter supports the unfused attention kernel, only newer ones the fused kernels.
@@ -45,10 +50,11 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
         finally:
             model.train(training)
     largest = 1.0
-    if "generator" in placed:
+    if placed and tokens is None:
         with torch.no_grad():
-            sizes = model.place(images, generator=generator.manual_seed(0))[..., 2:3]
-        largest = float(sizes.max()) if sizes.numel() else 1.0
+            generator.manual_seed(0)
+            positions = placed["positions"] if "positions" in placed else model.place(images, generator=generator)
+        largest = float(positions[..., 2].max()) if positions.shape[-1] > 2 else 1.0
     return counter.get_total_flops() + pyramid_flops(images.shape[1:], largest)
 
 

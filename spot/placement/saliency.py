@@ -205,6 +205,11 @@ def resolve_saliency(
     return SaliencyMaps(lambda images, keys: saliency(rgb(images, config)), name)
 
 
+def computes_maps(source: Source) -> bool:
+    """Whether a source computes maps of any image, instead of having those of known images."""
+    return not (isinstance(source, Tensor) or (isinstance(source, (str, Path)) and Path(source).is_dir()))
+
+
 def maps_for(
     model: Any,
     priors: Sequence[AnyPrior],

@@ -70,7 +70,7 @@ def test_placements_from_a_file_are_measured_under_its_name(evaluated, tmp_path)
     assert [(row["placement"], row["seeds"]) for row in rows] == [(file, 1) for file in files]
 
 
-def test_maps_are_from_the_models_own_source(evaluated, model, images, tmp_path, refused):
+def test_maps_are_from_the_models_own_source_or_the_options(evaluated, model, images, tmp_path, refused):
     assert evaluated("--prior", "salient", "--tokens", "4")[0][0]["placement"] == "salient"
     (tmp_path / "empty").mkdir()
     other = make_nano(num_classes=10)
@@ -78,6 +78,8 @@ def test_maps_are_from_the_models_own_source(evaluated, model, images, tmp_path,
     other.save_pretrained(model)
     message = refused("evaluate", model, "--data", images, "--workers", 0, "--prior", "salient")
     assert "there is no saliency map for image '0/00.png'" in message
+    rows, _ = evaluated("--prior", "salient", "--saliency", "spectral", "--tokens", "4")
+    assert rows[0]["placement"] == "salient"
 
 
 def test_neighbours_vote_from_images_and_from_a_file_of_features(evaluated, model, images, tmp_path, capsys):

@@ -115,3 +115,5 @@ def test_a_prior_that_needs_maps_has_a_cost(name):
     """A blank image's map left `background` no pixel, so that no evaluation with it came to its end."""
     model = spot.load("scenes-a", tokens=9)
     assert flops(model.at(prior=name)) > flops(model.at(prior="isotropic"))  # looking costs too
+    model.saliency = torch.rand(5, 64, 64)  # maps of known images
+    assert flops(model.at(prior=name)) == flops(model.at(prior="isotropic"))
