@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paper.backbone import Backbone
 from paper.lab import Lab
-from paper.statistics import accuracy_row, difference
+from paper.statistics import Predictions, accuracy_row, difference
 from paper.study import Result, Row, Study, Table, cell, figure, signed
 from paper.timing import in_first_process
 from spot.data.loader import Batch, loader
@@ -83,7 +83,7 @@ def run(lab: Lab) -> Result:
                 rows.append(about | {"method": method, "tokens": names, "lose": 100 * lose, **row, "agreed": agreed})
                 if lose == 0.01:
                     rows[-1] |= timed(lab, backbone, cascade_of(backbone, chosen, prior))
-        for (rival, tokens), (made,) in rivals(lab, backbone, budgets).items():
+        for (rival, tokens), made in rivals(lab, backbone, budgets).items():
             price = macs(lab.model(backbone, Setting(rival, tokens)))
             rows.append(about | {"method": rival, "tokens": tokens, **measured_row(made.right, base, price / dense)})
     notes = [
@@ -190,7 +190,7 @@ def measured_row(right: Tensor, base: Tensor, cost: float) -> Row:
     return {"share": cost, **accuracy_row(right), **({} if right is base else difference(base, right))}
 
 
-def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[str, int], list[Any]]:
+def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[str, int], Predictions]:
     """ToMe and the smaller image at the same budgets, if these are possible."""
     settings = {}
     for rival in RIVALS:
@@ -199,8 +199,8 @@ def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[s
                 lab.candidate(backbone, Setting(rival, tokens))
             except InputError:  # merging cannot reach this budget, or there is no such image size
                 continue
-            settings[rival, tokens] = [Setting(rival, tokens)]
-    return lab.accuracies(backbone, settings)
+            settings[rival, tokens] = Setting(rival, tokens)
+    return lab.accuracy(backbone, settings)
 
 
 def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:

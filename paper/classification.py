@@ -137,7 +137,7 @@ def knn_budgets(lab: Lab) -> tuple[int, ...]:
 
 def map_note(lab: Lab) -> str:
     """A note on the cost of saliency maps."""
-    cost, name = lab.sources.maps_cost(), lab.describe()["saliency"]
+    cost, name = lab.sources.maps_cost(), lab.sources.maps_name()
     if cost is None:
         return f"salient and focus use {name}, whose cost is not known here and not included."
     dense = macs(lab.backbones[0].model, tokens=len(lab.backbones[0].model.grid()))

@@ -38,14 +38,13 @@ def run(lab: Lab) -> Result:
     rows: list[Row] = []
     for backbone in lab.backbones:
         cells = len(backbone.model.grid())
-        asked = [(name, tokens) for tokens in budgets(cells) for name in PLACEMENTS]
-        settings = {(name, tokens): [Setting(PLACEMENTS[name], tokens)] for name, tokens in asked}
-        made = lab.accuracies(backbone, settings, retrofitted=True)
-        for (name, tokens), (predictions,) in made.items():
+        settings = {(name, n): Setting(each, n) for n in budgets(cells) for name, each in PLACEMENTS.items()}
+        made = lab.accuracy(backbone, settings, retrofitted=True)
+        for (name, tokens), predictions in made.items():
             row: Row = {"backbone": backbone.name, "placement": name, "tokens": tokens, "share": 100 * tokens / cells}
             row |= accuracy_row(predictions.right)
             if name != SPOT:
-                row |= difference(predictions.right, made[SPOT, tokens][0].right)
+                row |= difference(predictions.right, made[SPOT, tokens].right)
             rows.append(row)
     paper = [
         paper_row("MAE-IN1k", placement=name, tokens=tokens, share=100 * tokens / 196, top1=value)

@@ -76,7 +76,7 @@ def run(lab: Lab) -> Result:
 def measured(lab: Lab, backbone: Backbone, size: int, tokens: int) -> list[Row]:
     """The rows of one image size and budget."""
     made = candidates(lab, backbone, size, tokens)
-    outcomes = dict(zip(made, lab.accuracy(backbone, list(made.values())), strict=True))
+    outcomes = lab.accuracy(backbone, made)
     costs = {name: cost(candidate, size) for name, candidate in made.items()}
     rows: list[Row] = []
     for name, outcome in outcomes.items():

@@ -102,9 +102,9 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
         lines[MERGED, MOST] = Setting("tome-cost", most)
     right: dict[tuple[str, str], Tensor] = {}
     for suffix in weights:  # one pass over the images each
-        own = {line: [each] for line, each in lines.items() if line[0].endswith(SAME) == bool(suffix)}
-        made = lab.accuracies(backbone, own, retrofitted=bool(suffix))
-        right |= {line: predictions.right for line, (predictions,) in made.items()}
+        own = {line: each for line, each in lines.items() if line[0].endswith(SAME) == bool(suffix)}
+        made = lab.accuracy(backbone, own, retrofitted=bool(suffix))
+        right |= {line: predictions.right for line, predictions in made.items()}
     # The speed does not depend on the weights, so each method is timed once.
     models = {" ".join(line): lab.model(backbone, each) for line, each in lines.items() if not line[0].endswith(SAME)}
     speeds = timed(lab, models)

@@ -59,7 +59,7 @@ def test_accuracy_is_that_of_a_plain_loop(small, make_lab):
     with torch.no_grad():
         right = model(images).argmax(1) == labels
     lab = make_lab()
-    (found,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)])
+    found = lab.accuracy(lab.backbones[0], {"": Setting("isotropic", 4)})[""]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     assert found.keys == sorted(keys)
     assert torch.equal(found.right, right[order])
@@ -80,22 +80,22 @@ def test_neighbours_vote_as_a_plain_loop_votes(small, make_lab):
             votes[answers[index]] += torch.exp(similar[index] / 0.07)
         right[key] = int(votes.argmax()) == label
     lab = make_lab()
-    (found,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)], knn=True)
+    found = lab.accuracy(lab.backbones[0], {"": Setting("isotropic", 4)}, knn=True)[""]
     assert found.knn.tolist() == [right[key] for key in found.keys]
 
 
 def test_what_was_measured_is_not_measured_again(make_lab, counted):
-    wanted = [Setting("uniform", 4, 1), Setting("salient", 4), Setting("patch-dropout", 9)]
+    wanted = dict(enumerate([Setting("uniform", 4, 1), Setting("salient", 4), Setting("patch-dropout", 9)]))
     first = make_lab()
     found = first.accuracy(first.backbones[0], wanted, knn=True)
     searched = first.oracle(first.backbones[0])
     before = dict(counted)
     again = make_lab()
-    for old, new in zip(found, again.accuracy(again.backbones[0], wanted, knn=True), strict=True):
-        assert torch.equal(old.right, new.right) and torch.equal(old.knn, new.knn)
+    for number, new in again.accuracy(again.backbones[0], wanted, knn=True).items():
+        assert torch.equal(found[number].right, new.right) and torch.equal(found[number].knn, new.knn)
     assert counted["evaluate"] == before["evaluate"]
     assert torch.equal(again.oracle(again.backbones[0]).trajectory, searched.trajectory)
-    more = again.accuracy(again.backbones[0], [*wanted, Setting("uniform", 4, 2)])
+    more = again.accuracy(again.backbones[0], {**wanted, 3: Setting("uniform", 4, 2)})
     assert counted["evaluate"] == before["evaluate"] + 1 and len(more) == 4
 
 
@@ -124,7 +124,7 @@ def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, c
     def measure():
         lab = make_lab(["one"])
         change(small, lab, monkeypatch) if changed else None
-        lab.accuracy(lab.backbones[0], [Setting("focus", 4)], knn=True)
+        lab.accuracy(lab.backbones[0], {"": Setting("focus", 4)}, knn=True)
         return counted["evaluate"]
 
     changed = False
@@ -135,13 +135,13 @@ def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, c
 
 def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch, counted):
     monkeypatch.setattr(module, "AT_ONCE", 2)
-    wanted = [Setting("uniform", 4, seed) for seed in range(5)]
+    wanted = {seed: Setting("uniform", 4, seed) for seed in range(5)}
     lab, keep = make_lab(), Lab._measured
 
-    def killed(self, backbone, pairs, oracle, rows):
-        if pairs[rows[0]][0].seed == 2:
+    def killed(self, backbone, oracle, pairs):
+        if pairs[0][0].seed == 2:
             raise KeyboardInterrupt
-        return keep(self, backbone, pairs, oracle, rows)
+        return keep(self, backbone, oracle, pairs)
 
     with monkeypatch.context() as during:
         during.setattr(Lab, "_measured", killed)
@@ -155,7 +155,7 @@ def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch
 def test_a_search_starts_where_the_prior_places(small, make_lab):
     lab = make_lab()
     found = lab.oracle(lab.backbones[0], tokens=4)
-    (read,) = lab.accuracy(lab.backbones[0], [Setting("isotropic", 4)])
+    read = lab.accuracy(lab.backbones[0], {"": Setting("isotropic", 4)})[""]
     assert len(found) == 30
     assert torch.equal(predicted(found, 0).right, read.on(predicted(found).keys).right)
 
@@ -192,8 +192,9 @@ def test_without_maps_of_the_bank_salient_tokens_have_no_neighbours(small, make_
         there.parent.mkdir(exist_ok=True)
         there.write_bytes(path.read_bytes())
     lab = make_lab(saliency=str(tmp_path / "maps"))
-    salient, uniform = lab.accuracy(lab.backbones[0], [Setting("salient", 4), Setting("uniform", 4)], knn=True)
-    assert salient.knn is None and uniform.knn is not None
+    wanted = {prior: Setting(prior, 4) for prior in ("salient", "uniform")}
+    found = lab.accuracy(lab.backbones[0], wanted, knn=True)
+    assert found["salient"].knn is None and found["uniform"].knn is not None
 
 
 def test_built_in_backbones_know_their_parents():
@@ -217,7 +218,7 @@ def test_a_model_whose_classes_are_not_the_datas_is_refused(small, make_lab, tmp
     pets = str(folders(tmp_path / "pets", "cat", "dog"))
     lab = Lab(backbones(["scenes-a"]), StudySettings(pets), cache=tmp_path)
     with pytest.raises(InputError, match="there is no class 'cat'; none of the 32 known names is similar"):
-        lab.accuracy(lab.backbones[0], [Setting("isotropic", 9)])
+        lab.accuracy(lab.backbones[0], {"": Setting("isotropic", 9)})
 
 
 def test_predictions_of_some_images_keep_their_order():

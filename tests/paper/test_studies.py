@@ -104,7 +104,7 @@ def test_the_papers_slips_are_named_with_the_right_figures():
 def test_saliency_gain_is_that_of_the_positions_scores(lab):
     backbone = lab.backbones[0]
     found = lab.oracle(backbone, tokens=4)
-    gains = saliency_gain.measured(lab, backbone, {4: found})[4]
+    gains = saliency_gain.measured(lab, backbone, found)
     data = lab.sources.images(backbone.model, oracle=True)
     for number in (0, 7, 29):
         image, _, key = data[data.keys.index(found.keys[number])]
@@ -122,7 +122,7 @@ def test_the_control_of_the_saliency_gain_moves_as_another_image(lab):
     keys = lab.sources.images(backbone.model, oracle=True).keys
     start = 0.3 + 0.4 * torch.rand(len(keys), 4, 2, generator=torch.Generator().manual_seed(0))
     moved = Placements(list(keys), torch.stack([start, start + torch.tensor([0.05, -0.1])], 1))
-    gains = saliency_gain.measured(lab, backbone, {4: moved})[4]
+    gains = saliency_gain.measured(lab, backbone, moved)
     torch.testing.assert_close(gains["token"], gains["token_control"], rtol=1e-3, atol=1e-4)
 
 
