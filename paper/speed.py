@@ -10,7 +10,7 @@ from paper.backbone import shrinkable, vit_b16
 from paper.lab import Lab
 from paper.statistics import accuracy_row, difference, predicted
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed, with_counts
-from paper.timing import COLUMNS, timed, timing_note, timing_settings
+from paper.timing import COLUMNS, timed, timing_method, timing_note
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import flops
 from spot.plots.accuracy import accuracy
@@ -81,7 +81,7 @@ def run(lab: Lab) -> Result:
     absent = [backbone.name for backbone in lab.backbones if backbone.parent is None]
     if absent:
         notes.append(f"The plain ViT is not there for {', '.join(absent)}: SPoT's weights get the patches instead.")
-    return Result(rows, paper_rows(), notes, timing_settings(lab))
+    return Result(rows, paper_rows(), notes, {"timing": timing_method(lab)})
 
 
 def reading(tokens: int, total: int, size: int = 16) -> Row:

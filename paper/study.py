@@ -89,12 +89,11 @@ class Study:
             return self.table(result)
         return formatted([*result.rows, *result.paper], self.table)
 
-    def markdown(self, result: Result, picture: str = "") -> str:
+    def markdown(self, result: Result) -> str:
         """A page: the question, the table, the notes, the figure."""
         asked = f"{self.question} (the paper's `{self.paper}`)"
-        shown = [f"![{self.name}]({picture})"] if picture else []
-        table = report.markdown(self.lines(result))
-        return page(f"# {self.name}", asked, table, result.notes, *shown, sentence(result.settings))
+        table, figure = report.markdown(self.lines(result)), f"![{self.name}]({self.name}.png)"
+        return page(f"# {self.name}", asked, table, result.notes, figure, sentence(result.settings))
 
     def show(self, result: Result) -> None:
         """Show the page in the terminal."""

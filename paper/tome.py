@@ -13,7 +13,7 @@ from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
 from paper.statistics import accuracy_row, difference
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed
-from paper.timing import COLUMNS, timed, timing_note, timing_settings
+from paper.timing import COLUMNS, timed, timing_method, timing_note
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.models.baselines import TOME_FLOOR
@@ -65,7 +65,7 @@ def run(lab: Lab) -> Result:
         "retrofitted weights; none were trained to.",
         *dict.fromkeys(notes),
     ]
-    return Result(rows, paper_rows(), notes, timing_settings(lab))
+    return Result(rows, paper_rows(), notes, {"timing": timing_method(lab)})
 
 
 def paper_rows() -> list[Row]:

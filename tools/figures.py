@@ -24,8 +24,8 @@ from torch import Tensor
 import spot
 from paper.program import program
 from spot import report
-from spot.data.classes import class_names
 from spot.data.picture import open_image, photo_transform
+from spot.evaluation.photos import names_of, short
 from spot.models.family import Source, at_budget
 from spot.models.glimpsed import Glimpsed
 from spot.placement.glimpses import cut_out
@@ -81,9 +81,9 @@ def opened(model: spot.SpotViT, file: Path) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def best(model: spot.SpotViT, images: Tensor, positions: Tensor, count: int = 1) -> list[tuple[str, float]]:
     """The most probable classes, in percent."""
-    names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
+    names = names_of(model)
     values, indices = model(images, positions)[0].softmax(0).topk(count)
-    return [(names[i].split(",")[0], 100 * p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
+    return [(short(names[i]), 100 * p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
 
 
 def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
@@ -212,7 +212,7 @@ def draw_street(model: spot.SpotViT, photo: Path, study: dict[str, Any]) -> Figu
     samples = round(several.tokens_per_glimpse**0.5) * model.patch_size  # a side of an inset
     glimpses = several.finder.find(images, several.glimpses).glimpses
     logits = several.glimpse_logits(images, glimpses)
-    names = model.class_names or [f"class {index}" for index in range(model.num_classes)]
+    names = names_of(model)
     figure = PlainFigure(13, 5.6, dpi=110)
     wide, narrow = figure.subfigures(1, 2, width_ratios=[2.5, 1])
     axes = wide.subplots()

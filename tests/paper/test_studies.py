@@ -27,7 +27,7 @@ def test_a_study_is_written_and_redrawn_from_its_file(name, lab, tmp_path):
     again = Result.load(tmp_path / "a.json")
     assert (again.rows, again.paper, again.notes) == (result.rows, result.paper, result.notes)
     assert study.draw(again).axes
-    page = study.markdown(again, "a.png")
+    page = study.markdown(again)
     assert "paper" in page and "50,000" in page
     for row in again.rows:  # every accuracy has its interval and its number of images
         if "top1" in row:
