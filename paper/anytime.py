@@ -16,7 +16,7 @@ from torch import Tensor
 from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.statistics import Predictions, accuracy_row, difference
-from paper.study import Result, Row, Study, Table, cell, figure, signed
+from paper.study import Result, Row, Study, Table, cell, figure, number, signed
 from paper.timing import in_first_process
 from spot.data.loader import Batch, loader
 from spot.errors import InputError
@@ -119,20 +119,15 @@ def predictions(
     lab: Lab, backbone: Backbone, budgets: Sequence[int], prior: str | None
 ) -> tuple[list[Stage], Predicted, Predicted]:
     """The possible stages, and their predictions for the measured images and for the calibration images."""
-    stages, models = possible_stages(backbone.loaded, budgets, prior=prior)
-    early = sum(stage.tokens < stages[-1].tokens for stage in stages)  # their number; the others have the grid
-    if backbone.parent is not None:  # the last stage is the original ViT
+    candidates = possible_stages(backbone.loaded, budgets, prior=prior)
+    stages, models = candidates
+    if backbone.parent is not None:  # the stages of the grid have the original ViT
         dense = backbone.parent.at(tokens=stages[-1].tokens)
-        models[early:] = [stage_model(dense, stage, grid=True) for stage in stages[early:]]
-
-    def joined(bank: bool) -> Predicted:
-        grid = cached_predictions(lab, backbone, Candidates(stages[early:], models[early:]), bank=bank)
-        # Only early stages depend on the prior. They are run with one stage of the grid.
-        some = Candidates(stages[: early + 1], models[: early + 1])
-        first = cached_predictions(lab, backbone, some, bank=bank, prior=prior)
-        return grid._replace(stages=torch.cat([first.stages[:early], grid.stages]))
-
-    return stages, joined(bank=False), joined(bank=True)
+        for number, stage in enumerate(stages):
+            if stage.tokens == dense.tokens:
+                models[number] = stage_model(dense, stage, grid=True)
+    here, there = (cached_predictions(lab, backbone, candidates, prior, bank=bank) for bank in (False, True))
+    return stages, here, there
 
 
 def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -> Cascade:
@@ -144,7 +139,7 @@ def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -
 
 
 def cached_predictions(
-    lab: Lab, backbone: Backbone, candidates: Candidates, *, bank: bool, prior: str | None = None
+    lab: Lab, backbone: Backbone, candidates: Candidates, prior: str | None, *, bank: bool
 ) -> Predicted:
     """Every stage's predictions for the study's images, or for some of the bank's, from the lab's cache."""
     model = backbone.model
@@ -237,11 +232,8 @@ def published() -> list[Row]:
 
 TABLE: Table = {
     "backbone": "backbone", "method": "method", "tokens": "tokens", "lose %": "lose",
-    "agreed %": lambda row: f"{row['agreed']:.1f}" if "agreed" in row else "",
-    "MACs": lambda row: f"{row['share']:.2f}", "top-1 %": cell,
-    "change": signed,
-    "time, batch 1": lambda row: f"{row['time 1']:.2f}" if "time 1" in row else "",
-    "batch 32": lambda row: f"{row['time 32']:.2f}" if "time 32" in row else "",
+    "agreed %": number("agreed", ".1f"), "MACs": number("share", ".2f"), "top-1 %": cell, "change": signed,
+    "time, batch 1": number("time 1", ".2f"), "batch 32": number("time 32", ".2f"),
 }  # fmt: skip
 
 

@@ -88,14 +88,16 @@ class Backbone:
 
 def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
     """Models from `NAME` or `NAME=FILE`, with the weights of the timm ViT that NAME is based on."""
-    pairs = [(given.rpartition("=")[0] or given, given.rpartition("=")[2] if "=" in given else "") for given in sources]
+    pairs = [given.partition("=")[::2] for given in sources]
     if len(set(pairs)) < len(pairs):
         raise InputError(f"each model is studied once, got {', '.join(sources)}")
     names = [_short(source) for source, _ in pairs]
     if len(set(names)) < len(names):
         names = [source for source, _ in pairs]
-    files = [Path(weights) if weights else None for _, weights in pairs]
-    return [Backbone(name, source, file, device) for name, (source, _), file in zip(names, pairs, files, strict=True)]
+    return [
+        Backbone(name, source, Path(weights) if weights else None, device)
+        for name, (source, weights) in zip(names, pairs, strict=True)
+    ]
 
 
 def budgets(cells: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
 from paper.statistics import NO_KNN, accuracy_row, difference, over_seeds, predicted, stacked
-from paper.study import Result, Row, Study, cell, each_value, figure, gmacs, paper_row, signed
+from paper.study import Result, Row, Study, cell, each_value, figure, number, paper_row, signed
 from spot.placement.priors import LEARNED, SOFTNESS
 
 CENTER, OWN_CENTER = "center-authors", "center"  # the paper's, and ours, which approaches isotropic at a full budget
@@ -89,6 +89,12 @@ def paper_rows() -> list[Row]:
         for backbone, lines in PAPER.items()
         for prior, (knn, std, top1, gain) in lines.items()
     ]
+
+
+def gmacs(row: Row) -> str:
+    """The cost of a prediction with its saliency map in billions of multiply-adds, or the known part of it."""
+    unknown = row.get("maps", 0) is None
+    return number("GMACs", ".3g")(row) + (" + a map" if unknown else "")
 
 
 def deviation(row: Row) -> str:

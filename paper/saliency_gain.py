@@ -17,7 +17,7 @@ from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
 from paper.statistics import mean
-from paper.study import PAPER_IMAGES, Result, Row, Study, Table, by_budget, each_value, figure, p_value, signed
+from paper.study import PAPER_IMAGES, Result, Row, Study, Table, by_budget, each_value, figure, number, signed
 from spot.data.loader import loader
 from spot.hashes import hash_tensors
 from spot.placement.files import Placements
@@ -127,7 +127,7 @@ def paper_rows() -> list[Row]:
 TABLE: Table = {
     "backbone": "backbone", "tokens": "tokens",
     **{f"{what} %": partial(signed, value=name, digits=2) for name, what in QUANTITIES.items()},
-    "p": lambda row: p_value(row, "excess_p"), "images": "rsg_images",
+    "p": number("excess_p", ".2g"), "images": "rsg_images",
 }  # fmt: skip
 
 

@@ -103,8 +103,9 @@ class Setup:
 
     def options(self, run: str) -> TrainOptions:
         """Options of a training run."""
-        how: dict[str, Any] = {"accumulate": self.accumulate, "workers": self.workers}
-        return TrainOptions(data=self.data, out=self.out / run, val=self.data, **how)
+        return TrainOptions(
+            data=self.data, out=self.out / run, val=self.data, accumulate=self.accumulate, workers=self.workers
+        )
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ def shrunk_size(images: Tensor, width: int) -> tuple[int, int]:
 
 
 def shrink(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images (B, 3, H, W) resized to this size with antialiasing."""
     return F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
 
 
@@ -162,8 +163,7 @@ def cut(pixels: Tensor, glimpse: Tensor, samples: int) -> Tensor:
     height, width = pixels.shape[1:]
     y, x, side = glimpse[0, 0].tolist()
     top, left, side = whole_square(y * height, x * width, side, (height, width))
-    part = normal(pixels[:, top : top + side, left : left + side])
-    return F.interpolate(part, (samples, samples), mode="bilinear", antialias=True, align_corners=False)
+    return shrink(normal(pixels[:, top : top + side, left : left + side]), (samples, samples))
 
 
 INPUTS: dict[str, tuple[int, Callable[..., Input]]] = {  # number of tokens, and the input

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from paper.provenance import file_hashes, sentence
-from paper.study import Table, cell, formatted, signed
+from paper.study import Table, cell, formatted, number, page, signed
 from spot import report
 from spot.models.glimpsed import Glimpsed
 from spot.models.spot_vit import SpotViT
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paper.signs import Street
 
 Rows = Sequence[dict[str, Any]]
+QUESTION = "Where are 49 tokens worth most in a street of 1360 × 800 pixels? The paper has no such table."
 TOLD = "told the box"  # the beginning of the names of inputs that know the sign
 COLOURS = {
     "frozen": "#888888",
@@ -34,8 +35,8 @@ COLOURS = {
 }
 TABLE: Table = {
     "training": "training", "input": "input", "tokens": "tokens", "top-1, %": cell,
-    "GMACs": lambda row: f"{row['GMACs']:.2f}" if "GMACs" in row else "",
-    "ms": lambda row: f"{row['ms']:.0f}" if "ms" in row else "",
+    "GMACs": number("GMACs", ".2f"),
+    "ms": number("ms", ".0f"),
     "3 × 16 tokens, from labels, minus this row": signed,
 }  # fmt: skip
 
@@ -56,24 +57,20 @@ def write_page(
     write_json(out / "signs.json", {"settings": settings, **written})
     table = formatted(rows, TABLE)
     always = max(val.labels.count(kind) for kind in set(val.labels)) / len(val)
-    finder = "".join(f"- {name}: {each['GMACs']:.2f} GMACs, {each['ms']:.0f} ms.\n" for name, each in looks.items())
-    text = (
-        "# signs\n\nWhere are 49 tokens worth most in a street of 1360 × 800 pixels? The paper has no such table.\n\n"
-        f"{report.markdown(table)}\n"
-        f"- {len(val)} photographs with 95 % intervals. Always answering the most frequent class has {always:.1%}.\n"
-        f"- frozen: a linear head on features of the retrofitted ViT-Ti, fitted on {len(street.train)} pictures.\n"
-        "- fine-tuned: the whole ViT-Ti on shrunk pictures, with the steps, batches and rates of the finder's rows.\n"
-        "- finder from boxes, finder from labels: models of `spot learn --look glimpses` with and without `--boxes`.\n"
-        "- one stage: the same models without the finder's second stage (`--glimpses.candidates 0`).\n"
-        f"- {TOLD}: on the largest sign, which no method knows. A street without signs has its glimpse at the place "
-        "and size of another picture's sign.\n"
-        "- GMACs and ms: one picture in memory, batch 1, processor time of one thread, with finder or saliency map.\n"
-        f"{finder}\n"
-        "![accuracy against cost](signs.png)\n\n"
-        + "".join(f"![hits and misses, {name}]({name}.png)\n\n" for name in models)
-        + f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings)}\n"
-    )
-    write_text(out / "signs.md", text)
+    notes = [
+        f"{len(val)} photographs with 95 % intervals. Always answering the most frequent class has {always:.1%}.",
+        f"frozen: a linear head on features of the retrofitted ViT-Ti, fitted on {len(street.train)} pictures.",
+        "fine-tuned: the whole ViT-Ti on shrunk pictures, with the steps, batches and rates of the finder's rows.",
+        "finder from boxes, finder from labels: models of `spot learn --look glimpses` with and without `--boxes`.",
+        "one stage: the same models without the finder's second stage (`--glimpses.candidates 0`).",
+        f"{TOLD}: on the largest sign, which no method knows. A street without signs has its glimpse at the place "
+        "and size of another picture's sign.",
+        "GMACs and ms: one picture in memory, batch 1, processor time of one thread, with finder or saliency map.",
+        *(f"{name}: {each['GMACs']:.2f} GMACs, {each['ms']:.0f} ms." for name, each in looks.items()),
+    ]
+    shown = ["![accuracy against cost](signs.png)", *(f"![hits and misses, {name}]({name}.png)" for name in models)]
+    source = f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings)}"
+    write_text(out / "signs.md", page("# signs", QUESTION, report.markdown(table), notes, *shown, source))
     report.show(table, "signs")
     save(against_cost(rows), out / "signs.png")
     for name, (model, made) in models.items():

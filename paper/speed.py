@@ -9,7 +9,7 @@ the paper: its search is not timed. SPoT's rows also have the FLOPs of reading w
 from paper.backbone import shrinkable, vit_b16
 from paper.lab import Lab
 from paper.statistics import accuracy_row, difference, predicted
-from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed, with_counts
+from paper.study import Result, Row, Study, Table, cell, figure, number, paper_row, signed, with_counts
 from paper.timing import COLUMNS, timed, timing_method, timing_note
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import flops
@@ -104,7 +104,7 @@ def paper_rows() -> list[Row]:
 
 
 TABLE: Table = {
-    "backbone": "backbone", "method": "method", "tokens": "tokens", "images/s": lambda row: f"{row['images/s']:,.0f}",
+    "backbone": "backbone", "method": "method", "tokens": "tokens", "images/s": number("images/s", ",.0f"),
     **COLUMNS, "top-1 %": cell, "minus SPoT": signed, "images": "images",
     "reading, FLOPs": lambda row: f"{row['formula']:,} ({row['formula_share']:.2g} %)" if "formula" in row else "",
 }  # fmt: skip

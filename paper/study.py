@@ -179,17 +179,9 @@ def signed(row: Row, value: str = "delta", digits: int = 1) -> str:
     return _with_interval(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
 
 
-def gmacs(row: Row) -> str:
-    """The cost of a prediction with its saliency map in billions of multiply-adds, or the known part of it."""
-    if "GMACs" not in row:
-        return ""
-    unknown = row.get("maps", 0) is None
-    return f"{row['GMACs']:.3g}" + (" + a map" if unknown else "")
-
-
-def p_value(row: Row, name: str = "p") -> str:
-    """A test's p with two digits, or an empty string."""
-    return f"{row[name]:.2g}" if name in row else ""
+def number(name: str, form: str) -> Callable[[Row], str]:
+    """A column with a number of the rows in this format, as in number("p", ".2g"); empty where a row has none."""
+    return lambda row: format(row[name], form) if name in row else ""
 
 
 def _with_interval(row: Row, names: Sequence[str], form: str, between: str) -> str:

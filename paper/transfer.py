@@ -10,7 +10,7 @@ from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
 from paper.statistics import accuracy_row, difference, predicted
-from paper.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, p_value, signed
+from paper.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, number, signed
 from spot.errors import InputError
 from spot.placement.files import Placements
 from spot.placement.oracle import moved_at_random
@@ -78,7 +78,7 @@ def paper_rows() -> list[Row]:
 TABLE: Table = {
     "source → target": lambda row: f"{row['source']} → {row['target'].removeprefix('paper: ')}",
     "tokens": "tokens", "original %": "original", "transfer %": lambda row: cell(row, "transfer"), "Δ": signed,
-    "p": p_value, "jittered %": "jittered", "another image's %": "another",
+    "p": number("p", ".2g"), "jittered %": "jittered", "another image's %": "another",
     "excess": lambda row: signed(row, "excess"), "own %": "own", "images": "images",
 }  # fmt: skip
 
