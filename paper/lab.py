@@ -28,7 +28,6 @@ from paper.statistics import Predictions
 from paper.study import PAPER_IMAGES
 from spot.data.images import Data
 from spot.data.loader import Loader, loader
-from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, model_of, with_models
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import Bank, classify, compute_banks
@@ -57,8 +56,6 @@ class Lab:
     def __init__(
         self, backbones: Sequence[Backbone], settings: StudySettings | None = None, *, cache: str | Path
     ) -> None:
-        if not backbones:
-            raise InputError("a study needs at least one model")
         self.backbones, self.settings = list(backbones), settings or StudySettings()
         self.sources, self.cache, self.state = Sources(self.settings), Cache(cache), this_process()
         self._macs: dict[Any, int] = {}

@@ -51,6 +51,7 @@ from spot.training.glimpses import Glimpses, color_jitter, train_classifier
 MARGIN, PATCH = 1.25, 16
 ALL = 4250  # patches of a picture
 KIND = "spot_signs"
+PLACES = (1, 3, 6)  # of a finder, that are classified
 MAP_SIDE = 64.0  # pixels: the side of a glimpse on the peak of a saliency map, which gives no sizes
 
 
@@ -240,8 +241,8 @@ def with_head(street: Street, name: str, model: SpotViT) -> Tensor:
 class Shrunk(Glimpses):
     """Random shrunk views of whole pictures for `train_classifier`, in place of glimpses."""
 
-    def __init__(self, pictures: LargePictures, width: int, seed: int = 0) -> None:
-        self.pictures, self.width, self.seed = pictures, width, seed
+    def __init__(self, pictures: LargePictures, width: int) -> None:
+        self.pictures, self.width, self.seed = pictures, width, 0
         self.small: dict[int, Tensor] = {}
 
     def batch(self, rows: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -277,8 +278,9 @@ def fine_tuned(street: Street, source: Any, width: int) -> tuple[SpotViT, Tensor
 # Models with a finder
 
 
-def with_finder(street: Street, model: SpotViT, name: str, most: int = 6) -> dict[str, Tensor]:
+def with_finder(street: Street, model: SpotViT, name: str) -> dict[str, Tensor]:
     """Places with scores (M, 6, 4) in val, and logits (M, 6, classes) of tokens and crops there, and of the box."""
+    most = max(PLACES)
     several, side = Glimpsed(model, most), round(model.tokens**0.5) * PATCH
 
     @torch.no_grad()
@@ -374,7 +376,7 @@ def main(
         side = round(each**0.5) * PATCH
         found[file] = model, with_finder(street, model, file)
         made = found[file][1]
-        for count in (1, 3, 6):
+        for count in PLACES:
             several = Glimpsed(model, count)
             name = f"{count} place{'s' * (count > 1)} of {each} tokens"
             price = cost(partial(several, normal(pixels)))

@@ -103,15 +103,15 @@ def against_cost(rows: Rows) -> Figure:
     return figure
 
 
-def pictures(street: "Street", model: SpotViT, made: Mapping[str, Tensor], count: int = 8) -> Figure:
-    """Streets with the classified places and the tokens' input: hits, then misses."""
+def pictures(street: "Street", model: SpotViT, made: Mapping[str, Tensor]) -> Figure:
+    """Streets with the classified places and the tokens' input: four hits, then four misses."""
     val, number = street.val, 3 if model.tokens < 25 else 1
     several = Glimpsed(model, number)
     predicted = several.picture_logits(made["tokens"][:, :number]).argmax(1)
     truth = torch.tensor(val.labels)
     signs = truth != (-1 if several.none is None else several.none)
     hits, misses = ((predicted == truth) & signs).nonzero()[:, 0], ((predicted != truth) & signs).nonzero()[:, 0]
-    half = count // 2
+    half = 4
     chosen = [index for part in (hits, misses) for index in part[:: max(1, len(part) // half)][:half].tolist()]
     figure = PlainFigure(12, 7.2, dpi=110)
     cells = figure.subplots(half, 4, width_ratios=[5, 1, 5, 1])
