@@ -116,13 +116,15 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
     same = lab.wanted(list(SAME)) if backbone.parent_hash != backbone.hash else ()
     chosen = lab.wanted([line for line, _ in settings], ["isotropic", FIXED] if same else ["isotropic"])
     settings = {line: own for line, own in settings.items() if line[0] in chosen}
+    for line in same:
+        for n in budgets[SAME[line]]:
+            if n < cells:
+                settings[line, n] = [lab.same_weights(backbone, each) for each in lab.seeded(SAME[line], n, SEEDS)]
     made: dict[tuple[str, int], list[Predictions]] = {}
     for knn in (True, False):
-        own = {line: each for line, each in settings.items() if (line[1] in knn_budgets(lab)) == knn}
+        votes = {(line, n): n in knn_budgets(lab) and line not in SAME for line, n in settings}
+        own = {line: each for line, each in settings.items() if votes[line] == knn}
         made |= lab.accuracies(backbone, own, knn=knn)
-    if same:
-        own = {(line, n): lab.seeded(SAME[line], n, SEEDS) for line in same for n in budgets[SAME[line]] if n < cells}
-        settings, made = settings | own, made | lab.accuracies(backbone, own, retrofitted=True)
     even = {line: FIXED if sized and line in SAME else "isotropic" for line, _ in made}
     return {
         (line, n): {"right": right, "setting": settings[line, n][0], "even": made[even[line], n][0].right}

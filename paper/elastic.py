@@ -38,8 +38,8 @@ def run(lab: Lab) -> Result:
     rows: list[Row] = []
     for backbone in lab.backbones:
         cells = len(backbone.model.grid())
-        settings = {(name, n): Setting(each, n) for n in budgets(cells) for name, each in PLACEMENTS.items()}
-        made = lab.accuracy(backbone, settings, retrofitted=True)
+        asked = {(name, n): Setting(each, n) for n in budgets(cells) for name, each in PLACEMENTS.items()}
+        made = lab.accuracy(backbone, {line: lab.same_weights(backbone, each) for line, each in asked.items()})
         for (name, tokens), predictions in made.items():
             row: Row = {"backbone": backbone.name, "placement": name, "tokens": tokens, "share": 100 * tokens / cells}
             row |= accuracy_row(predictions.right)

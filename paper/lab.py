@@ -120,17 +120,19 @@ class Lab:
         count = (self.settings.seeds if seeds is None else seeds) if random else 1
         return [Setting(placement, tokens, seed) for seed in range(count)]
 
-    def candidate(self, backbone: Backbone, setting: Setting, *, retrofitted: bool = False) -> Setting:
-        """The setting with its model, which a study may have built itself.
-
-        A baseline has the plain ViT's weights if they are known, or with `retrofitted` the backbone's.
-        """
+    def candidate(self, backbone: Backbone, setting: Setting) -> Setting:
+        """The setting with its model. Without one it gets the backbone or, for a baseline, the plain ViT if known."""
         source: Source = backbone.loaded
-        if setting.model is None and setting.placement not in BASELINES:
-            source = backbone.at(setting.tokens)
-        elif not retrofitted and backbone.parent is not None:
-            source = backbone.parent
+        if setting.model is None:
+            baseline = setting.placement in BASELINES
+            source = backbone.parent or source if baseline else backbone.at(setting.tokens)
         return with_models(source, [setting])[0]
+
+    def same_weights(self, backbone: Backbone, setting: Setting) -> Setting:
+        """A baseline's setting with a model that has the backbone's weights, not the plain ViT's."""
+        candidate = with_models(backbone.loaded, [setting])[0]
+        model_of(candidate).to(backbone.device)
+        return candidate
 
     def model(self, backbone: Backbone, setting: Setting) -> TokenModel:
         """The model of a setting, called `model(images)`, for timing."""
@@ -153,24 +155,22 @@ class Lab:
 
     # Cached measurements
 
-    def accuracy(
-        self, backbone: Backbone, settings: Mapping[T, Setting], *, knn: bool = False, retrofitted: bool = False
-    ) -> dict[T, Predictions]:
+    def accuracy(self, backbone: Backbone, settings: Mapping[T, Setting], *, knn: bool = False) -> dict[T, Predictions]:
         """Predictions of a backbone for all images with each setting, in one pass over the images.
 
         A setting's placement is the name of a prior or of a baseline in BASELINES, see `candidate`. With `knn`, there
         are kNN predictions too if there is a bank (and, for priors that use maps, maps of its images).
         """
-        candidates = [self.candidate(backbone, setting, retrofitted=retrofitted) for setting in settings.values()]
+        candidates = [self.candidate(backbone, setting) for setting in settings.values()]
         made = self._predictions(backbone, [(each, each if knn else None) for each in candidates])
         return dict(zip(settings, made, strict=True))
 
     def accuracies(
-        self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], **options: bool
+        self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], *, knn: bool = False
     ) -> dict[T, list[Predictions]]:
         """The same for lists of settings, such as a placement's seeds."""
         each = {(name, number): setting for name, own in settings.items() for number, setting in enumerate(own)}
-        made = self.accuracy(backbone, each, **options)
+        made = self.accuracy(backbone, each, knn=knn)
         return {name: [made[name, number] for number in range(len(own))] for name, own in settings.items()}
 
     def at(self, backbone: Backbone, placements: Placements, *, bank: Setting | None = None) -> Predictions:

@@ -41,15 +41,13 @@ def run(lab: Lab) -> Result:
         settings = {(VIT, n): Setting("patch-dropout", n) for n in budgets}
         settings |= {(SMALL, n): Setting("resize", n) for n in few}
         settings |= {(SPOT, n): Setting("isotropic", n) for n in budgets}
-        made = lab.accuracy(backbone, settings)
         once = {(VIT, cells): Setting("plain", cells)}  # with all patches PatchDropout is the plain ViT
         once |= {line: setting for line, setting in settings.items() if line not in once}
         speeds = timed(lab, {f"{method} {n}": lab.model(backbone, setting) for (method, n), setting in once.items()})
         if backbone.parent is not None and backbone.parent_hash != backbone.hash:  # same speed as with plain weights
-            smaller = {(SAME_SMALL, n): Setting("resize", n) for n in few}
-            made |= lab.accuracy(backbone, smaller, retrofitted=True)
+            settings |= {(SAME_SMALL, n): lab.same_weights(backbone, settings[SMALL, n]) for n in few}
             speeds |= {f"{SAME_SMALL} {n}": speeds[f"{SMALL} {n}"] for n in few}
-        right = {line: predictions.right for line, predictions in made.items()}
+        right = {line: predictions.right for line, predictions in lab.accuracy(backbone, settings).items()}
         for n in budgets:
             about: Row = {"backbone": backbone.name, "tokens": n}
             for method in (VIT, SMALL, SAME_SMALL, SPOT):

@@ -7,8 +7,6 @@ can reach them: with the published schedule and a better one, with plain and wit
 also compared with a smaller image of as many patches, and with ToMe at its published speed-up.
 """
 
-from torch import Tensor
-
 from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
 from paper.statistics import accuracy_row, difference
@@ -100,11 +98,10 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
             lines[method + suffix, f"as {tokens} tokens"] = Setting(name, tokens)
     if most is not None:
         lines[MERGED, MOST] = Setting("tome-cost", most)
-    right: dict[tuple[str, str], Tensor] = {}
-    for suffix in weights:  # one pass over the images each
-        own = {line: each for line, each in lines.items() if line[0].endswith(SAME) == bool(suffix)}
-        made = lab.accuracy(backbone, own, retrofitted=bool(suffix))
-        right |= {line: predictions.right for line, predictions in made.items()}
+    settings = {
+        line: lab.same_weights(backbone, each) if line[0].endswith(SAME) else each for line, each in lines.items()
+    }
+    right = {line: predictions.right for line, predictions in lab.accuracy(backbone, settings).items()}
     # The speed does not depend on the weights, so each method is timed once.
     models = {" ".join(line): lab.model(backbone, each) for line, each in lines.items() if not line[0].endswith(SAME)}
     speeds = timed(lab, models)
