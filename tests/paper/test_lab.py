@@ -1,6 +1,7 @@
 """The lab measures what a plain loop measures, once, and keeps it."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,18 +33,10 @@ def read_all(small, name="images", limit=None):
 
 
 @pytest.fixture
-def counted(monkeypatch):
-    """How often images were read and searched."""
-    counts = {"evaluate": 0, "search_dataset": 0}
-    for name in counts:
-        original = getattr(module, name)
-
-        def counting(*given, name=name, original=original, **options):
-            counts[name] += 1
-            return original(*given, **options)
-
-        monkeypatch.setattr(module, name, counting)
-    return counts
+def evaluated(monkeypatch):
+    """A mock of the lab's `evaluate` that measures, and counts how often images were read."""
+    monkeypatch.setattr(module, "evaluate", Mock(side_effect=module.evaluate))
+    return module.evaluate
 
 
 @pytest.mark.parametrize(
@@ -84,19 +77,19 @@ def test_neighbours_vote_as_a_plain_loop_votes(small, make_lab):
     assert found.knn.tolist() == [right[key] for key in found.keys]
 
 
-def test_what_was_measured_is_not_measured_again(make_lab, counted):
+def test_what_was_measured_is_not_measured_again(make_lab, evaluated):
     wanted = dict(enumerate([Setting("uniform", 4, 1), Setting("salient", 4), Setting("patch-dropout", 9)]))
     first = make_lab()
     found = first.accuracy(first.backbones[0], wanted, knn=True)
     searched = first.oracle(first.backbones[0])
-    before = dict(counted)
+    before = evaluated.call_count
     again = make_lab()
     for number, new in again.accuracy(again.backbones[0], wanted, knn=True).items():
         assert torch.equal(found[number].right, new.right) and torch.equal(found[number].knn, new.knn)
-    assert counted["evaluate"] == before["evaluate"]
+    assert evaluated.call_count == before
     assert torch.equal(again.oracle(again.backbones[0]).trajectory, searched.trajectory)
     more = again.accuracy(again.backbones[0], {**wanted, 3: Setting("uniform", 4, 2)})
-    assert counted["evaluate"] == before["evaluate"] + 1 and len(more) == 4
+    assert evaluated.call_count == before + 1 and len(more) == 4
 
 
 def change_sigma(small, lab, monkeypatch):
@@ -120,12 +113,12 @@ def rewritten(file):
     [change_sigma, change_constant_of_prior, *map(rewritten, ("maps/0/i00.png", "images/0/i00.png", "bank/0/b00.png"))],
     ids=["sigma", "constant", "map", "image", "image of the bank"],
 )
-def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, counted, monkeypatch, change):
+def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, evaluated, monkeypatch, change):
     def measure():
         lab = make_lab(["one"])
         change(small, lab, monkeypatch) if changed else None
         lab.accuracy(lab.backbones[0], {"": Setting("focus", 4)}, knn=True)
-        return counted["evaluate"]
+        return evaluated.call_count
 
     changed = False
     assert measure() == measure()
@@ -133,7 +126,7 @@ def test_a_measurement_is_made_again_when_its_content_changed(small, make_lab, c
     assert measure() > 1
 
 
-def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch, counted):
+def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch, evaluated):
     monkeypatch.setattr(module, "AT_ONCE", 2)
     wanted = {seed: Setting("uniform", 4, seed) for seed in range(5)}
     lab, keep = make_lab(), Lab._measured
@@ -147,9 +140,9 @@ def test_a_pass_that_was_killed_keeps_the_groups_before_it(make_lab, monkeypatch
         during.setattr(Lab, "_measured", killed)
         with pytest.raises(KeyboardInterrupt):
             lab.accuracy(lab.backbones[0], wanted)
-    assert counted["evaluate"] == 1
+    assert evaluated.call_count == 1
     lab.accuracy(lab.backbones[0], wanted)
-    assert counted["evaluate"] == 3  # seeds 2 and 3, then 4
+    assert evaluated.call_count == 3  # seeds 2 and 3, then 4
 
 
 def test_a_search_starts_where_the_prior_places(small, make_lab):

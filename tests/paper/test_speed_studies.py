@@ -1,6 +1,5 @@
 """The studies of speed, budgets, training and pictures, on small models."""
 
-import csv
 import json
 from dataclasses import replace
 
@@ -103,26 +102,19 @@ def test_reading_windows_is_counted_by_the_papers_formula(lab):
     assert paper["formula_share"] < 0.01
 
 
-LOG = [
-    {"epoch": 1.0, "loss": 2.0, "train_top1": "", "val_25": 10.0, "lr": 1e-3},
-    {"epoch": 2.0, "loss": 1.0, "train_top1": 50.0, "val_25": 30.0, "lr": 1e-4},
-    {"epoch": 3.0, "loss": 0.9, "train_top1": 60.0, "val_25": 32.5, "lr": 1e-5},
-]
-
-
-def write_run(folder):
-    folder.mkdir(parents=True)
-    with (folder / "log.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, LOG[0])
-        writer.writeheader()
-        writer.writerows(LOG)
-    settings = {"model": {"name": "vit_tiny"}, "recipe": {"name": "distil"}}
-    (folder / "run.json").write_text(json.dumps({"settings": settings}))
-    return folder
+LOG = """epoch,loss,train_top1,val_25,lr
+1.0,2.0,,10.0,1e-3
+2.0,1.0,50.0,30.0,1e-4
+3.0,0.9,60.0,32.5,1e-5
+"""
 
 
 def test_retrofit_reads_the_logs_of_runs(make_lab, tmp_path):
-    result = retrofit.run(make_lab(["one"], runs=[write_run(tmp_path / "run")]))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "log.csv").write_text(LOG)
+    (run / "run.json").write_text(json.dumps({"settings": {"recipe": {"name": "distil"}}}))
+    result = retrofit.run(make_lab(["one"], runs=[run]))
     assert result.rows[0] == {"run": "run, distil", "epoch": 1.0, "loss": 2.0, "val_25": 10.0}
     assert result.rows[2]["train_top1"] == 60.0
     assert "10.0 % at epoch 1, 30.0 at 2, 32.5 at 3; the last 1 epochs change it by +2.5" in result.notes[-1]
