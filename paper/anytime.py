@@ -87,7 +87,7 @@ def run(lab: Lab) -> Result:
             price = macs(lab.model(backbone, Setting(rival, tokens)))
             rows.append(about | {"method": rival, "tokens": tokens, **measured_row(made.right, base, price / dense)})
     notes = [
-        lab.differs(searched=False),
+        lab.conditions(searched=False),
         f"Cascades are calibrated on {calibrated} other images without their labels, for at most this expected loss of "
         "accuracy in points, estimated from the dense ViT's probabilities. agreed: how often the cascade predicts the "
         "dense ViT's class on the study's images. 196–30: similar tokens are merged (ToMe) until 30 are left. Costs "
@@ -126,8 +126,8 @@ def predictions(
         for number, stage in enumerate(stages):
             if stage.tokens == dense.tokens:
                 models[number] = stage_model(dense, stage, grid=True)
-    here, there = (cached_predictions(lab, backbone, candidates, prior, bank=bank) for bank in (False, True))
-    return stages, here, there
+    test, calibration = (cached_predictions(lab, backbone, candidates, prior, bank=bank) for bank in (False, True))
+    return stages, test, calibration
 
 
 def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -> Cascade:

@@ -78,7 +78,7 @@ def run(lab: Lab) -> Result:
             row |= lab.cost(backbone, even)
             rows.append(row | {"cost": 100 * row["GMACs"] / dense})
     notes = [
-        lab.differs(),
+        lab.conditions(),
         f"At {lab.sparse} tokens random placements are means over {lab.settings.seeds} seeds. “{SAME_DROPOUT}” is a "
         f"mean over {SEEDS} seeds at every budget, and other rows have one seed. salient and focus use a saliency "
         "map, and the oracle uses the label. focus is ours: isotropic, but denser where the map is high. learned is "

@@ -52,7 +52,7 @@ def run(lab: Lab) -> Result:
         for tokens, value in zip(budgets(196), values, strict=True)
     ]
     notes = [
-        lab.differs(searched=False),
+        lab.conditions(searched=False),
         "All our rows have the same retrofitted weights and one seed. Elastic windows begin and end on whole pixels, "
         "are shifted by up to half a patch, and have half to twice its side, drawn for each window. These weights were "
         "not trained on such windows. The paper's ElasticViT was, and its row is as published.",

@@ -97,7 +97,7 @@ class Lab:
             "processes": self.state.num_processes,
         }
 
-    def differs(self, *, searched: bool = True) -> str:
+    def conditions(self, *, searched: bool = True) -> str:
         """A sentence on how the conditions of the paper's numbers and ours differ."""
         kind = "scenes" if self.settings.scenes else "images"
         first = self.backbones[0].model

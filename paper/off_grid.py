@@ -50,7 +50,7 @@ def run(lab: Lab) -> Result:
                 {**about, "steps": preset.steps, "lr": preset.lr, **row} for row in searched(lab, backbone, preset)
             ]
     notes = [
-        lab.differs(),
+        lab.conditions(),
         "moved is the mean distance of tokens from their searched positions. gain over grid is relative to the row "
         f"“{GRID}” of the same search, and for “{FREE_TRIALS}” to “{TRIALS}”, on the same images. p: McNemar's exact "
         "test.",

@@ -62,7 +62,7 @@ def run(lab: Lab) -> Result:
             row |= {f"oracle_{name}": searched[name] for name in ("low", "high", "images")}
             rows.append({**row, "oracle": searched["oracle"], **difference(before.right, after.right)})
     notes = [
-        lab.differs(),
+        lab.conditions(),
         "The paper's six priors and ours: center, and focus, which is isotropic but denser where the map is high. "
         f"{CENTER_NOTE} salient-distinct draws cells of the ViT's grid without replacement, salient-soft draws from "
         f"the map to the power of {1 / SOFTNESS:g}. Their gain over salient shows how much its overlapping tokens "

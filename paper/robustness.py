@@ -49,7 +49,7 @@ def run(lab: Lab) -> Result:
 def notes(lab: Lab) -> list[str]:
     classes = lab.backbones[0].model.num_classes
     return [
-        lab.differs(),
+        lab.conditions(),
         "↓ is the loss of accuracy relative to isotropic tokens on the same images, with its interval. Chance is "
         f"{100 / classes:.3g} %.",
         f"{BOUNDARY} is the paper's prior, which puts most tokens into the corners; {OWN_BOUNDARY} is ours, even along "

@@ -55,7 +55,7 @@ def run(lab: Lab) -> Result:
             rows.append(row)
     source = "the scenes' own masks" if lab.settings.scenes else lab.sources.maps_name()
     notes = [
-        lab.differs(),
+        lab.conditions(),
         f"Saliency: {source}; the paper's is CLIPSeg's. Windows are as large as the model's patches.",
         "RSG (relative saliency gain) is the mean over tokens, as in the paper. Tokens that start with a saliency "
         f"below {NEAR_ZERO} have none and are left out. control: each image's tokens move as another image's did. "

@@ -349,7 +349,7 @@ def main(
     pixels = val.pixels(0)  # of the picture that costs are measured with
     predicted: dict[str, Tensor] = {}
     rows: list[Row] = []
-    looks: dict[str, Row] = {}
+    other_costs: dict[str, Row] = {}
 
     def add(training: str, name: str, tokens: int, logits: Tensor, price: Row) -> None:
         predicted[f"{training}: {name}"] = answer = logits.argmax(1)
@@ -360,7 +360,7 @@ def main(
         model.reset_classifier(len(train.classes))
         price: Row = cost(partial(feature, street, name, model, val, 0), 3 if tokens > 1000 else 15)
         if tokens == ALL:
-            looks["all 4,250 patches"] = price
+            other_costs["all 4,250 patches"] = price
         price["GMACs"] += (map_macs(str(u2netp)) or 0) / 1e9 if read is u2net else 0
         add("frozen", name, tokens, with_head(street, name, model), price)
     for width in WIDTHS:
@@ -386,11 +386,11 @@ def main(
         several = Glimpsed(model, 1)
         for seen, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
             add(training, name, each, several.picture_logits(made[seen]), {})
-        looks[f"the finder alone, {training}"] = cost(partial(several.finder.find, normal(pixels), 3))
+        other_costs[f"the finder alone, {training}"] = cost(partial(several.finder.find, normal(pixels), 3))
     base = predicted.get("finder from labels: 3 places of 16 tokens")
     for row, answer in zip(rows, predicted.values(), strict=True):
         row |= {} if base is None else difference(answer == truth, base == truth)
-    write_page(rows, looks, street, found, predicted, out)
+    write_page(rows, other_costs, street, found, predicted, out)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ TABLE: Table = {
 
 def write_page(
     rows: Rows,
-    looks: Mapping[str, Mapping[str, float]],
+    other_costs: Mapping[str, Mapping[str, float]],
     street: "Street",
     models: Mapping[str, tuple[SpotViT, dict[str, Tensor]]],
     predicted: Mapping[str, Tensor],
@@ -66,7 +66,7 @@ def write_page(
         f"{TOLD}: on the largest sign, which no method knows. A street without signs has its glimpse at the place "
         "and size of another picture's sign.",
         "GMACs and ms: one picture in memory, batch 1, processor time of one thread, with finder or saliency map.",
-        *(f"{name}: {each['GMACs']:.2f} GMACs, {each['ms']:.0f} ms." for name, each in looks.items()),
+        *(f"{name}: {each['GMACs']:.2f} GMACs, {each['ms']:.0f} ms." for name, each in other_costs.items()),
     ]
     shown = ["![accuracy against cost](signs.png)", *(f"![hits and misses, {name}]({name}.png)" for name in models)]
     source = f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings)}"

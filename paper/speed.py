@@ -64,7 +64,7 @@ def run(lab: Lab) -> Result:
             row = {**about, "method": ORACLE, **speeds[f"{SPOT} {n}"], **accuracy_row(end.right)}
             rows.append(row | difference(start.right, end.right))
     notes = [
-        lab.differs(),
+        lab.conditions(),
         timing_note(lab),
         "The difference is the line minus SPoT, on the same images. The oracle knows the label, and its search is not "
         "timed: it shows what better placing could give.",

@@ -47,7 +47,7 @@ def run(lab: Lab) -> Result:
             raise InputError(f"tome compares budgets below the grid's {cells} tokens, got {lab.tokens}")
         rows += compared(lab, backbone, budgets, notes)
     notes = [
-        lab.differs(searched=False),
+        lab.conditions(searched=False),
         timing_note(lab),
         "Speed-up and MAC ratio are relative to the dense ViT, the drop to the method's own dense accuracy on the same "
         "images. The paper's SPoT is relative to SPoT's own dense model, its ToMe rows are ToMe's published figures: "

@@ -45,7 +45,7 @@ def run(lab: Lab) -> Result:
             row |= accuracy_row(right["transfer"], "transfer") | difference(original.right, right["transfer"])
             rows.append(row | difference(right["another"], right["transfer"], "excess"))
     notes = [
-        lab.differs(),
+        lab.conditions(),
         "Δ: the target's accuracy with the source's positions minus its accuracy with isotropic tokens, on the same "
         "images. p: McNemar's exact test. own: with positions found by the target itself.",
         "Controls. jittered: isotropic tokens moved in random directions, by the same distance as in the source's "
