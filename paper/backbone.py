@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,7 @@ class Backbone:
     source: str  # for spot.load
     weights: Path | None = None  # of the timm ViT it is based on
     device: Any = "cpu"
-
-    def __post_init__(self) -> None:
-        self._made: dict[Any, SpotViT] = {}  # a family's models, by budget and image size
+    _made: dict[Any, SpotViT] = field(default_factory=dict, init=False)  # a family's models, by budget and image size
 
     @cached_property
     def loaded(self) -> Source:

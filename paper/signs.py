@@ -13,8 +13,8 @@ There are three kinds of rows. *frozen*: a linear head on features of the retrof
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -64,10 +64,11 @@ class Street:
     places: dict[str, Tensor]  # by key: (n, 4), y, x and size in pixels, weight
     cache: Path
     saliency: OnnxSaliency
-    others: Tensor = field(init=False)  # (M, 3): locations of all training signs, in pixels
 
-    def __post_init__(self) -> None:
-        self.others = torch.cat([self.places[key][:, :3] for key in self.train.keys])
+    @cached_property
+    def others(self) -> Tensor:
+        """Locations (M, 3) of all training signs: y, x and size in pixels."""
+        return torch.cat([self.places[key][:, :3] for key in self.train.keys])
 
     def on_sign(self, key: str, pixels: Tensor) -> Tensor:
         """The glimpse (1, 1, 3) on the largest sign; without signs, at the place and size of another picture's sign."""
