@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from paper import findings
-from paper.provenance import comment, file_hashes
+from paper.provenance import comment, file_hashes, hashes_with_base
 from paper.study import STUDIES, Result, find_study
-from spot.models.deltas import is_delta, read_delta
-from spot.models.shipped import ALIASES, built_in, find
+from spot.models.shipped import ALIASES, built_in
 from spot.store import read_tensors, write_tensors
 from tests.conftest import make_nano
 
@@ -38,7 +37,7 @@ def unproven(text):
     for named in NAMED.finditer(text):
         for model in named[1].split(","):
             name, *pairs = model.split()
-            ships = file_hashes(name) | ({"base": read_delta(find(name))[1]["hash"]} if is_delta(find(name)) else {})
+            ships = hashes_with_base(name)
             for part, given in zip(pairs[::2], pairs[1::2], strict=True):
                 if ships.get(part) != given:
                     yield f"a table is of {name}'s {part} {given}; what ships has {ships.get(part)}"
