@@ -25,7 +25,6 @@ from paper.cache import Cache, hash_places
 from paper.settings import StudySettings
 from paper.sources import Sources
 from paper.statistics import Predictions
-from paper.study import PAPER_IMAGES
 from spot.data.images import Data
 from spot.data.loader import Loader, loader
 from spot.evaluation.accuracy import Setting, evaluate, model_of, with_models
@@ -43,6 +42,7 @@ from spot.placement.saliency import map_path
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
 
+PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
 AT_ONCE = 12  # the largest number of placements measured in one pass over the images
 MEMORY = 2e9  # bytes of features at a time
 Tensors = dict[str, Tensor]

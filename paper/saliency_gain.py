@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from paper.backbone import Backbone
-from paper.lab import Lab
+from paper.lab import PAPER_IMAGES, Lab
 from paper.plots import grouped_bars
 from paper.statistics import mean
-from paper.study import PAPER_IMAGES, Result, Row, Study, Table, by_budget, each_value, figure, number, signed
+from paper.study import Result, Row, Study, Table, by_budget, each_value, figure, number, signed
 from spot.data.loader import loader
 from spot.hashes import hash_tensors
 from spot.placement.files import Placements

@@ -17,17 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.figure import Figure
 
+from paper.lab import PAPER_IMAGES, Lab
 from paper.provenance import sentence
 from spot import report
 from spot.errors import InputError, unknown
 from spot.store import read_json, write_text
-
-if TYPE_CHECKING:
-    from paper.lab import Lab
 
 STUDIES = (
     "off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness", "tome", "elastic",
@@ -36,7 +34,6 @@ STUDIES = (
 
 Row = dict[str, Any]
 Table = Mapping[str, str | Callable[[Row], Any]]  # column → name in the rows, or a function of a row
-PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
 
 
 @dataclass
@@ -79,7 +76,7 @@ class Study:
     name: str
     paper: str  # the label of its table or figure in the paper's source
     question: str
-    run: "Callable[[Lab], Result]"
+    run: Callable[[Lab], Result]
     draw: Callable[[Result], Figure]
     table: Callable[[Result], list[Row]] | Table
 
@@ -123,7 +120,7 @@ def find_study(name: str) -> Study:
 
 def figure(
     plot: Callable[..., Figure],
-    rows: "Callable[[Result], Sequence[Row]] | None" = None,
+    rows: Callable[[Result], Sequence[Row]] | None = None,
     *,
     title: str = "",
     **options: Any,

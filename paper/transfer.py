@@ -7,10 +7,10 @@ isotropic tokens moved equally far in random directions, and positions searched 
 import torch
 
 from paper.backbone import Backbone
-from paper.lab import Lab
+from paper.lab import PAPER_IMAGES, Lab
 from paper.plots import grouped_bars
 from paper.statistics import accuracy_row, difference, predicted
-from paper.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, number, signed
+from paper.study import Result, Row, Study, Table, cell, figure, number, signed
 from spot.errors import InputError
 from spot.placement.files import Placements
 from spot.placement.oracle import moved_at_random
