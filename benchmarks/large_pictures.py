@@ -1,9 +1,11 @@
-"""One picture of 224 to 4,096 pixels a side: time and memory of 49 tokens on a glimpse, and of the dense ViT.
+"""Time and memory of a forward pass with 49 tokens, and of the dense ViT, by image size.
 
-A ViT-Ti with random weights, batch 1, one thread. "glimpse": 49 tokens at a given place. "found": the same, after a
-finder that sees the picture at 680 pixels. "tiles": the 49 tokens tile the whole picture, which needs all of its
-pyramid. "resized": the picture shrunk to 224 first. "dense": all patches, up to 1,024 pixels. Memory is what the call
-allocates beyond the picture, at its peak, in MB. `python -m benchmarks.large_pictures FILE` writes the table to a page.
+The model is a ViT-Ti with random weights, at batch size 1 on one thread. "glimpse": 49 tokens at a
+given place. "found": the same, after a finder that processes the image at 680 pixels. "tiles": the
+49 tokens cover the whole image, which needs its whole pyramid. "resized": the image is shrunk to
+224 pixels first. "dense": all patches, up to 1,024 pixels. Memory is the peak of what the call
+allocates in addition to the image, in MB. `python -m benchmarks.large_pictures FILE` writes this
+page.
 """
 
 import sys

@@ -19,7 +19,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -59,9 +58,8 @@ def columns(rows: Sequence[Row]) -> list[str]:
 def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str = "") -> None:
     """Print rows as a table. Columns that do not fit the width follow in another table, which repeats the first."""
     cells = {name: [name, *(text(row.get(name), digits) for row in rows)] for name in columns(rows)}
-    widest = {name: max(map(cell_len, cells[name])) for name in cells}
-    words = {name: max((cell_len(word) for cell in cells[name] for word in cell.split()), default=1) for name in cells}
-    narrowest = {name: min(words[name], console.width - 4) for name in cells}  # wraps between words, not inside
+    sizes = {name: console.measure(Text("\n".join(cells[name]))).with_maximum(console.width - 4) for name in cells}
+    narrowest = {name: size.minimum for name, size in sizes.items()}  # of the longest word, so that none is broken
 
     def excess(names: Sequence[str], widths: Mapping[str, int]) -> int:
         """The width that a table lacks; each column has a border and a space on either side."""
@@ -77,8 +75,8 @@ def show(rows: Sequence[Row], title: str = "", *, digits: int = 2, caption: str 
     if title:
         console.print(Text(printable(title), style="italic"))
     for names in tables:
-        table, widths = Table(), dict(widest)
-        for name in sorted(names, key=widest.__getitem__, reverse=True):  # the widest column wraps first
+        table, widths = Table(), {name: sizes[name].maximum for name in names}
+        for name in sorted(names, key=widths.__getitem__, reverse=True):  # the widest column wraps first
             widths[name] = max(narrowest[name], widths[name] - max(0, excess(names, widths)))
         for name in names:
             numeric = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
@@ -162,8 +160,7 @@ def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
             with tempfile.TemporaryFile(dir=next(parent for parent in parents if parent.exists())):
                 pass
         except OSError as error:
-            hint = "choose another folder" if file is folder else "choose another place"
-            raise InputError(f"cannot write to {file}: {error.strerror}; {hint}") from error
+            raise InputError(f"cannot write to {file}: {error.strerror}; choose another place") from error
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, *, shown: bool = True) -> Iterator[T]:

@@ -19,7 +19,6 @@ import pickle
 import secrets
 import shutil
 import socket
-import struct
 import sys
 import tempfile
 import time
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spot.errors import InputError
-from spot.hashes import tensor_bytes
 
 try:
     import fcntl
@@ -55,13 +53,14 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     followed, "-" is standard output, and pipes and devices are written to directly. The temporary name keeps the
     suffix, because matplotlib and others choose the format by it.
     """
+    # /dev/stdout may be an open regular file, which must not be replaced.
+    standard = str(path) in ("-", "/dev/stdout")
     with disk_errors(path):
-        if _is_stream(path):
+        if standard or (Path(path).exists() and not Path(path).is_file()):
             with tempfile.TemporaryDirectory() as folder:
                 temporary = Path(folder) / f"out{Path(path).suffix}"
                 yield temporary
                 sys.stdout.flush()  # keeps the order of printed text and data
-                standard = str(path) in ("-", "/dev/stdout")
                 sink = nullcontext(sys.stdout.buffer) if standard else open(path, "ab")  # noqa: SIM115
                 with temporary.open("rb") as source, sink as stream:
                     shutil.copyfileobj(source, stream)
@@ -116,15 +115,6 @@ def sweep(folder: str | Path) -> None:
         if path.is_file() and (handle := _hold(path)) is not None:
             path.unlink(missing_ok=True)
             os.close(handle)
-
-
-def _is_stream(path: str | Path) -> bool:
-    """Whether to write to a path directly: "-", a pipe, a device, or an open file under /dev or /proc."""
-    if str(path) == "-":
-        return True
-    # /dev/stdout may be an open regular file, which is written to, not replaced.
-    opened = Path(os.path.abspath(path)).parts[1:2] in (("dev",), ("proc",))
-    return Path(path).exists() and not Path(path).is_dir() and (opened or not Path(path).is_file())
 
 
 # One process at a time
@@ -212,22 +202,20 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file whose header contains `about` as JSON under `kind`, and the entries `others`.
 
-    Equal content gives equal bytes. (The writer of safetensors orders header entries randomly.)
+    Equal content gives equal bytes: safetensors orders these entries randomly, so the header is written again, sorted.
     """
-    content = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
-    # Sort by element size, largest first, which aligns every tensor; then by name.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    entries: dict[str, Any] = {"__metadata__": {kind: json.dumps(about, sort_keys=True), **others}}
-    end = 0
-    for name in order:
-        start, end = end, end + content[name].nbytes
-        shape = list(tensors[name].shape)
-        entries[name] = {"dtype": _dtype(tensors[name]), "shape": shape, "data_offsets": [start, end]}
-    entries["__metadata__"][CHECKSUM] = _checksum(entries, (content[name] for name in order))
+    from safetensors.torch import save
+
+    metadata = {kind: json.dumps(about, sort_keys=True), **others}
+    # Copies, because safetensors refuses tied weights: tensors that share memory.
+    content = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, metadata)
+    start = 8 + int.from_bytes(content[:8], "little")
+    entries, data = json.loads(content[8:start]), memoryview(content)[start:]
+    entries["__metadata__"][CHECKSUM] = _checksum(entries, [data])
     header = _dumped(entries)
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-len(header) % 8)  # aligns the data
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        file.writelines([struct.pack("<Q", len(header)), header, *(content[name] for name in order)])
+        file.writelines([len(header).to_bytes(8, "little"), header, data])
 
 
 def read_tensors(
@@ -281,7 +269,7 @@ def _checksum(entries: Mapping[str, Any], content: Iterable[Any]) -> str:
 def _verify(path: str | Path, what: str) -> None:
     """Compare the content of a valid safetensors file with the checksum in its header, if it has one."""
     with open(path, "rb") as file:
-        entries = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         expected = entries.get("__metadata__", {}).pop(CHECKSUM, None)
         if expected is not None and _checksum(entries, iter(lambda: file.read(1 << 22), b"")) != expected:
             raise _damaged(path, what, "its content does not match its checksum")
@@ -289,14 +277,6 @@ def _verify(path: str | Path, what: str) -> None:
 
 def _dumped(entries: Mapping[str, Any]) -> bytes:
     return json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _dtype(tensor: "Tensor") -> str:
-    """The safetensors name of a tensor's dtype: BF16, F32, I64, U8, BOOL."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    for ours, theirs in {"bfloat": "BF", "float": "F", "uint": "U", "int": "I"}.items():
-        name = name.replace(ours, theirs)
-    return name.upper()
 
 
 def encode_names(names: Iterable[str]) -> "Tensor":
@@ -333,7 +313,7 @@ def read_state(path: str | Path, what: str = "a checkpoint") -> Any:
                     raise zipfile.BadZipFile(f"{broken} does not match its checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InputError(f"{path} is a pickle that holds more than weights, which could run code; refused") from error
+        raise InputError(f"{path} holds something other than weights, which could run code; refused") from error
     except Exception as error:  # a damaged pickle or zip raises many types: IndexError, struct.error, zlib.error …
         raise _damaged(path, what, f"not a readable pickle ({error})") from error
 

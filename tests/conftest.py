@@ -1,13 +1,16 @@
 """Fixtures for the whole suite. Tests that need ../shared skip where it is absent."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import tyro
 from PIL import Image
 
 import spot
+from spot.commands import verb_function
 from spot.models.family import hash_weights
 from spot.placement.policy import Policy
 
@@ -65,6 +68,13 @@ def random_policy(model, **options):
         for weight in policy.look.parameters():
             torch.nn.init.normal_(weight, std=0.3)
     return policy
+
+
+@cache
+def options_of(verb: str) -> set[str]:
+    """The options of a verb: --tokens, --help, …"""
+    parser = tyro.extras.get_parser(verb_function(verb))
+    return {name for action in parser._actions for name in action.option_strings}
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The built-in models as shipped: small, good on the grid, and better off it than their parents."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -19,36 +21,23 @@ RETROFITS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot", "deit_tiny_patch1
 IMAGES = 160  # five of each class; one standard deviation is 3 points
 
 
-@pytest.fixture(scope="module")
-def accuracy():
-    """Name → top-1 in percent on fresh scenes, by tokens; each model is measured once."""
-    known: dict[str, dict[int, float]] = {}
-
-    def measure(name: str) -> dict[int, float]:
-        if name not in known:
-            model = spot.load(name)
-            scenes = data_for(model, "scenes", split="test", limit=IMAGES)
-            settings = [Setting("isotropic", tokens) for tokens in (16, 64)]
-            found = evaluate(model, loader(scenes, 64), settings, shown=False)
-            known[name] = {row["tokens"]: row["top1"] for row in found.rows()}
-        return known[name]
-
-    return measure
+@cache
+def accuracy(name: str) -> dict[int, float]:
+    """Top-1 in percent on fresh scenes, by tokens."""
+    model = spot.load(name)
+    scenes = data_for(model, "scenes", split="test", limit=IMAGES)
+    settings = [Setting("isotropic", tokens) for tokens in (16, 64)]
+    found = evaluate(model, loader(scenes, 64), settings, shown=False)
+    return {row["tokens"]: row["top1"] for row in found.rows()}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dense_accuracy_is_good_and_below_saturation(accuracy, name):
+def test_dense_accuracy_is_good_and_below_saturation(name):
     assert 80 < accuracy(name)[64] < 99.5
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_they_name_their_classes(name):
-    assert spot.load(name).class_names == list(CLASSES) and CLASSES[4 * 5 + 1] == "stripes star"
-    assert spot.load(name, num_classes=3).class_names is None
-
-
 @pytest.mark.parametrize("name", ["scenes-a", "scenes-b"])
-def test_a_retrofit_reads_few_tokens_better_than_its_grid_parent(accuracy, name):
+def test_a_retrofit_reads_few_tokens_better_than_its_grid_parent(name):
     assert accuracy(name)[16] > accuracy(f"{name}-grid")[16] + 5
 
 
@@ -94,7 +83,8 @@ def test_a_real_retrofit_reads_few_tokens_and_still_its_grid(name, shared_data):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_card_names_every_model_and_the_file_is_half_precision(name):
-    card = built_in()[name].with_name("README.md").read_text()
-    assert f"| {name} |" in card
+def test_a_small_model_names_its_classes_has_a_card_and_is_kept_in_half_precision(name):
+    assert spot.load(name).class_names == list(CLASSES) and CLASSES[4 * 5 + 1] == "stripes star"
+    assert spot.load(name, num_classes=3).class_names is None
+    assert f"| {name} |" in built_in()[name].with_name("README.md").read_text()
     assert {tensor.dtype for tensor in read_weights(built_in()[name]).values()} == {torch.float16}

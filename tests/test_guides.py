@@ -1,9 +1,8 @@
 """Every command and code block in README.md and docs/*.md runs as printed, with small limits.
 
-A block is a fence with a language. `sh`: every line that begins with `spot` is run by spot.cli.main and
-`python -m paper` by its own;
-`make TARGET` must be in the Makefile. `python`: the blocks of a page are run in order, in one namespace
-that begins with `torch`, `images`, `labels` and `positions`. Others are for reading only.
+A block is a fence with a language. `sh`: lines that begin with `spot` or `python -m paper` are run; the target of
+`make` must be in the Makefile. `python`: the blocks of a page are run in order, in one namespace that begins with
+`torch`, `images`, `labels` and `positions`. Others are for reading only.
 
 A comment on the line before a fence says what a block needs, and is not shown on the page:
 
@@ -11,12 +10,11 @@ A comment on the line before a fence says what a block needs, and is not shown o
     <!-- guide: needs ../shared and the blocks above -->    and what the page's commands before it have written
     <!-- guide: not run, WHY -->          only checked: verbs and options exist
 
-Commands run in a folder where the names that guides use exist: photo.jpg, dog.jpg, cat.jpg and holiday/
-(photographs), imagenet/, images/ and photos/ (class folders, of
-photographs where ../shared has them, or else of scenes), u2netp.onnx, and so on; MODEL, OTHER_MODEL,
-TIMM_NAME and DIR mean a built-in model and a data folder. Real models have their weights where ../shared has
-them, and else new ones. LIMITS are added to every command, so that it ends soon. A command that has run, on this page
-or another, does not run again.
+Commands run in a folder where the names that guides use exist: photo.jpg, dog.jpg and cat.jpg (a photograph where
+../shared has one, or else a scene), holiday/, imagenet/, images/ and photos/ (scenes), u2netp.onnx, and so on; MODEL,
+OTHER_MODEL, TIMM_NAME and DIR mean a built-in model and a data folder. Real models have their weights where ../shared
+has them, and else new ones. LIMITS are added to every command, so that it ends soon. A command that has run, on this
+page or another, does not run again.
 """
 
 import re
@@ -27,34 +25,33 @@ from pathlib import Path
 
 import pytest
 import torch
-import tyro
 from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
 from paper.__main__ import main as paper
 from spot.cli import main
-from spot.commands import VERBS, verb_function
+from spot.commands import VERBS
 from spot.data.scenes import Scenes
 from spot.models import checkpoints
 from spot.models.spot_vit import adapt
-from tests.conftest import SHARED
+from tests.conftest import SHARED, options_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- guide: (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 MARKS = ("needs ../shared", "not run, ")
-TRAIN = ["--limit", "8", "--val-limit", "8", "--set", "batch_size=4", "epochs=1", "warmup_epochs=0"]
+TRAIN = {"limit": ["8"], "val-limit": ["8"], "set": ["batch_size=4", "epochs=1", "warmup_epochs=0"]}
 LIMITS = {
-    "demo": ["--scenes", "32", "--tokens", "9"],
-    "evaluate": ["--limit", "8", "--workers", "0"],
-    "search": ["--limit", "8", "--workers", "0", "--steps", "1"],
-    "saliency": ["--limit", "8"],
-    "learn": ["--limit", "8", "--epochs", "1"],
-    "calibrate": ["--workers", "0"],
-    "bench": ["--rounds", "1", "--batch-size", "1", "--tokens", "9"],
+    "demo": {"scenes": ["32"], "tokens": ["9"]},
+    "evaluate": {"limit": ["8"], "workers": ["0"]},
+    "search": {"limit": ["8"], "workers": ["0"], "steps": ["1"]},
+    "saliency": {"limit": ["8"]},
+    "learn": {"limit": ["8"], "epochs": ["1"]},
+    "calibrate": {"workers": ["0"]},
+    "bench": {"rounds": ["1"], "batch-size": ["1"], "tokens": ["9"]},
     "retrofit": TRAIN, "pretrain": TRAIN, "finetune": TRAIN,
-    "paper": ["--model", "scenes-a", "--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"],
 }  # fmt: skip
+PAPER = ["--model", "scenes-a", "--limit", "32", "--oracle-limit", "32", "--bank-limit", "32", "--seeds", "1"]
 WORDS = {"MODEL": "scenes-a", "OTHER_MODEL": "scenes-b", "TIMM_NAME": "vit_tiny_patch16_224", "DIR": "images"}
 LONG = ["all"]  # minutes even with limits: only checked
 SERVING = "play"  # until Ctrl-C: only checked
@@ -83,30 +80,21 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
-    """A folder with what guides name: two photographs' names, class folders of scenes, a saliency network."""
+    """A folder with what guides name: class folders of scenes, a photograph, a saliency network."""
     folder = tmp_path_factory.mktemp("stage")
-    if SHARED.is_dir():  # two photographs of each of the first classes
-        classes = sorted((SHARED / "imagenet-val-2k").glob("n*"))[:32]
-        pictures = [
-            (Image.open(file).convert("RGB"), label)
-            for label, of in enumerate(classes)
-            for file in sorted(of.iterdir())
-        ]
-    else:
-        pictures = [(to_pil_image(image), label) for image, label, _ in map(Scenes("test", 64).__getitem__, range(64))]
-    for index, (image, label) in enumerate(pictures):
-        image.thumbnail((256, 256))
+    for index in range(64):
+        image, label, _ = Scenes("test", 64)[index]
         for split in ("val", "train"):
             file = folder / "imagenet" / split / f"{label}" / f"{index}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
-            image.save(file)
+            to_pil_image(image).resize((128, 96)).save(file)
     shutil.copytree(folder / "imagenet" / "val", folder / "images")
     for split in ("train", "val"):
         for number, name in enumerate(("ant", "bee", "cat", "dog")):
             shutil.copytree(folder / "imagenet" / "val" / f"{number}", folder / "photos" / split / name)
     shutil.copytree(folder / "imagenet" / "val" / "0", folder / "holiday")
     (folder / "docs").symlink_to(ROOT / "docs")
-    photograph = Image.open(folder / "holiday" / "0.png").resize((320, 240))
+    photograph = Image.open(next((folder / "holiday").iterdir()))
     if SHARED.is_dir():
         photograph = Image.open(next((SHARED / "imagenet-val-2k" / "n02099601").glob("*.jpg")))
         (folder / "u2netp.onnx").symlink_to(SHARED / "weights" / "u2netp.onnx")
@@ -147,29 +135,16 @@ def with_limits(words):
     if "--limit" in rest:
         value = rest.index("--limit") + 1
         rest[value] = str(min(int(rest[value]), 64))
-    more, keep = [], False
-    for word in LIMITS.get(verb, []):
-        if word.startswith("--"):
-            keep = word not in rest and known_option(verb, word) and not (word == "--limit" and "--data" not in rest)
-        more += [word] if keep else []
-    return [verb, *rest, *more]
-
-
-def known_option(verb, option):
-    return option in options(verb)
-
-
-def options(verb):
-    parser = tyro.extras.get_parser(verb_function(verb))
-    return {name for action in parser._actions for name in action.option_strings}
+    for option, values in LIMITS.get(verb, {}).items():
+        if f"--{option}" not in rest and not (option == "limit" and "--data" not in rest):
+            rest += [f"--{option}", *values]
+    return [verb, *rest]
 
 
 def above(page, line):
     """The page's commands before a line, of blocks that run."""
-    every = blocks(page)
-    return "".join(
-        code for at, language, code, mark in every if at < line and language == "sh" and mark.startswith("needs")
-    )
+    return "".join(code for at, language, code, mark in blocks(page)
+                   if at < line and language == "sh" and mark.startswith("needs"))  # fmt: skip
 
 
 def run_once(words, ran):
@@ -188,12 +163,12 @@ def test_every_command_runs_as_printed(page, line, code, mark, here, ran):
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
         elif words[0] == "spot" and (mark.startswith("not run") or words[1] == SERVING):
             assert words[1] in VERBS, words
-            assert {word for word in words if word.startswith("--")} <= options(words[1]), words
+            assert {word for word in words if word.startswith("--")} <= options_of(words[1]), words
         elif words[0] == "spot":
             run_once(words, ran)
         elif words[:3] == ["python", "-m", "paper"]:
             if words[3] not in LONG and not mark.startswith("not run"):
-                paper([*words[3:], *LIMITS["paper"]])
+                paper([*words[3:], *PAPER])
         elif words[:2] == ["python", "-m"]:
             assert find_spec(words[2]), words
         else:

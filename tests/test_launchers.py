@@ -21,14 +21,13 @@ from spot.cli import main
 from spot.data.images import open_data
 from spot.data.loader import loader
 from spot.data.picture import evaluation_transform
-from spot.data.scenes import draw_scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_folder
 from spot.placement.files import Placements
 from spot.processes import this_process
 from tests.conftest import make_nano, write_noise
-from tests.data.test_shards import png, write_shard
+from tests.data.test_shards import write_shards
 
 NANO = ("img_size=64", "patch_size=16", "embed_dim=32", "depth=2", "num_heads=2", "num_classes=32")
 SCENES = ("--data", "scenes", "--limit", "10")
@@ -102,13 +101,8 @@ def ran(tmp_path_factory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("launchers")
     for seed, name in enumerate(("nano", "other")):
         save_folder(make_nano(seed, img_size=64, num_classes=32), folder / name)
-    made = draw_scenes(range(11))
-    pixels = made.images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
     (folder / "shards").mkdir()
-    for number in range(3):
-        rows = range(11)[4 * number : 4 * number + 4]
-        samples = {f"s{row:03d}": {"png": png(pixels[row]), "cls": b"%d" % made.labels[row]} for row in rows}
-        write_shard(folder / "shards" / f"scenes-val-{number}.tar", samples)
+    write_shards(folder / "shards")
     write_noise(folder / "images", 23, (40, 40))  # odd, so that the shares of processes are uneven
     (folder / "images" / "3" / "99.png").write_text("not an image")
     commands = {}

@@ -24,7 +24,7 @@ from torch import Tensor
 import spot
 from paper.program import program
 from spot import report
-from spot.data.picture import open_image, photo_transform
+from spot.data.picture import evaluation_transform, open_image
 from spot.evaluation.photos import names_of, short
 from spot.models.family import Source, at_budget
 from spot.models.glimpsed import Glimpsed
@@ -32,7 +32,7 @@ from spot.placement.glimpses import cut_out
 from spot.placement.saliency import resolve_saliency, rgb
 from spot.plots import save
 from spot.plots.layout import PlainFigure
-from spot.plots.placements import TOWARDS, Gallery, covered, draw_image, draw_windows, gallery_figure
+from spot.plots.placements import PATH_COLORS, Gallery, covered, draw_image, draw_windows, gallery_figure
 from spot.store import read_json
 from spot.tokens.position_embedding import grid_positions
 
@@ -96,7 +96,7 @@ def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
     draw_windows(dense, picture, grid[0], vit.patch_size, (1.0, 1.0, 1.0), linewidth=0.5)
     dense.set_title(f"ViT: {len(grid[0])} patches on a grid", fontsize=11)
     draw_image(free, picture)
-    draw_windows(free, picture, positions[0], model.patch_size, TOWARDS(1.0), linewidth=1.2)
+    draw_windows(free, picture, positions[0], model.patch_size, PATH_COLORS(1.0), linewidth=1.2)
     free.set_title(f"SPoT: {TOKENS} windows, placed anywhere", fontsize=11)
     mask = covered(picture, positions[0], model.patch_size)
     draw_image(visible, picture * mask)
@@ -104,7 +104,7 @@ def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
     told = {
         f"the ViT, {len(grid[0])} patches": (best(vit, images, grid, 2), "0.55"),
         f"the ViT, the {TOKENS} windows": (best(vit, images, positions, 2), "0.75"),
-        f"retrofitted, the {TOKENS} windows": (best(model, images, positions, 2), TOWARDS(0.55)),
+        f"retrofitted, the {TOKENS} windows": (best(model, images, positions, 2), PATH_COLORS(0.55)),
     }
     height = 0.0
     for title, (classes, colour) in told.items():
@@ -160,12 +160,12 @@ def fits(source: Source, file: Path, tokens: int = 49) -> Figure:
     """A photograph as each way of fitting gives it to the model, the windows on it, and the answer."""
     figure = PlainFigure(13, 4.2, dpi=110)
     for axes, fit in zip(figure.subplots(1, 3, width_ratios=[1, 1.5, 1]), ("crop", "whole", "squash"), strict=True):
-        images = photo_transform(at_budget(source).data_config, fit)(open_image(file))[None]
+        images = evaluation_transform(at_budget(source).data_config, fit=fit)(open_image(file))[None]
         model = at_budget(source, tokens, image_size=(images.shape[2], images.shape[3]))
         positions = model.place(images, prior="isotropic")
         picture = rgb(images, model.data_config)[0]
         draw_image(axes, picture)
-        draw_windows(axes, picture, positions[0], model.patch_size, TOWARDS(1.0), linewidth=1.0)
+        draw_windows(axes, picture, positions[0], model.patch_size, PATH_COLORS(1.0), linewidth=1.0)
         (name, percent), *_ = best(model, images, positions)
         height, width = picture.shape[-2:]
         axes.set_title(f"--fit {fit}, {width} × {height}: {name} {percent:.0f} %", fontsize=11)
@@ -200,7 +200,7 @@ def alike(model: spot.SpotViT, files: Sequence[Path], side: int = 56) -> Figure:
 @torch.no_grad()
 def draw_street(model: spot.SpotViT, photo: Path, study: dict[str, Any]) -> Figure:
     """The street with the places that were classified, each as its tokens see it, and the predictions."""
-    images = photo_transform(model.data_config, "full")(open_image(photo))[None]
+    images = evaluation_transform(model.data_config, fit="full")(open_image(photo))[None]
     picture = rgb(images, model.data_config)[0]
     pixels, (height, width) = (255 * picture).round().byte(), picture.shape[-2:]
     several = Glimpsed(model)

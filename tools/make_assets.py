@@ -227,25 +227,31 @@ def curve(row: dict[str, str]) -> dict[str, Any]:
 
 SCENES = """# The built-in models
 
-Nano ViTs (patch 8 on 64 × 64, 64 grid tokens) for the built-in scenes of 32 classes, as float16 safetensors:
-`spot.load("scenes-a")`. This card and the weights are written by `make assets`.
+These are nano ViTs for the built-in *scenes*: images of 64 × 64 pixels with objects of 32 classes.
+Patches have 8 × 8 pixels, so the grid has 64 tokens. `spot.load("scenes-a")` loads a model. The
+weights are stored as float16 safetensors. `make assets` trains the models and writes this card.
 
 ## Accuracy
 
-Top-1 in percent on {images} test scenes that were not used for training, with the float16 weights as shipped. 64
-isotropic tokens are the grid. The `-grid` models were trained on the grid only."""
+The table shows top-1 in percent on {images} test scenes that were not used for training, with the
+float16 weights of the package. 64 isotropic tokens are the grid. The `-grid` models were trained on
+the grid only."""
 
 NEEDLE_CARD = """# The built-in model for a small object in a large picture
 
-A nano ViT with rotary positions (patch 8 on 192 × 192, 576 grid tokens; other sizes work) for the scenes `needle`,
-whose object of one of 32 classes has 24 to 40 pixels: `spot.load("scenes-needle")`. This card and the weights are
-written by `make assets`. `scenes-needle.policy.safetensors` is its policy, trained by `spot learn` on 512 training
-scenes without labels. The file's header has the settings.
+`spot.load("scenes-needle")` loads a nano ViT for the built-in scenes `needle`. These contain one
+object of 24 to 40 pixels among clutter, of one of 32 classes. The model has rotary positions and
+patches of 8 × 8 pixels. An image of 192 × 192 pixels has 576 grid tokens, and other sizes work.
+
+`scenes-needle.policy.safetensors` is the model's policy, a network that places its tokens. It was
+trained by `spot learn` on 512 training scenes without labels. The header of the file contains the
+settings. `make assets` trains the models and writes this card.
 
 ## Accuracy
 
-Top-1 in percent on {images} test scenes that were not used for training, with the float16 weights as shipped. 576
-isotropic tokens are the grid. `python -m paper needle` measures other placements."""
+The table shows top-1 in percent on {images} test scenes that were not used for training, with the
+float16 weights of the package. 576 isotropic tokens are the grid. `python -m paper needle` measures
+other placements."""
 
 CARDS = (
     Card("README.md", SCENES, STEPS, "scenes", 1024, ("isotropic", "center", "uniform"), (9, 16, 36, 64)),
@@ -259,7 +265,7 @@ CARD = """{words}
 {accuracy}
 ## How they were made
 
-Minutes are wall-clock, of one thread on a machine shared with other work.
+*Minutes* are wall-clock time of one thread, on a machine with other programs.
 
 {making}
 Each command is followed by `{options}`:
@@ -270,7 +276,8 @@ Each command is followed by `{options}`:
 
 ## Logs
 
-A row per epoch of 8,192 new scenes; val_N is top-1 on validation scenes with N isotropic tokens.
+Each row is an epoch of 8,192 new scenes. *val_N* is top-1 on validation scenes with N isotropic
+tokens.
 
 {logs}"""
 

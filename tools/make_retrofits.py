@@ -181,36 +181,52 @@ def minutes(row: dict[str, str]) -> dict[str, Any]:
     return {**curve(row), "minutes": float(row["seconds"]) / 60}
 
 
-CARD = """# Real ViTs, retrofitted without labels
+CARD = """# Retrofits of timm ViTs
 
-The changes that distillation (`spot retrofit`, recipes `distil-sizes` and `distil-again`) made to two timm ViTs, as
-int8 deltas. timm's weights are not included. `spot.load("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot")` downloads
-them, or reads them from a file with `weights=FILE`, and refuses any other base. This card and the deltas are written by
-`python -m tools.make_retrofits WEIGHTS TRAIN VAL`.
+A *retrofit* is a ViT that was fine-tuned to work with few tokens. These two were made by
+distillation, without labels (`spot retrofit`, recipes `distil-sizes` and `distil-again`). The files
+contain only the *change* of timm's weights, as int8 deltas.
+`spot.load("vit_tiny_patch16_224.augreg_in21k_ft_in1k+spot")` downloads timm's weights, or reads
+them from a file with `weights=FILE`. It refuses any other base checkpoint.
+`python -m tools.make_retrofits WEIGHTS TRAIN VAL` makes the deltas and writes this card.
 
-Top-1 in percent on ImageNet validation images that were not used for training (bicubic, crop 0.875). ± is half the
-width of the widest 95 % interval in the row. The first row of each pair is timm's model, adapted and untrained, with
-windows of scale 1. The second row is the delta as shipped, with window sizes `auto`. Its weights depend on the budget:
-all of the change with 16 tokens and fewer, log(196 / N) / log(196 / 16) of it with N tokens, and none on the grid,
-where it is timm's model (`spot/models/family.py`).
+## Accuracy
+
+The table shows top-1 in percent on ImageNet validation images that were not used for training
+(bicubic, crop 0.875). ± is half the width of the widest 95 % interval in the row.
+
+- The first row of each pair is timm's model, adapted but not trained, with windows of scale 1.
+- The second row is the retrofit of the package, with window sizes `auto`. Its weights depend on the
+  number of tokens N. With 16 tokens and fewer the whole change is applied, and with more tokens
+  log(196 / N) / log(196 / 16) of it. On the grid of 196 patches none of it is applied, so the model
+  is timm's (`spot/models/family.py`).
 
 {files}
 
 {accuracy}
-The deltas were made in these steps: two runs of `distil-sizes` with different seeds; the mean of their changes; from
-there `distil-again`, in which each forward pass has the weights of its budget; and the point half way between the mean
-and the end of `distil-again`. Accuracies of the steps on the same images, with the same rule for weights:
+The deltas were made in four steps:
+
+1. two runs of `distil-sizes` with different seeds,
+2. the mean of their changes,
+3. `distil-again`, which continues from the mean; each forward pass has the weights for its budget,
+4. the point half way between the mean and the end of `distil-again`.
+
+The table shows the accuracy after each step, on the same images and with the same rule for the
+weights:
 
 {steps}
-This table shows why the weights depend on the budget. It has the share of the images (in percent) on which the ViT with
-a share of the change predicts the same class as timm's ViT on its grid. The share of the change is the same at every
-budget. Isotropic windows of scale `auto`, on the images that were set aside from training, without their labels:
+This table shows why the weights depend on the budget. A fixed share of the change was applied at
+every budget. The numbers are the percentage of images for which the ViT then predicts the same
+class as timm's ViT on its grid. The windows are isotropic, of scale `auto`. The images were set
+aside from training, and their labels were not used:
 
 {shares}
 ## Logs
 
-Trained on unlabelled ILSVRC-2012 images: one training and two validation images of each class (none of them among those
-of the table above), and 2,500 more of 20 classes, without the 500 set aside. One thread each, on a busy machine.
+The training images are unlabelled ILSVRC-2012 images: one training and two validation images of
+each class, and 2,500 more of 20 classes. None of them is among the images of the accuracy table,
+and the 500 images that were set aside are excluded. Each run had one thread, on a machine with
+other programs.
 
 {logs}"""
 

@@ -42,7 +42,7 @@ def embed(
         raise InputError(f"features are kept in a .safetensors file, got {out}")
     state = this_process()
     loaded = spot.load(model, weights=weights, tokens=tokens, prior=prior, scale=scale).to(state.device)
-    images, _ = open_labelled(loaded, data, need_classes=False, **loading.opening())  # features need no classes
+    images, _ = open_labelled(loaded, data, need_classes=False, **loading.opening())
     made = embed(loaded, images, out, seed=seed, **loading.readers())
     if state.is_main_process:
         report.say(f"{out} has {len(made)} features of {made.values['features'].shape[1]} numbers.")

@@ -11,7 +11,6 @@ def models(*, json: options.Json = None) -> None:
 
     example: spot models
     """
-
     report.check_outputs(json)
     rows = spot.list_models()
     table = []

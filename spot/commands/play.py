@@ -34,7 +34,6 @@ def play(
         port: port of the server; 0 takes any free port
         no_browser: only print the address
     """
-
     try:
         from spot.play.server import listen, serve
     except ModuleNotFoundError as error:

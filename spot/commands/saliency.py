@@ -1,6 +1,7 @@
 """spot saliency: write saliency maps of images, or of a whole data set, as PNG files."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 from spot import options, report
@@ -48,7 +49,7 @@ def saliency(
         opened = open_data(data, transform=ToTensor(), **opening)
     rows = table = write_maps(opened, out, method)
     if data is not None:
-        each = [sum(row[name] for row in rows) / len(rows) if rows else None for name in ("mean", "above half %")]
-        table = [{"images": len(opened), "made now": len(rows), "mean": each[0], "above half %": each[1]}]
+        means = {name: fmean(row[name] for row in rows) if rows else None for name in ("mean", "above half %")}
+        table = [{"images": len(opened), "made now": len(rows), **means}]
     report.show(table, method, caption=f"The maps are in {out}.")
     report.save_json(json, rows, {"method": method, "prompt": method_and_prompt(method)["prompt"], "out": str(out)})

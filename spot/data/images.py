@@ -25,7 +25,7 @@ from torchvision.transforms import Normalize
 from spot.data.classes import class_folders
 from spot.data.difficulty import difficulty_of
 from spot.data.folders import labelled_files, read_keys
-from spot.data.picture import open_image, photo_transform
+from spot.data.picture import evaluation_transform, open_image
 from spot.data.shards import Shards, open_shards
 from spot.errors import InputError
 
@@ -128,7 +128,7 @@ def data_for(model: Any, path_or_name: str | Path, *, limit: int | None = None, 
         split = options.get("split", "val")
         split = "validation" if split == "val" else split
         return Scenes(split, limit, difficulty=difficulty, transform=Normalize(config["mean"], config["std"]))
-    transform = photo_transform(config, getattr(model, "fit", "crop"))
+    transform = evaluation_transform(config, fit=getattr(model, "fit", "crop"))
     return open_data(path_or_name, transform=transform, limit=limit, **{"classes": class_folders(model), **options})
 
 

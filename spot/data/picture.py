@@ -101,16 +101,37 @@ def as_rgb(image: Image.Image, name: object) -> Image.Image:
     return image.convert("RGB")
 
 
-def evaluation_transform(data_config: dict[str, Any], size: tuple[int, int] | None = None) -> "Compose":
-    """The paper's evaluation transform: bicubic, centre crop of 0.875, the model's mean and std.
+def evaluation_transform(
+    data_config: dict[str, Any], size: tuple[int, int] | None = None, fit: Fit = "crop"
+) -> "Compose":
+    """The transform of an RGB image of any shape to a model's input, with the model's mean and std.
 
-    For a model of 224 × 224 the short side is resized to 256. `data_config` is the result of timm's
-    resolve_model_data_config (SpotViT.data_config). `size` (H, W) replaces the model's size.
+    data_config: the result of timm's resolve_model_data_config (SpotViT.data_config).
+    size: (H, W), instead of the model's.
+    fit: "crop" is the paper's evaluation: bicubic, the short side to 256 for a model of 224 × 224, then the central
+        square. "squash" resizes both sides to the model's size. "whole" keeps the whole image and its shape, resized to
+        the model's number of pixels. "full" keeps every pixel, for a model that finds places in large pictures.
     """
     from torchvision.transforms import Compose, Normalize, ToTensor
 
-    fitted = partial(resize_and_crop, size=size or data_config["input_size"][-2:])
+    if fit not in get_args(Fit):
+        raise unknown("fit", fit, get_args(Fit))
+    fitted = partial(fit_image, size=size or data_config["input_size"][-2:], fit=fit)
     return Compose([fitted, ToTensor(), Normalize(data_config["mean"], data_config["std"])])
+
+
+def fit_image(image: Image.Image, size: Sequence[int], fit: Fit) -> Image.Image:
+    """Fit an RGB image to (H, W); see `evaluation_transform`."""
+    if fit == "full":
+        return image
+    if fit == "crop":
+        return resize_and_crop(image, size)
+    image = narrow(image)
+    height, width = size
+    if fit == "whole":
+        ratio = math.sqrt(height * width / (image.width * image.height))
+        width, height = (max(1, round(side * ratio)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def resize_and_crop(image: Image.Image, size: Sequence[int]) -> Image.Image:
@@ -130,33 +151,6 @@ def resize_and_crop(image: Image.Image, size: Sequence[int]) -> Image.Image:
         image = image.resize(scaled, Image.Resampling.BICUBIC)
     left, top = round((image.width - width) / 2.0), round((image.height - height) / 2.0)
     return image.crop((left, top, left + width, top + height))
-
-
-def photo_transform(data_config: dict[str, Any], fit: Fit = "crop") -> "Compose":
-    """The transform of a photograph of any shape to a model's input.
-
-    "crop" is the evaluation transform, a square centre crop. "squash" resizes both sides to the
-    model's size. "whole" keeps the whole image and its shape, resized to the model's number of pixels.
-    "full" keeps every pixel, for a model that finds places in large pictures (spot/placement/finder.py).
-    """
-    from torchvision.transforms import Compose, Normalize, ToTensor
-
-    if fit not in get_args(Fit):
-        raise unknown("fit", fit, get_args(Fit))
-    if fit == "crop":
-        return evaluation_transform(data_config)
-    if fit == "full":
-        return Compose([ToTensor(), Normalize(data_config["mean"], data_config["std"])])
-    height, width = data_config["input_size"][-2:]
-
-    def scaled(image: Image.Image) -> Image.Image:
-        size = (width, height)
-        if fit == "whole":
-            ratio = math.sqrt(height * width / (image.width * image.height))
-            size = (max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))
-        return image.resize(size, Image.Resampling.BICUBIC)
-
-    return Compose([narrow, scaled, ToTensor(), Normalize(data_config["mean"], data_config["std"])])
 
 
 def narrow(image: Image.Image) -> Image.Image:

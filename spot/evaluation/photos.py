@@ -1,6 +1,6 @@
 """Predictions for photographs of any size, and their figures.
 
-`fit` selects the transform of a photograph (`spot.data.picture.photo_transform`). "whole" keeps its shape, because
+`fit` selects the transform of a photograph (`spot.data.picture.evaluation_transform`). "whole" keeps its shape, because
 positions are fractions and tokens need no grid. For searches on photographs see evaluation/searches.py.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spot import report
 from spot.data.classes import class_names
-from spot.data.picture import Fit, open_photos, photo_transform
+from spot.data.picture import Fit, evaluation_transform, open_photos
 from spot.errors import InputError
 from spot.models.cascade import Cascade
 from spot.models.family import Family, Source, at_budget
@@ -76,7 +76,7 @@ def predict(
         merge: place more tokens and merge them in later blocks, at the cost of `tokens`; see spot.models.merging.
         glimpses: number of places to classify, for a model with a finder; see spot.models.glimpsed.
         top: number of classes to return.
-        fit: see `spot.data.picture.photo_transform`; by default the model's.
+        fit: see `spot.data.picture.evaluation_transform`; by default the model's.
         skip: skip unreadable files with a warning.
     """
     if top < 1:
@@ -123,7 +123,7 @@ def photo_batches(
 
     Photographs that keep their shape come one by one. With a title there is a progress bar.
     """
-    transform = photo_transform(model.data_config, fit)
+    transform = evaluation_transform(model.data_config, fit=fit)
     source = maps_for(model, [prior or model.prior], saliency, transform=transform)
     device = next(model.parameters()).device
     photographs = report.track(open_photos(paths, transform, skip=skip), title, len(paths), shown=bool(title))

@@ -139,7 +139,7 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
 
     @property
     def fit(self) -> Fit:
-        """How a photograph is fitted to the input, "full" with a finder; see spot.data.picture.photo_transform."""
+        """How a photograph is fitted to the input, "full" with a finder; see spot.data.picture.evaluation_transform."""
         return self.policy.fit if self.policy is not None and self.prior == LEARNED else "crop"  # type: ignore[return-value]
 
     # Placement

@@ -77,7 +77,7 @@ class Policy(nn.Module):
 
     random = False  # attributes that spot.placement.priors reads from any prior
     uses_image = True
-    fit = "crop"  # how a photograph becomes its input; see spot.data.picture.photo_transform
+    fit = "crop"  # how a photograph becomes its input; see spot.data.picture.evaluation_transform
     __name__ = "learned"
     kind: Mapping[str, Any] = {"look": "thumbnail", "sizes": 0.0}  # in files; version 0.2 reads both
     saved: Mapping[str, str] = {"patch_size": "patch_size", "strength": "strength", "min_tokens": "fewest"}

@@ -23,7 +23,6 @@ from spot.data.picture import evaluation_transform, open_image
 from spot.data.scenes import CLASSES, Scenes
 from spot.errors import InputError
 
-UPLOAD_BYTES = 20 * 2**20
 UPLOAD_PIXELS = 40_000_000
 KEPT = 16  # uploads in memory; the oldest is dropped first
 SAMPLES = 24
@@ -87,9 +86,7 @@ class PictureStore:
 
 
 def decode(name: str, data: bytes) -> Image.Image:
-    """Decode an uploaded image like `spot predict` does, within limits of bytes, pixels and formats."""
-    if len(data) > UPLOAD_BYTES:
-        raise InputError(f"{name} has {len(data) / 2**20:.0f} MB; the page takes up to {UPLOAD_BYTES // 2**20} MB")
+    """Decode an uploaded image like `spot predict` does, within limits of pixels and formats."""
     Image.init()  # otherwise Pillow has not yet registered some formats
     formats = tuple(kind for kind in FORMATS if kind in Image.OPEN)
     return open_image(BytesIO(data), name=name, formats=formats, max_pixels=UPLOAD_PIXELS)

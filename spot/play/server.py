@@ -30,13 +30,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from spot import report
 from spot.errors import InputError, unknown
-from spot.play.pictures import UPLOAD_BYTES
 from spot.play.request import Request
 from spot.play.session import ACTIONS, LONG, Session, picture_png, placements_file, placements_of
 from spot.play.worker import Job, Worker
 
 HOST = "127.0.0.1"
 MESSAGE_BYTES = 2**20
+UPLOAD_BYTES = 20 * 2**20
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'",
@@ -201,7 +201,7 @@ async def body(request: HttpRequest, limit: int) -> bytes:
     async for chunk in request.stream():
         data += chunk
         if len(data) > limit:
-            raise InputError(f"this is more than {limit // 2**20} MB, which is what the page takes")
+            raise InputError(f"this is more than {limit // 2**20} MB, the most that the page accepts")
     return bytes(data)
 
 

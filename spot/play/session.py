@@ -29,7 +29,6 @@ from spot.evaluation.photos import names_of, short
 from spot.evaluation.searches import PhotoSearch
 from spot.models.family import Source, at_budget
 from spot.models.loading import load_source
-from spot.models.shipped import built_in
 from spot.models.spot_vit import SpotViT
 from spot.placement.files import Placements
 from spot.placement.oracle import LABELLED, PRESETS, moved_at_random, search, wrong_labels
@@ -82,8 +81,8 @@ class Session:
         self.saliency, self.pictures = saliency, PictureStore()
         self.weights: dict[str, Path | None] = {}  # of each model that the page offers
         for index, name in enumerate(chosen):
-            self.weights[name] = weights[index % len(weights)] if weights and name not in ON_SCENES else None
-        self.weights |= {name: None for name in ON_SCENES if name in built_in() and name not in chosen}
+            self.weights[name] = weights[index % len(weights)] if weights else None
+        self.weights |= dict.fromkeys(ON_SCENES)  # they ship with their weights
         self.source = lru_cache(maxsize=None)(self._source)
         self.at_budget = lru_cache(maxsize=8)(self._at_budget)  # for the page's slider
         self.names = lru_cache(maxsize=None)(lambda model: [short(name) for name in names_of(self.model(model))])

@@ -124,10 +124,10 @@ def _ticks(axes: Axes, rows: Sequence[Row], costs: Sequence[str], values: set[fl
     axes.xaxis.set_major_formatter(FuncFormatter(text))
 
 
-def apart(values: Sequence[float], ratio: float = 1.25) -> list[float]:
-    """Select ticks from sorted values, at least `ratio` apart so that their labels do not overlap."""
+def apart(values: Sequence[float]) -> list[float]:
+    """Select ticks from sorted values, with a ratio of at least 1.25 so that their labels do not overlap."""
     kept: list[float] = []
     for value in values:
-        if not kept or value >= kept[-1] * ratio:
+        if not kept or value >= 1.25 * kept[-1]:
             kept.append(value)
     return kept

@@ -23,8 +23,8 @@ from spot.errors import InputError
 from spot.plots.layout import PlainFigure, Row
 from spot.tokens.windows import windows
 
-TOWARDS: Colormap = matplotlib.colormaps["viridis"]
-AWAY: Colormap = LinearSegmentedColormap.from_list("ascent", [TOWARDS(0.0), (0.863, 0.196, 0.125)])
+PATH_COLORS: Colormap = matplotlib.colormaps["viridis"]
+ADVERSARIAL_COLORS: Colormap = LinearSegmentedColormap.from_list("ascent", [PATH_COLORS(0.0), (0.863, 0.196, 0.125)])
 MAGNIFICATIONS = (1, 2, 3, 5, 10, 20)
 DIM = 0.3  # brightness of pixels outside all windows
 
@@ -45,7 +45,7 @@ def placement_figure(
         window: K, a window's side in pixels.
         start, end: captions, such as the prediction and its probability.
     """
-    colors = AWAY if adversarial else TOWARDS
+    colors = ADVERSARIAL_COLORS if adversarial else PATH_COLORS
     height, width = image.shape[-2:]
     figure = PlainFigure(10.5, 3.5 * height / width + 0.7, dpi=130)
     first, middle, last = figure.subplots(1, 3)
@@ -93,7 +93,7 @@ def windows_figure(
         panels[0].imshow(saliency.detach().cpu(), extent=(0, width, height, 0), cmap="magma", alpha=0.7)
         panels[0].set_title("saliency map", fontsize=10)
     draw_image(panels[-2], image)
-    draw_windows(panels[-2], image, positions, window, TOWARDS(1.0))
+    draw_windows(panels[-2], image, positions, window, PATH_COLORS(1.0))
     if positions.shape[-1] == 7:
         draw_glimpses(panels[-1], image, positions)
     else:
@@ -105,7 +105,7 @@ def windows_figure(
     panels[-2].set_title(f"{len(positions)} windows of {side} × {side}", fontsize=10)
 
     percent = [float(row["probability"]) for row in rows]
-    bars.barh(range(len(rows)), percent, color=TOWARDS(0.35), height=0.35)
+    bars.barh(range(len(rows)), percent, color=PATH_COLORS(0.35), height=0.35)
     for index, (row, value) in enumerate(zip(rows, percent, strict=True)):
         name = shorten(str(row["class"]), 34, placeholder="…")
         bars.text(0, index - 0.22, f"{name}, {value:.1f} %", va="bottom", fontsize=9)
@@ -151,7 +151,7 @@ def gallery_figure(parts: Sequence[Gallery], width: float | None = None) -> Figu
     figure = PlainFigure(width, sum(heights), dpi=120)
     insides = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, inside in zip(parts, insides, strict=True):
-        colors, times = AWAY if part.adversarial else TOWARDS, magnification(part.trajectories)
+        colors, times = ADVERSARIAL_COLORS if part.adversarial else PATH_COLORS, magnification(part.trajectories)
         grid = inside.subplots(-(-len(part.images) // part.columns), part.columns, squeeze=False).flatten()
         for spare in grid[len(part.images) :]:
             spare.remove()
@@ -206,7 +206,7 @@ def draw_windows(
         axes.add_collection(PatchCollection(outlines, facecolor="none", edgecolor=edge, linewidth=linewidth + extra))
 
 
-def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap = TOWARDS, times: float = 1) -> None:
+def draw_paths(axes: Axes, image: Tensor, trajectory: Tensor, colors: Colormap = PATH_COLORS, times: float = 1) -> None:
     """Draw each token's path, with a dot at its start and a larger one at its end.
 
     Moves are magnified `times` from their start. A trajectory without steps is drawn as white dots, like the
@@ -251,7 +251,7 @@ def draw_glimpses(axes: Axes, image: Tensor, positions: Tensor) -> None:
 
 
 def draw_sizes(
-    axes: Axes, image: Tensor, trajectory: Tensor, window: int, colors: Colormap = TOWARDS, times: float = 1
+    axes: Axes, image: Tensor, trajectory: Tensor, window: int, colors: Colormap = PATH_COLORS, times: float = 1
 ) -> None:
     """Outline windows with scales at the start, half way and at the end, in the colours of the path.
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from spot.cli import main
+from tests.conftest import write_noise
 
 
 @pytest.fixture
@@ -12,6 +13,12 @@ def model(nano, tmp_path):
     """The folder of a saved nano model, with ten unnamed classes."""
     nano.save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Twenty images in ten class folders."""
+    return write_noise(tmp_path / "images", 20)
 
 
 def command(*words: object) -> None:

@@ -1,7 +1,5 @@
 """spot demo: on scenes, and where it cannot."""
 
-import tempfile
-
 import pytest
 from PIL import Image
 
@@ -31,15 +29,7 @@ def test_bad_input_is_one_sentence(reader, tmp_path, refused):
     assert "32 scenes" in refused("demo", "--model", reader, "--scenes", "8")
     assert "one or more numbers" in refused("demo", "--model", reader, "--tokens")
     (tmp_path / "file").write_text("")
-    assert "cannot write" in refused("demo", "--out", str(tmp_path / "file" / "d"))
+    said = refused("demo", "--out", str(tmp_path / "file" / "d"))
+    assert "cannot write" in said and "choose another" in said
     make_nano().save_pretrained(tmp_path / "ten")
     assert "10 classes" in refused("demo", "--model", str(tmp_path / "ten"), "--out", str(tmp_path))
-
-
-def test_a_folder_without_permission_is_refused_before_the_work(tmp_path, refused, monkeypatch):
-    def denied(*arguments, **options):  # root may write anywhere, so the system's answer is put in its mouth
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
-    sentence = refused("demo", "--out", str(tmp_path / "d"))
-    assert "cannot write" in sentence and "Permission denied" in sentence and "choose another" in sentence

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,17 +10,12 @@ from PIL import Image
 
 import spot
 from spot.data.folders import photo_files
-from spot.data.picture import photo_transform
+from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.photos import predict
 from spot.models.merging import Merging
 from tests.commands.conftest import command
-
-
-def picture(path, size=(60, 40)):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.radial_gradient("L").resize(size).convert("RGB").save(path)
-    return str(path)
+from tests.data.files import picture
 
 
 def test_a_goldfish_is_a_goldfish_even_through_100_windows(shared_data, tmp_path, results, capsys):
@@ -44,24 +38,25 @@ def test_every_image_gets_a_picture_even_if_two_have_the_same_name(model, tmp_pa
 
 
 def test_with_merge_more_windows_are_placed_and_merged_at_the_same_cost(tmp_path, results):
-    file, model = picture(tmp_path / "x.png"), spot.load("scenes-a")
+    file, model = tmp_path / "x.png", spot.load("scenes-a")
+    Image.radial_gradient("L").convert("RGB").save(file)
     wanted = ["--tokens", 16, "--prior", "center", "--merge"]
     rows, settings = results("predict", file, "--model", "scenes-a", *wanted)
     merging = Merging(model, 16, "center")
-    images = photo_transform(model.data_config, "crop")(Image.open(file).convert("RGB"))[None]
+    images = evaluation_transform(model.data_config)(Image.open(file).convert("RGB"))[None]
     with torch.no_grad():
         expected = merging(images, model.place(images, tokens=merging.starting_tokens, prior="center")).softmax(1)[0]
     said = [expected[row["index"]].item() * 100 for row in rows]
     assert [row["probability"] for row in rows] == pytest.approx(said, rel=1e-3)
     assert settings["merge"] and said == sorted(said, reverse=True)
-    (made,) = predict(model, [Path(file)], tokens=16, merge=True)
+    (made,) = predict(model, [file], tokens=16, merge=True)
     assert len(made.positions) == merging.starting_tokens > 16
     with pytest.raises(InputError, match="until needs a cascade"):
-        next(predict(model, [Path(file)], until=0.8, merge=True))
+        next(predict(model, [file], until=0.8, merge=True))
 
 
 def test_classes_without_names_are_numbered_and_as_many_as_asked(model, tmp_path, results):
-    file = picture(tmp_path / "a" / "x.png", (1, 1))
+    file = picture(tmp_path / "a" / "x.png", size=(1, 1))
     wanted = ["--tokens", 4, "--prior", "uniform", "--seed", 5]
     rows, settings = results("predict", file, "--model", model, "--top", 3, *wanted)
     assert [row["class"] for row in rows] == [f"class {row['index']}" for row in rows]
@@ -92,10 +87,12 @@ def test_folders_and_patterns_are_taken_with_their_sub_folders(tmp_path):
     for name in ("a.png", "in/b.png", "in/deep/c.png", "other/d.png"):
         picture(tmp_path / name)
     (tmp_path / "in" / "no.txt").write_text("")
-    (tmp_path / "in" / "itself").symlink_to(tmp_path / "in")
-    (tmp_path / "in" / "again").symlink_to(tmp_path / "in")
+    picture(tmp_path / "linked" / "e.png")
+    for name in ("one", "two"):  # each of two self-links would double the number of paths at every depth
+        (tmp_path / "in" / name).symlink_to(tmp_path / "in")
+        (tmp_path / "in" / f"{name}-more").symlink_to(tmp_path / "linked")
     files = photo_files([tmp_path / "a.png", tmp_path / "in", f"{tmp_path}/oth*/*.png"])
-    assert [file.name for file in files] == ["a.png", "b.png", "c.png", "d.png"]
+    assert [file.name for file in files] == ["a.png", "b.png", "c.png", "e.png", "d.png"]
     with pytest.raises(InputError, match="no image matches"):
         photo_files([f"{tmp_path}/*.jpg"])
 
@@ -121,7 +118,7 @@ def test_what_cannot_be_read_stops_the_run_or_is_named_and_left_out(model, tmp_p
     assert "bad.png is not an image; skip=True (--skip-unreadable) goes on without it" in refused(*given)
     rows, _ = results(*given, "--skip-unreadable")
     assert "bad.png" in capsys.readouterr().err
-    assert {row["image"] for row in rows} == {file}
+    assert {row["image"] for row in rows} == {str(file)}
 
 
 def test_standard_output_gets_data_and_nothing_else(model, tmp_path, capsys):
@@ -138,9 +135,9 @@ def test_a_whole_panorama_is_seen_in_its_own_shape():
     config = {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.5,) * 3}
     wide = Image.new("RGB", (400, 100))
     wide.paste("red", (380, 0, 400, 100))  # at its right end, which the middle square does not have
-    shapes = {fit: tuple(photo_transform(config, fit)(wide).shape) for fit in ("crop", "squash", "whole")}
+    shapes = {fit: tuple(evaluation_transform(config, fit=fit)(wide).shape) for fit in ("crop", "squash", "whole")}
     assert shapes == {"crop": (3, 32, 32), "squash": (3, 32, 32), "whole": (3, 16, 64)}
-    reddest = {fit: photo_transform(config, fit)(wide)[0].max().item() for fit in shapes}
+    reddest = {fit: evaluation_transform(config, fit=fit)(wide)[0].max().item() for fit in shapes}
     assert reddest["crop"] == -1.0  # black
     assert reddest["squash"] > 0.9
     assert reddest["whole"] > 0.9

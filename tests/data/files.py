@@ -1,5 +1,7 @@
 """Files that the tests of images read: plain pictures, class folders, a JPEG cut short."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -34,3 +36,13 @@ def cut_short(path: Path) -> Path:
     Image.fromarray(noise).save(path, format="JPEG")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     return path
+
+
+def png_of(side: int, bits: int, pixels: bytes) -> bytes:
+    """A PNG file, RGB of side × side pixels, that contains these bytes."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, bits, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")

@@ -21,12 +21,16 @@ def plain(image):
     return torch.from_numpy(np.asarray(image).copy())
 
 
-@pytest.fixture(scope="module")
-def scenes():
+def scene_bytes():
     """Eleven scenes as bytes (H, W, 3), and their labels."""
     made = draw_scenes(range(11))
     pixels = made.images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
     return list(pixels), [int(label) for label in made.labels]
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return scene_bytes()
 
 
 def png(pixels):
@@ -45,16 +49,19 @@ def write_shard(path, samples):
                 tar.addfile(about, io.BytesIO(data))
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory, scenes):
-    """The scenes in three shards of validation (4, 4 and 3), and one of training."""
-    folder = tmp_path_factory.mktemp("shards")
-    both = enumerate(zip(*scenes, strict=True))
+def write_shards(folder):
+    """Write the scenes as three shards of validation (4, 4 and 3), and one of training."""
+    both = enumerate(zip(*scene_bytes(), strict=True))
     samples = [(f"s{number:03d}", {"png": png(pixels), "cls": b"%d" % label}) for number, (pixels, label) in both]
     for number in range(3):
         write_shard(folder / f"scenes-val-{number}.tar", dict(samples[4 * number : 4 * number + 4]))
     write_shard(folder / "scenes-train-0.tar", dict(samples[:8]))
     return folder
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture(scope="module")

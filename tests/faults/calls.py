@@ -2,11 +2,8 @@
 
 import contextlib
 import io
-import struct
 import warnings
-import zlib
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,10 @@ from PIL import Image
 
 import spot
 from spot.cli import main
-from spot.commands import verb_function
 from spot.models.checkpoints import save_folder
 from spot.placement.priors import omega
-from tests.conftest import make_nano
+from tests.conftest import make_nano, options_of
+from tests.data.files import png_of
 from tests.faults.harness import Tally
 from tests.faults.jobs import images
 
@@ -162,24 +159,12 @@ WORDS = [
 HEAVY = {"--workers": ("99999999999999999999", "2", "4"), "--seeds": ("99999999999999999999",)}  # a person's own wish
 
 
-def options_of(verb: str) -> list[str]:
-    """The options of a verb, and --help."""
-    names = {"help"}
-    for name, parameter in signature(verb_function(verb)).parameters.items():
-        names |= {name, *getattr(getattr(parameter.annotation, "__origin__", None), "__dataclass_fields__", {})}
-    return sorted(f"--{name.replace('_', '-')}" for name in names)
-
-
 def prepared(room: Path) -> dict[str, str]:
     """What stands for PICTURE, MODEL and so on: pictures, a saved model, a damaged file and a bomb."""
     save_folder(make_nano(num_classes=2), room / "saved")
     Image.effect_noise((40, 30), 50).convert("RGB").save(room / "a [b] $c$.png")
     (room / "bad.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
-    # A PNG of a few kilobytes that claims 3.6 gigapixels.
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    chunks = {b"IHDR": header, b"IDAT": zlib.compress(b"\0" * 9999), b"IEND": b""}
-    parts = [struct.pack(">I", len(v)) + k + v + struct.pack(">I", zlib.crc32(k + v)) for k, v in chunks.items()]
-    (room / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    (room / "bomb.png").write_bytes(png_of(60_000, 8, b"\0" * 9999))  # a few bytes that claim 3.6 gigapixels
     names = {"MODEL": "saved", "PICTURE": "a [b] $c$.png", "OUT": "out", "BAD": "bad.safetensors", "BOMB": "bomb.png"}
     return {"DATA": str(images(room / "pictures")), **{word: str(room / name) for word, name in names.items()}}
 
@@ -190,7 +175,7 @@ def lines(draw: Any) -> list[str]:
     verb = draw(st.sampled_from(sorted(VERBS)))
     cut = draw(st.integers(0, 12))
     words = [verb, *VERBS[verb][: cut if cut < 3 else None]]
-    for option in draw(st.lists(st.sampled_from(options_of(verb)), max_size=4)):
+    for option in draw(st.lists(st.sampled_from(sorted(options_of(verb))), max_size=4)):
         value = draw(st.sampled_from(WORDS))
         words += [] if value in HEAVY.get(option, ()) else [option, value]
     return words

@@ -19,6 +19,7 @@ from spot.placement.priors import PRIORS
 from spot.placement.saliency import read_map
 from spot.store import disk_errors, write_tensors
 from tests.conftest import make_nano
+from tests.faults.jobs import to_tensor
 
 IMAGES, POSITIONS = torch.rand(2, 3, 32, 32), torch.rand(2, 5, 2)
 LABELS = torch.tensor([0, 1])
@@ -256,10 +257,6 @@ def small_loader() -> Loader:
     pictures = [(Image.new("RGB", (32, 32), (9 * index, 99, 30)), index % 10) for index in range(8)]
     data = Images(pictures, [f"{index}.png" for index in range(8)], [str(n) for n in range(10)], transform=to_tensor)
     return loader(data, 4)
-
-
-def to_tensor(picture: Image.Image) -> torch.Tensor:
-    return torch.tensor(list(picture.tobytes())).view(32, 32, 3).permute(2, 0, 1) / 255
 
 
 @pytest.mark.parametrize("placement", ["isotropic", "tome", "plain"])

@@ -257,7 +257,7 @@ def test_reload_restores_the_view(page, scenes_a):
 
 def test_a_link_to_a_picture_that_is_gone_says_so_and_shows_another(context, served, scenes_a, scene):
     at = base64.urlsafe_b64encode(struct.pack("<2f", 0.5, 0.5)).decode().rstrip("=")
-    page = opened(context, f"{served.url}#picture=gone&model=scenes-a&at=2.{at}")
+    page = opened(context, f"{served.url}#picture=gone&model=scenes-a&at=2.{at}&file=ignored")
     assert "not on the server any more" in page.locator("#notes").inner_text()
     assert view(page)["picture"] == "scene-0"
     assert agrees(page, scenes_a, scene)

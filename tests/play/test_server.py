@@ -23,7 +23,7 @@ from spot.placement.oracle import SearchSettings
 from spot.play import pictures
 from spot.play.pictures import PictureStore
 from spot.play.request import Request
-from spot.play.server import listen
+from spot.play.server import UPLOAD_BYTES, listen
 from spot.play.session import ACTIONS, CONTROLS, Session
 from spot.play.worker import Job
 from tests.conftest import VIT_TINY
@@ -138,14 +138,14 @@ def test_uploads_stay_in_memory_and_the_oldest_go_first(served):
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         (png(64, 64)[:80], "cannot be read"),
         (png(9000, 5000, "1"), "too large to decode; scale it below 40 megapixels first"),
-        (bytes(pictures.UPLOAD_BYTES + 1), "more than 20 MB"),
+        (bytes(UPLOAD_BYTES + 1), "more than 20 MB"),
     ],
 )
 def test_what_is_no_image_or_too_large_is_refused_in_a_sentence(served, data, sentence):
     try:
         status, _, body = ask(served, "POST", "/picture", data, X_Name="thing.png")
     except (BrokenPipeError, ConnectionResetError):  # the server stops listening at the limit
-        assert len(data) > pictures.UPLOAD_BYTES
+        assert len(data) > UPLOAD_BYTES
         return
     assert status == 400 and sentence in json.loads(body)["error"]
 

@@ -1,14 +1,12 @@
 """What figures share."""
 
 import pytest
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from spot.errors import InputError
 from spot.plots import check_ending, save
 from spot.plots.accuracy import accuracy
-from spot.plots.layout import colours_of
 
 
 def test_a_figure_is_saved_whole_or_not_at_all(tmp_path):
@@ -30,7 +28,3 @@ def test_names_from_outside_are_never_formulas(tmp_path):
     texts = [text for text in figure.findobj(Text) if "$" in text.get_text()]
     assert len(texts) == 3
     assert not any(text.get_parse_math() for text in texts)
-
-
-def test_up_to_twelve_colours_differ():
-    assert len({to_hex(colour) for colour in colours_of([str(index) for index in range(12)]).values()}) == 12

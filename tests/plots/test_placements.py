@@ -7,8 +7,8 @@ from PIL import Image
 from spot.errors import InputError
 from spot.plots import save
 from spot.plots.placements import (
-    AWAY,
-    TOWARDS,
+    ADVERSARIAL_COLORS,
+    PATH_COLORS,
     Gallery,
     covered,
     draw_image,
@@ -34,7 +34,7 @@ def test_the_pixels_a_window_shows_are_those_under_it():
     assert torch.equal(shown, expected)
 
 
-@pytest.mark.parametrize("colors", [TOWARDS, AWAY])
+@pytest.mark.parametrize("colors", [PATH_COLORS, ADVERSARIAL_COLORS])
 def test_a_path_has_the_first_colour_at_its_start_and_the_last_at_its_end(tmp_path, colors):
     """One token goes right through the middle: its line is read back from the picture."""
     image = torch.full((3, 50, 100), 0.5)
@@ -70,7 +70,7 @@ def test_a_figure_has_three_panels_with_their_captions(tmp_path, adversarial):
         adversarial=adversarial,
     )  # fmt: skip
     assert [axes.get_title() for axes in figure.axes] == ["start: tench 1.0%", "9 tokens, 5 steps", "end: tench 90.0%"]
-    colors = AWAY if adversarial else TOWARDS
+    colors = ADVERSARIAL_COLORS if adversarial else PATH_COLORS
     edges = [axes.collections[-1].get_edgecolor()[0].tolist() for axes in (figure.axes[0], figure.axes[2])]
     assert edges == [pytest.approx(colors(0.0)), pytest.approx(colors(1.0))]
     short = placement_figure(torch.rand(3, 40, 30), path[:2], 8).axes[1].get_title()

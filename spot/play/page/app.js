@@ -25,6 +25,9 @@ export function speak(panel) {
   }, 700);
 }
 
+/** What a panel shows, as fields of a request. */
+export const viewOf = (panel) => ({ picture: app.picture, model: panel.model, positions: panel.positions });
+
 /** The sample of the current picture. */
 export const sample = () => app.about.samples.find(({ id }) => id === app.picture) ?? { name: "", label: null };
 

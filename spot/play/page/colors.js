@@ -12,7 +12,7 @@ function between(stops, part) {
 const css = (rgb) => `rgb(${rgb.join(" ")})`;
 
 /** The colour at a fraction of a path: dark purple to bright yellow, or to red for an adversarial search. */
-export const pathColor = (part, away) => css(between(away ? [VIRIDIS[0], [220, 50, 32]] : VIRIDIS, part));
+export const pathColor = (part, adversarial) => css(between(adversarial ? [VIRIDIS[0], [220, 50, 32]] : VIRIDIS, part));
 
 /** A small canvas of a saliency map, given as rows of values in [0, 1]. */
 export const heat = (values) => painted(values, (value) => [...between(INFERNO, value), 255]);

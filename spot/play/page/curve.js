@@ -11,7 +11,7 @@ function draw(name, attributes, text = "") {
 }
 
 /** Draw the probabilities of steps 0 … steps into an element, and those of the control (`others`) at the last step. */
-export function curve(element, { values, steps, away = false, others = [], now = values.length - 1 }) {
+export function curve(element, { values, steps, adversarial = false, others = [], now = values.length - 1 }) {
   const x = (step) => LEFT + ((WIDTH - LEFT - RIGHT) * step) / Math.max(steps, 1);
   const y = (p) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - p);
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}` });
@@ -21,8 +21,8 @@ export function curve(element, { values, steps, away = false, others = [], now =
   }
   svg.append(draw("text", { x: LEFT, y: HEIGHT - 4 }, "start"));
   svg.append(draw("text", { x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, `step ${steps}`));
-  svg.append(draw("polyline", { class: `line${away ? " away" : ""}`, points: values.map((p, i) => `${x(i)},${y(p)}`).join(" ") }));
-  values.forEach((p, i) => svg.append(draw("circle", { class: `dot${away ? " away" : ""}`, cx: x(i), cy: y(p), r: 2.5 })));
+  svg.append(draw("polyline", { class: `line${adversarial ? " adversarial" : ""}`, points: values.map((p, i) => `${x(i)},${y(p)}`).join(" ") }));
+  values.forEach((p, i) => svg.append(draw("circle", { class: `dot${adversarial ? " adversarial" : ""}`, cx: x(i), cy: y(p), r: 2.5 })));
   others.forEach((p, i) => svg.append(draw("circle", { class: "other", cx: x(steps) - 4 + ((i * 5) % 9), cy: y(p), r: 2.5 })));
   if (values[now] !== undefined) svg.append(draw("circle", { class: "now", cx: x(now), cy: y(values[now]), r: 4 }));
   element.replaceChildren(svg);

@@ -17,7 +17,7 @@ export class Link {
     socket.onclose = () => {
       this.socket = null;
       this.slots.clear();
-      this.tell();
+      this.reportBusy();
       hooks.closed();
       setTimeout(() => this.connect(hooks), RETRY);
     };
@@ -33,7 +33,7 @@ export class Link {
     if (!this.ready) return;
     const id = (this.number += 1);
     this.slots.set(slot, { id, answer });
-    this.tell();
+    this.reportBusy();
     this.socket.send(JSON.stringify({ slot, id, ...request }));
   }
 
@@ -51,7 +51,7 @@ export class Link {
 
   stop(slot) {
     if (!this.slots.delete(slot) || !this.ready) return;
-    this.tell();
+    this.reportBusy();
     this.socket.send(JSON.stringify({ slot, id: 0, kind: "stop" }));
   }
 
@@ -64,18 +64,18 @@ export class Link {
     if (!unfinished) this.slots.delete(slot);
     if (running.next && !this.slots.has(slot)) this.start(slot, ...running.next);
     running.answer(error ? { error } : answer);
-    this.tell();
+    this.reportBusy();
   }
 
-  tell() {
+  reportBusy() {
     this.hooks.busy(this.slots.size > 0);
   }
 }
 
-/** POST a body. Returns the response, or null after reporting the error. */
-export async function post(path, body, failed, headers = {}) {
+/** Fetch a path, or POST a body to it. Returns the response, or null after reporting the error. */
+export async function httpRequest(path, failed, options = {}) {
   try {
-    const response = await fetch(path, { method: "POST", body, headers });
+    const response = await fetch(path, options.body ? { method: "POST", ...options } : options);
     if (response.ok) return response;
     failed((await response.json()).error ?? `The server refused: ${response.status}`);
   } catch {

@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { $, app, link, note } from "./app.js";
 import { count } from "./panel.js";
-import { keep, loadPlacements, openJson, place, snap, upload, usePasted } from "./place.js";
+import { loadPlacements, openJson, place, saveFrom, snap, upload, usePasted } from "./place.js";
 import { control, goToStep, search, searching, searchShown, stopWork, targetShown } from "./search.js";
 import { refresh, setPositions } from "./show.js";
 import { begin, compare, remember, restore, showHistory, travel, writeAddress } from "./views.js";
@@ -14,7 +14,7 @@ const actions = {
   undo: () => travel(app.past, app.future),
   redo: () => travel(app.future, app.past),
   compare,
-  "save-picture": () => keep("/drawn", "spot-search.png"),
+  "save-picture": () => saveFrom("/drawn", "spot-search.png"),
   help: () => $("keys").showModal(),
   place: () => place(),
   snap,
@@ -33,7 +33,7 @@ const actions = {
     }
   },
   paste: () => openJson(""),
-  "save-file": () => keep("/placements", "placements.safetensors"),
+  "save-file": () => saveFrom("/placements", "placements.safetensors"),
   "load-file": () => $("placements").click(),
   search: () => search($("objective").value),
   ascend: () => search("ascent"),

@@ -1,7 +1,7 @@
 // Placements and pictures from priors, files and the clipboard.
 
 import { $, app, labelOf, link, note } from "./app.js";
-import { post } from "./link.js";
+import { httpRequest } from "./link.js";
 import { searchShown, stopWork } from "./search.js";
 import { changed, setPositions, showPicture } from "./show.js";
 import { remember } from "./views.js";
@@ -35,7 +35,7 @@ export function thumbnail({ id, name, label }) {
 }
 
 export async function upload(file) {
-  const response = await post("/picture", file, note, { "x-name": encodeURIComponent(file.name || "pasted.png") });
+  const response = await httpRequest("/picture", note, { body: file, headers: { "x-name": encodeURIComponent(file.name || "pasted.png") } });
   if (!response) return;
   const { picture, name } = await response.json();
   if (!app.about.samples.some(({ id }) => id === picture)) {
@@ -98,16 +98,17 @@ function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(anchor.href), 1000);
 }
 
-export async function keep(path, name) {
+/** Save what the server makes of this view: a picture or a placements file. */
+export async function saveFrom(path, name) {
   const panel = app.active;
   const trajectory = panel.searched?.trajectory.length ? panel.searched.trajectory : [panel.positions];
-  const about = { picture: app.picture, model: panel.model, trajectory, label: panel.searched?.label ?? labelOf(panel), objective: panel.searched?.away ? "ascent" : "descent" };
-  const response = await post(path, JSON.stringify(about), note);
+  const about = { picture: app.picture, model: panel.model, trajectory, label: panel.searched?.label ?? labelOf(panel), objective: panel.searched?.adversarial ? "ascent" : "descent" };
+  const response = await httpRequest(path, note, { body: JSON.stringify(about) });
   if (response) download(await response.blob(), name);
 }
 
 export async function loadPlacements(file) {
-  const response = await post(`/placements/${app.picture}`, file, note);
+  const response = await httpRequest(`/placements/${app.picture}`, note, { body: file });
   if (!response) return;
   const { trajectory } = await response.json();
   remember();

@@ -1,11 +1,11 @@
 // The search: its steps, its curve, and the control.
 
-import { $, app, labelOf, link, note } from "./app.js";
+import { $, app, labelOf, link, note, viewOf } from "./app.js";
 import { curve } from "./curve.js";
 import { percent } from "./panel.js";
 import { refresh, setPositions } from "./show.js";
 import { remember, writeAddress } from "./views.js";
-import { overlay, whyShown } from "./why.js";
+import { dropField, whyShown } from "./why.js";
 
 const STEP_TIME = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 90; // display time of a search step, in ms
 export const OBJECTIVES = {
@@ -24,15 +24,10 @@ export function searching(running) {
 }
 
 export function stopWork() {
-  for (const slot of ["search", "control", "field"]) link.stop(slot);
+  for (const slot of ["search", "control"]) link.stop(slot);
   app.steps = [];
   searching(false);
-  if (app.panels.some((panel) => panel.field)) {
-    for (const panel of app.panels) {
-      panel.field = null;
-      overlay(panel);
-    }
-  }
+  app.panels.forEach(dropField);
   whyShown();
 }
 
@@ -44,9 +39,9 @@ export function search(objective) {
   }
   remember();
   stopWork();
-  const away = objective === "ascent";
-  panel.searched = { trajectory: [], values: [], others: [], away, label, name: "", steps: 1 };
-  const request = { kind: "search", picture: app.picture, model: panel.model, positions: panel.positions, label, objective, preset: $("preset").value, seed: Number($("seed").value) };
+  const adversarial = objective === "ascent";
+  panel.searched = { trajectory: [], values: [], others: [], adversarial, label, name: "", steps: 1 };
+  const request = { kind: "search", ...viewOf(panel), label, objective, preset: $("preset").value, seed: Number($("seed").value) };
   if ($("steps").value) request.steps = Number($("steps").value);
   searching(true);
   link.start("search", request, (answer) => {
@@ -72,7 +67,7 @@ function showStep() {
   searched.trajectory.push(answer.positions.map((each) => each.map(Math.fround)));
   searched.values.push(answer.p);
   Object.assign(searched, { name: answer.name, label: searched.label ?? answer.class, steps: answer.steps });
-  panel.stage.show({ positions: searched.trajectory.at(-1), trajectory: [...searched.trajectory], away: searched.away });
+  panel.stage.show({ positions: searched.trajectory.at(-1), trajectory: [...searched.trajectory], adversarial: searched.adversarial });
   panel.predict({ ...panel.prediction, top: answer.top }, answer.class);
   searchShown();
   setTimeout(showStep, STEP_TIME);
@@ -89,7 +84,7 @@ export function searchShown() {
   $("step-text").textContent = length ? `${now} of ${searched.steps}, ${percent(searched.values[now])}` : "";
   $("control").disabled = app.searching || length < 2;
   if (!length) {
-    $("search-text").textContent = "Moves the tokens a few steps to where the label becomes more probable.";
+    $("search-text").textContent = "A search optimises the positions by gradient, in a few steps.";
     return;
   }
   const [first, last] = [searched.values[0], searched.values.at(-1)];

@@ -1,9 +1,10 @@
 // The content of a panel: its model, its picture, and the prediction for its positions.
 
-import { $, app, labelOf, link, note, sample, speak } from "./app.js";
+import { $, app, labelOf, link, note, sample, speak, viewOf } from "./app.js";
+import { httpRequest } from "./link.js";
 import { searchShown, stopWork } from "./search.js";
 import { remember, writeAddress } from "./views.js";
-import { overlay, showSaliency, whyShown } from "./why.js";
+import { dropField, overlay, showSaliency, whyShown } from "./why.js";
 
 export async function useModel(panel, model) {
   panel.model = model;
@@ -18,11 +19,8 @@ export async function useModel(panel, model) {
 
 export async function showPicture(panel) {
   const kind = panel.checked("pixels") ? "pixels" : "sharp";
-  const response = await fetch(`/picture/${app.picture}?${new URLSearchParams({ model: panel.model, kind })}`).catch(() => null);
-  if (!response?.ok) {
-    note(response ? (await response.json()).error : "The server does not answer.");
-    return false;
-  }
+  const response = await httpRequest(`/picture/${app.picture}?${new URLSearchParams({ model: panel.model, kind })}`, note);
+  if (!response) return false;
   const image = await createImageBitmap(await response.blob());
   Object.assign(panel, { saliency: null, picture: app.picture });
   panel.stage.show({ image });
@@ -40,8 +38,7 @@ export async function showPicture(panel) {
 /** Request everything that depends on the panel's positions. */
 export function refresh(panel) {
   if (!panel.info || !panel.positions.length) return;
-  const request = { picture: app.picture, model: panel.model, positions: panel.positions };
-  link.latest(`predict${panel.number}`, { kind: "predict", ...request, token: panel.stage.selected }, (answer) => {
+  link.latest(`predict${panel.number}`, { kind: "predict", ...viewOf(panel), token: panel.stage.selected }, (answer) => {
     if (answer.error) return;
     panel.prediction = answer;
     panel.predict(answer, labelOf(panel));
@@ -54,19 +51,15 @@ export function refresh(panel) {
 }
 
 function price(panel) {
-  const request = { kind: "cost", picture: app.picture, model: panel.model, positions: panel.positions };
-  link.latest(`cost${panel.number}`, request, (answer) => {
-    if (!answer.error) panel.cost({ ...answer, model: request.model });
+  const { model } = panel;
+  link.latest(`cost${panel.number}`, { kind: "cost", ...viewOf(panel) }, (answer) => {
+    if (!answer.error) panel.cost({ ...answer, model });
   });
 }
 
 /** Clear the results of the old positions after a change. */
 export function changed(panel) {
-  if (panel.field) {
-    panel.field = null;
-    link.stop("field");
-    whyShown();
-  }
+  dropField(panel);
   overlay(panel);
   refresh(panel);
   writeAddress();
@@ -90,11 +83,7 @@ export const hooks = {
     whyShown();
   },
   selected(panel, index) {
-    if (panel.field && panel.field.token !== index) {
-      panel.field = null;
-      link.stop("field");
-      overlay(panel);
-    }
+    if (panel.field?.token !== index) dropField(panel);
     if (!panel.info) return;
     refresh(panel);
     if (index === null) panel.loupe(null);

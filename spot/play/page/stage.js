@@ -10,7 +10,7 @@ export class Stage {
   /** hooks: changed(positions, how), selected(index), ended(). `how` is "drag", "add", "remove", "key" or "size". */
   constructor(canvas, hooks) {
     Object.assign(this, { canvas, hooks, positions: [], selected: null, image: null, size: [1, 1], window: 1 });
-    Object.assign(this, { trajectory: null, away: false, overlay: null, dim: true, sizes: false, grip: null });
+    Object.assign(this, { trajectory: null, adversarial: false, overlay: null, dim: true, sizes: false, grip: null });
     this.pictures = Object.fromEntries(["bright", "dark", "grey"].map((name) => [name, document.createElement("canvas")]));
     canvas.addEventListener("pointerdown", (event) => this.down(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
@@ -257,7 +257,7 @@ export class Stage {
     pen.lineCap = "round";
     this.trajectory[0].forEach((_, token) => {
       const points = this.trajectory.map((places) => places[token]).map(([y, x]) => [x * width, y * height]);
-      for (const [wide, color] of [[4.5 * thin, () => "rgb(255 255 255 / 55%)"], [2.4 * thin, (i) => pathColor(steps > 1 ? i / (steps - 1) : 1, this.away)]]) {
+      for (const [wide, color] of [[4.5 * thin, () => "rgb(255 255 255 / 55%)"], [2.4 * thin, (i) => pathColor(steps > 1 ? i / (steps - 1) : 1, this.adversarial)]]) {
         pen.lineWidth = wide;
         for (let i = 0; i < steps; i += 1) {
           pen.strokeStyle = color(i);
@@ -267,8 +267,8 @@ export class Stage {
           pen.stroke();
         }
       }
-      this.dot(pen, ...points[0], 2 * thin, pathColor(0, this.away));
-      this.dot(pen, ...points[steps], 3 * thin, pathColor(1, this.away));
+      this.dot(pen, ...points[0], 2 * thin, pathColor(0, this.adversarial));
+      this.dot(pen, ...points[steps], 3 * thin, pathColor(1, this.adversarial));
     });
   }
 

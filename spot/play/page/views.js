@@ -8,6 +8,9 @@ import { place, thumbnail } from "./place.js";
 import { OBJECTIVES, searchShown, stopWork, targetShown } from "./search.js";
 import { activate, changed, hooks, modelShown, setPositions, useModel } from "./show.js";
 
+// The controls whose values are part of a view, by id.
+const CONTROLS = ["prior", "seed", "scale", "target", "class", "objective", "preset", "steps"];
+
 export async function begin() {
   const { about } = app;
   $("prior").replaceChildren(...about.priors.map(({ name, map }) => new Option(map ? `${name}, by ${about.saliency} saliency` : name, name)));
@@ -48,21 +51,14 @@ const snapshot = () => ({
 
 const settings = () => ({
   selected: app.active.stage.selected,
-  prior: $("prior").value,
-  seed: $("seed").value,
-  scale: $("scale").value,
-  target: $("target").value,
-  class: $("class").value,
-  objective: $("objective").value,
-  preset: $("preset").value,
-  steps: $("steps").value,
+  ...Object.fromEntries(CONTROLS.map((id) => [id, $(id).value])),
 });
 
 /** Show a view. Returns false if its picture or a model is not available. */
 export async function restore({ picture, panels, selected, ...fields }) {
   stopWork();
   app.picture = picture;
-  for (const [name, value] of Object.entries(fields)) if ($(name)) $(name).value = value;
+  for (const id of CONTROLS) if (id in fields) $(id).value = fields[id];
   while (app.panels.length > panels.length) dropPanel();
   for (const [i, { model, positions, searched = null }] of panels.entries()) {
     const panel = app.panels[i] ?? addPanel();
@@ -76,7 +72,7 @@ export async function restore({ picture, panels, selected, ...fields }) {
       app.active = null;
       return false;
     }
-    panel.stage.show({ trajectory: searched?.trajectory ?? null, away: searched?.away ?? false });
+    panel.stage.show({ trajectory: searched?.trajectory ?? null, adversarial: searched?.adversarial ?? false });
   }
   activate(app.panels[0]);
   if (selected !== undefined && Number(selected) < app.active.positions.length) app.active.stage.selected = Number(selected);

@@ -1,6 +1,6 @@
 // Overlays on the picture: saliency, and the field of "Why here?".
 
-import { $, app, labelOf, link, note } from "./app.js";
+import { $, app, labelOf, link, note, viewOf } from "./app.js";
 import { difference, differenceGradient, heat } from "./colors.js";
 import { percent } from "./panel.js";
 import { stopWork } from "./search.js";
@@ -36,6 +36,15 @@ export async function showSaliency(panel) {
   overlay(panel);
 }
 
+/** Remove the field of a panel, and stop computing it. */
+export function dropField(panel) {
+  if (!panel.field) return;
+  panel.field = null;
+  link.stop("field");
+  overlay(panel);
+  whyShown();
+}
+
 export function why() {
   const panel = app.active;
   const token = panel.stage.selected;
@@ -43,8 +52,7 @@ export function why() {
   const label = labelOf(panel) ?? panel.prediction.top[0].index;
   stopWork();
   panel.field = { token, name: panel.info.classes[label], values: null, part: 0, done: false };
-  const request = { kind: "field", picture: app.picture, model: panel.model, positions: panel.positions, token, label };
-  link.start("field", request, (answer) => {
+  link.start("field", { kind: "field", ...viewOf(panel), token, label }, (answer) => {
     if (answer.error || !panel.field) return;
     Object.assign(panel.field, answer);
     overlay(panel);
@@ -61,11 +69,12 @@ export function whyShown() {
   $("legend").hidden = !field?.values;
   $("why-best").hidden = !field?.done;
   if (!field) {
-    $("why-text").textContent = stage?.selected === null ? "Select a token: how probable would the label be if it stood elsewhere?" : `How probable would the label be if token ${(stage?.selected ?? 0) + 1} stood elsewhere?`;
+    const token = stage?.selected ?? null;
+    $("why-text").textContent = token === null ? "Select a token to compare its position with others." : `Show the label's probability with token ${token + 1} at other positions.`;
     return;
   }
-  const progress = field.done ? "Green: the best place." : `${Math.round(100 * field.part)} % done.`;
-  $("why-text").textContent = `If token ${field.token + 1} stood there, ${field.name} would be more (orange) or less (blue) probable. ${progress}`;
+  const progress = field.done ? "Green: the best position." : `${Math.round(100 * field.part)} % done.`;
+  $("why-text").textContent = `With token ${field.token + 1} there, ${field.name} is more (orange) or less (blue) probable. ${progress}`;
   if (!field.values) return;
   $("legend").querySelector("i").style.background = differenceGradient(field.low - field.here, field.high - field.here, field.most);
   $("legend-low").textContent = percent(Math.exp(field.low));
