@@ -56,6 +56,7 @@ PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
         ORACLE: ((90.93, 79.73), (94.87, 87.87), (96.09, 90.76), (96.24, 91.28)),
     },
 }
+PAPER_ISOTROPIC = {backbone: lines["isotropic"][0][0] for backbone, lines in PAPER.items()}  # Acc@1 at 25 tokens
 
 
 def run(lab: Lab) -> Result:
