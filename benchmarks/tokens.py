@@ -64,7 +64,7 @@ def against_scale_1(images: Tensor, tokens: int, rounds: int) -> list[dict]:
     small = {"windows of scale 1": partial(spot.windows, positions=positions, size=SIZE)}
     calls = {
         "windows of scale 2": partial(spot.windows, positions=large, size=SIZE),
-        "building two levels": lambda images: pyramid(images, SIZE, 2.0),
+        "building two levels": lambda images: pyramid(images, 1),
     }
     return [compared({"spot": call, **small}, images, rounds, name, tokens) for name, call in calls.items()]
 

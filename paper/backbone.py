@@ -14,10 +14,9 @@ from paper.provenance import file_hashes
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.hashes import hash_model
-from spot.models.deltas import is_delta, read_delta
-from spot.models.family import Family, Source, at_budget
+from spot.models.baselines import small_grid
+from spot.models.family import Family, Source, at_budget, is_delta, read_delta
 from spot.models.loading import load, load_source
-from spot.models.resize import small_grid
 from spot.models.shipped import ALIASES, built_in, find
 from spot.models.spot_vit import SpotViT, adapt
 

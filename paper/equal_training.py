@@ -28,13 +28,11 @@ from spot.draws import Draw, generator
 from spot.evaluation.accuracy import Setting, evaluate, model_of, with_models
 from spot.evaluation.cost import macs
 from spot.hashes import hash_file
-from spot.models.baselines import tome_at_cost
+from spot.models.baselines import Resize, shrink_to_grid, small_grid, tome_at_cost
 from spot.models.family import Source, at_budget, dense_model
-from spot.models.merging import MERGED, Merging, windows_and_blocks_macs
-from spot.models.resize import Resize, shrink_to_grid, small_grid
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe
-from spot.models.tome_schedule import four_blocks, merge_share
+from spot.models.tome import Merging, ToMe
+from spot.models.tome_schedule import MERGED, four_blocks, merge_share, windows_and_blocks_macs
 from spot.options import TrainOptions
 from spot.placement.sizes import Scale, sized, tiling_scale
 from spot.store import read_state, write_json, write_state, write_text

@@ -198,7 +198,7 @@ class Lab:
         `values` has labels (M,), predictions and losses (M, steps + 1); see `predicted`.
         """
         tokens = self.sparse if tokens is None else tokens
-        model = backbone.at(tokens)
+        model = backbone.at(tokens).at(tokens=tokens, prior=prior)
         about = self.about(backbone, self.candidate(backbone, Setting(prior, tokens)), oracle=True)
         search = preset.changed(objective=objective)
         about |= {"kind": "oracle", "search": search.as_json(), "objective": objective}
@@ -206,8 +206,6 @@ class Lab:
             model,
             self.sources.images(model, oracle=True),
             self.cache.search_path(about),
-            prior=prior,
-            tokens=tokens,
             saliency=self.sources.saliency(model) if resolve_prior(prior).needs_map else None,
             settings=search,
             batch_size=self.settings.batch_size,

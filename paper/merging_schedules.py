@@ -18,10 +18,9 @@ from paper.study import page
 from spot import report
 from spot.data.loader import loader
 from spot.models.family import at_budget, dense_model
-from spot.models.merging import windows_and_blocks_macs
 from spot.models.shipped import ALIASES
 from spot.models.tome import ToMe
-from spot.models.tome_schedule import merge_share
+from spot.models.tome_schedule import merge_share, windows_and_blocks_macs
 from spot.store import write_text
 
 BUDGETS = (25, 49)

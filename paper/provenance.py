@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spot.hashes import hash_tensors
-from spot.models.deltas import POLICY, is_delta, read_delta
+from spot.models.family import POLICY, is_delta, read_delta
 from spot.models.shipped import find
 from spot.store import read_tensors
 

@@ -14,9 +14,9 @@ from spot.data.scenes import CLASSES, SceneBatch, Scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, top1_row
 from spot.evaluation.cost import macs
+from spot.models.baselines import PatchDropout
 from spot.models.shipped import built_in
 from spot.models.spot_vit import SpotViT
-from spot.models.wrappers import PatchDropout
 from spot.placement.oracle import SearchResult
 from spot.placement.saliency import rgb
 from spot.plots import save

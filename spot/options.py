@@ -24,7 +24,7 @@ MODEL = "vit-ti"  # the default model of predict, search and embed: a retrofitte
 NAME = "a name that spot models lists, a folder or file that spot saved, a hub id, or a timm name"
 DATA = (
     "a folder with one sub-folder per class, ImageNet's root, a timm data set, or built-in images: scenes, "
-    "needle (large scenes with a small object) or needle:256 (of 256 pixels)"
+    "needle (large scenes with a small object) or needle:256 (256 × 256 pixels)"
 )
 PRIORS = (
     "uniform", "gaussian", "sobol", "isotropic", "center", "boundary", "center-authors", "boundary-authors",
@@ -51,7 +51,7 @@ Scale = Annotated[
         "shipped retrofit, else 1)"
     ),
 ]
-Seed = Annotated[int, arg(help="random seed; each image also uses its own name")]
+Seed = Annotated[int, arg(help="random seed; the draws of an image depend on the seed and its name")]
 Split = Annotated[str, arg(help="val, train or test, if the data has several splits")]
 Limit = Annotated[Maybe[int], arg(help="maximum number of images, evenly spread over the classes")]
 LeaveOut = Annotated[
@@ -62,15 +62,15 @@ Fit = Annotated[
     Maybe[Literal["crop", "whole", "squash", "full"]],
     arg(
         help="how an image becomes the model's input: the middle square, the whole image with its aspect ratio, "
-        "squashed to a square, or all pixels. Default: crop; predict uses full for a model that finds places"
+        "squashed to a square, or all pixels. Default: crop; predict uses full for a model with a finder"
     ),
 ]
 Json = Annotated[Maybe[Path], arg(help="write the table with all settings to this file; - is standard output")]
 Saliency = Annotated[
     Maybe[str],
     arg(
-        help="source of saliency maps for salient, focus and background: spectral (default), clipseg, "
-        "clipseg:PROMPT, an .onnx file or a folder of maps"
+        help="source of saliency maps for salient, focus and background: spectral, clipseg, clipseg:PROMPT, an .onnx "
+        "file or a folder of maps. Default: the model's own, mostly spectral"
     ),
 ]
 Baseline = Literal[
@@ -81,8 +81,9 @@ Baselines = Annotated[
     arg(
         metavar="NAME ...",
         help="baselines at the same budgets: plain (the timm model), resize, patch-dropout (N random patches), tome "
-        "(merges until N tokens are left), tome-cost (until its blocks cost as much as N tokens), tome-floor, merged "
-        "(places more windows and merges them at the cost of N), merged-learned, elastic",
+        "(merges until N tokens are left), tome-cost (until its blocks cost as much as N tokens), tome-floor (as "
+        "tome-cost, with more merging in the first blocks), merged (places more windows and merges them at the cost of "
+        "N), merged-learned (merged, with learned placement), elastic (shifted and rescaled patches)",
     ),
 ]
 
@@ -188,7 +189,7 @@ class LearnOptions:
     target: str = "attention"
     """the map to learn: attention of the dense ViT, or an .onnx file of a saliency network"""
     center: float = 0.4
-    """width of a centred Gaussian that replaces the targets' mean, as a fraction of the side; 0 for none"""
+    """replace the targets' mean by a centred Gaussian of this width, as a fraction of the side; 0 keeps the mean"""
     views: int = 6
     """random crops per photograph, in addition to the whole image; not for scenes"""
     epochs: int = 8

@@ -25,7 +25,7 @@ from timm.models._pretrained import PretrainedCfg
 from torch import nn
 
 from spot.errors import InputError
-from spot.models.checkpoints import DATA
+from spot.models.checkpoints import DATA_KEYS
 from spot.models.loading import load
 from spot.models.shipped import ALIASES
 
@@ -70,7 +70,7 @@ def _create(
         options |= {"cache_dir": str(cache_dir)} if cache_dir else {}
     model = load(NAMES[name], pretrained=pretrained, **options)
     model.train()  # as timm returns its models
-    data = {key: getattr(config, key) for key in DATA if key != "input_size" and getattr(config, key) is not None}
+    data = {key: getattr(config, key) for key in DATA_KEYS if key != "input_size" and getattr(config, key) is not None}
     model.vit.pretrained_cfg = {**model.vit.pretrained_cfg, **data}
     if config.num_classes == -1:  # timm's value for a new head
         model.reset_classifier(model.num_classes)

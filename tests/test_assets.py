@@ -12,7 +12,7 @@ from spot.data.scenes import CLASSES
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
 from spot.models.checkpoints import read_weights
-from spot.models.deltas import is_delta, read_delta
+from spot.models.family import is_delta, read_delta
 from spot.models.shipped import built_in
 
 NAMES = ("scenes-a", "scenes-a-grid", "scenes-b", "scenes-b-grid", "scenes-mae")

@@ -28,8 +28,7 @@ from spot import report
 from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.checkpoints import save_folder
-from spot.models.deltas import delta_policy, save_delta
-from spot.models.family import Family
+from spot.models.family import Family, delta_policy, save_delta
 from spot.models.shipped import CASCADE
 from spot.store import read_json, write_json, write_text
 from tools.make_assets import ASSETS, call, curve, epochs_of, measured, record

@@ -18,15 +18,15 @@ VERBS: dict[str, str] = {
     "search": "optimise token positions by gradient",
     "play": "place tokens on a picture by hand, in the browser",
     "saliency": "write saliency maps of images",
-    "retrofit": "fine-tune a pretrained ViT for few off-grid tokens",
-    "learn": "train a learned prior for a model, without labels",
+    "retrofit": "fine-tune a pretrained ViT to work with few tokens",
+    "learn": "train a network that places tokens, or finds small objects",
     "calibrate": "calibrate early exit, without labels",
-    "pretrain": "train a masked autoencoder on off-grid windows",
-    "finetune": "fine-tune an encoder to classify",
+    "pretrain": "train a masked autoencoder (MAE) on windows at any position",
+    "finetune": "fine-tune a model on your labelled images",
     "embed": "write the features of images to one file",
     "export": "write a model as one ONNX or torch.export file, and verify it",
     "models": "list the models that ship with spot, with their accuracies",
-    "bench": "time models and baselines in turns, beside their multiply-adds",
+    "bench": "time models, baselines and runtimes, and compare with their multiply-adds",
 }
 
 

@@ -34,12 +34,13 @@ def bench(
     example: spot bench scenes-a --tokens 9 16 --batch-size 1 --runtime eager onnx
 
     Args:
-        tokens: budgets; by default an eighth, a quarter, half and all of the patch grid
+        tokens: numbers of tokens; by default an eighth, a quarter, half and all of the patch grid
         batch_size: images per batch; each size is timed
         runtime: eager PyTorch, torch.compile, ONNX Runtime; onnx files are exported first
         against: other timm models to compare with, NAME or NAME=TOP1 in percent
         early_exit: also time the model's cascade on the photographs in this folder. Each round takes different
-            ones, because easy photographs take less time than hard ones. Only budgets in --tokens are then timed
+            ones, because easy photographs take less time than hard ones. Other budgets are then timed only if --tokens
+            names them
         cascade: a file that spot calibrate wrote, for --early-exit; by default the shipped one
         rounds: number of times that each model is timed
         threads: CPU threads. With one, processor time is measured, which other programs affect least

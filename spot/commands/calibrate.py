@@ -32,12 +32,12 @@ def calibrate(
 
     Args:
         out: the .json file
-        tokens: budgets of the early stages to choose from. Default: an eighth, a quarter and a half of the grid
+        tokens: numbers of tokens to choose from for early stages. Default: an eighth, a quarter and half of the grid
         lose: the largest expected loss of accuracy; 0.01 is one point
         agree: instead of --lose: the required agreement with the dense ViT, a share of images
         cost: instead of --lose: the largest share of the dense ViT's multiply-adds. The cascade then loses as little
             as possible
-        time: the same with latency instead of multiply-adds, measured on this machine for one image on one thread
+        time: as --cost, with the latency for one image on one thread of this machine
         runtime: the runtime for --time: eager PyTorch, or the files that spot export --cascade would write
         no_merge: leave out stages that merge similar tokens (ToMe)
         only: a file with the images to calibrate on, one path per line. Default: all

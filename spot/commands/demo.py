@@ -17,7 +17,7 @@ def demo(
 
     Args:
         model: a model of the built-in scenes
-        tokens: budgets
+        tokens: numbers of tokens
         scenes: number of scenes to classify
         out: folder for the pictures
     """

@@ -54,7 +54,7 @@ def export(
     from spot.models.cascade import Cascade
     from spot.models.family import at_budget
     from spot.models.loading import load_source, read_prior
-    from spot.models.merging import Merging
+    from spot.models.tome import Merging
 
     if cascade and ({prior, tokens, scale} != {None} or sizes or regions or features or merge or to != "onnx"):
         raise InputError("a cascade has its own placements, and is written as ONNX files; leave other options out")

@@ -16,7 +16,7 @@ def learn(
     settings: Annotated[options.LearnOptions, options.Flat] = options.LearnOptions(),
     weights: options.Weights = None,
     teacher: options.Maybe[str] = None,
-    teacher_weights: options.Weights = None,
+    teacher_weights: options.Maybe[Path] = None,
     split: options.Split = "train",
     limit: options.Limit = None,
     leave_out: options.LeaveOut = None,
@@ -37,8 +37,8 @@ def learn(
     Args:
         out: the .safetensors file; with --look glimpses a folder, whose model/ contains the policy
         teacher: the dense ViT. Default: the model itself on its own grid
-        teacher_weights: a local file with the teacher's weights, instead of a download
-        look: map (an importance map of the image) or glimpses (a few places in a large picture)
+        teacher_weights: as --weights, for the teacher
+        look: map trains a policy that predicts an importance map; glimpses a finder for small objects in large pictures
         boxes: for glimpses: a CSV file with the columns file, left, top, right, bottom. Default: learn from labels
     """
     from spot.evaluation.cost import macs

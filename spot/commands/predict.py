@@ -36,7 +36,7 @@ def predict(
     Args:
         tokens: number of tokens. Default: the model's own, 49 for a shipped retrofit
         cascade: early exit with this file of spot calibrate. Default with --until: the shipped cascade
-        until: early exit: few tokens first, and more until the confidence reaches this value, such as 0.8
+        until: early exit: start with few tokens and add more until the confidence reaches this value, for example 0.8
         merge: place more windows and merge similar ones in later blocks, at the cost of --tokens
         glimpses: number of places to classify, for a model of spot learn --look glimpses. Default: its own
         top: number of classes to print

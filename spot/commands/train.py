@@ -35,7 +35,7 @@ def retrofit(model: ModelArgument, options: Train, recipe: str = "distil") -> No
     example: spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --data images --out runs/tiny
 
     Args:
-        recipe: distil, distil-sizes, cls-in1k or cls-in21k
+        recipe: distil, distil-sizes, distil-again, cls-in1k or cls-in21k
     """
     train(model, recipe, ("distil", "supervised"), options)
 
@@ -82,10 +82,9 @@ def train(
     objectives: the objectives of recipes that the verb accepts.
     new_head: replace the head with one for the data's classes.
     """
-    from spot.models.checkpoints import read_weights
+    from spot.models.checkpoints import has_decoder, read_weights
     from spot.models.family import Family
     from spot.models.loading import load_source
-    from spot.models.mae import has_decoder
     from spot.processes import this_process
     from spot.training.new_weights import classifier_for_data, random_vit
     from spot.training.recipes import RECIPES, find_recipe, override, parse_assignments

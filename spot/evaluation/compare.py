@@ -115,7 +115,7 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
     rows = []
     for members, row, vote in zip(made.groups(), made.rows(), votes, strict=False):
         first = made.settings[members[0]]
-        saliency_cost = (map_macs(chosen.saliency or "spectral") or 0) if first.needs_map else 0
+        saliency_cost = (map_macs(chosen.saliency or model.saliency) or 0) if first.needs_map else 0
         cost = (macs(model_of(first), shape) + saliency_cost) / 1e9
         measured = row if classified else {name: row[name] for name in ("seeds", "images")}
         rows.append({"placement": first.name, "tokens": first.tokens, "gmacs": cost, **measured, **vote})

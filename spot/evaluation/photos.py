@@ -21,8 +21,8 @@ from spot.errors import InputError
 from spot.models.cascade import Cascade
 from spot.models.family import Family, Source, at_budget
 from spot.models.glimpsed import Glimpsed
-from spot.models.merging import Merging
 from spot.models.spot_vit import SpotViT
+from spot.models.tome import Merging
 from spot.models.wrappers import TokenModel
 from spot.placement.priors import AnyPrior
 from spot.placement.saliency import maps_for, rgb
@@ -73,7 +73,7 @@ def predict(
         seed: seed of random priors, combined with each file's name.
         cascade: predict with early exit instead of one budget.
         until: the confidence at which the cascade stops, instead of its thresholds.
-        merge: place more tokens and merge them in later blocks, at the cost of `tokens`; see spot.models.merging.
+        merge: place more tokens and merge them in later blocks, at the cost of `tokens`; see spot.models.tome.Merging.
         glimpses: number of places to classify, for a model with a finder; see spot.models.glimpsed.
         top: number of classes to return.
         fit: see `spot.data.picture.evaluation_transform`; by default the model's.

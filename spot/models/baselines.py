@@ -2,22 +2,150 @@
 
     BASELINES["tome"].build(model, 25)     # has the call of a SpotViT, and its weights
 
-To add a baseline, write a Wrapper (spot.models.wrappers) and list it here.
+To add a baseline, write a Wrapper (spot.models.wrappers) and list it here. Those that only choose windows are in this
+module: random patches, a smaller image, and elastic windows. Token merging is in tome.py.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from spot.models.elastic import ElasticViT
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from spot.errors import InputError
 from spot.models.family import Family, Source, at_budget
-from spot.models.merging import Merging
-from spot.models.resize import Resize
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe
+from spot.models.tome import Merging, ToMe
 from spot.models.tome_schedule import blocks_macs, schedule_for_macs, schedule_for_tokens
-from spot.models.wrappers import PatchDropout, PlainViT, TokenModel
+from spot.models.wrappers import PlainViT, TokenModel, Wrapper
 from spot.placement.priors import LEARNED
+from spot.tokens.position_embedding import grid_positions
+
+MAX_ASPECT_CHANGE = 4 / 3  # of a shrunk image, in either direction
+
+
+class PatchDropout(Wrapper):
+    """A SpotViT on `tokens` random patches of the grid (PatchDropout at inference; Liu et al., 2023).
+
+    timm and the authors round the number of kept patches, so that 25 of 196 may become 24; here it is exact.
+    """
+
+    random = True
+
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+        """The centres of the kept patches (B, N, 2), in the grid's order."""
+        grid = self.model.grid(images)
+        cells = grid.shape[1]
+        self.check_tokens(tokens, cells)
+        # Drawn on the CPU, so one seed keeps the same patches on every device.
+        order = torch.rand(len(images), cells, generator=generator).argsort(1)
+        kept = order[:, :tokens].sort(1).values.to(grid.device)
+        return grid.gather(1, kept[..., None].expand(-1, -1, grid.shape[-1]))
+
+
+class Resize(Wrapper):
+    """A SpotViT on images shrunk to a grid of `tokens` patches, antialiased. It needs neither training nor placement.
+
+    Position embeddings are those of the cell centres, as for any other positions.
+    """
+
+    def check_tokens(self, tokens: int, cells: int) -> None:
+        super().check_tokens(tokens, cells)
+        small_grid(tokens, *self.model.img_size)
+
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+        """The centres of the shrunk image's patches (B, N, 2)."""
+        self.check_tokens(tokens, self.model.grid(images[:1]).shape[1])
+        grid = grid_positions(small_grid(tokens, *images.shape[-2:]))
+        return grid.to(images.device).expand(len(images), -1, -1)
+
+    def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
+        """Features (B, P + N, D) of images shrunk to as many patches as there are positions."""
+        positions = self.place(images, **placement) if positions is None else positions
+        return self.model.forward_features(shrink_to_grid(images, positions.shape[1], self.model.patch_size), positions)
+
+
+def small_grid(tokens: int, height: int, width: int) -> tuple[int, int]:
+    """(rows, columns) with exactly this many cells and the aspect closest to the image's."""
+
+    def aspect_change(grid: tuple[int, int]) -> float:
+        ratio = grid[0] * width / (grid[1] * height)
+        return max(ratio, 1 / ratio)
+
+    best = min(((rows, tokens // rows) for rows in range(1, tokens + 1) if tokens % rows == 0), key=aspect_change)
+    if aspect_change(best) > MAX_ASPECT_CHANGE:
+        sides = range(1, max(tokens, 32) + 1)
+        possible = [math.prod(grid) for grid in product(sides, sides) if aspect_change(grid) <= MAX_ASPECT_CHANGE]
+        raise InputError(
+            f"no smaller image of this aspect ({height} × {width}) has {tokens} patches in rows and columns; "
+            f"the nearest number is {min(possible, key=lambda count: abs(count - tokens))}"
+        )
+    return best
+
+
+def shrink_to_grid(images: Tensor, tokens: int, patch_size: int) -> Tensor:
+    """Images (B, C, H, W) shrunk so that their grid of patches has this many cells."""
+    rows, columns = small_grid(tokens, *images.shape[-2:])
+    size = rows * patch_size, columns * patch_size
+    return images if size == images.shape[-2:] else F.interpolate(images, size, mode="bicubic", antialias=True)
+
+
+class ElasticViT(Wrapper):
+    """A SpotViT on elastic windows: random patches of its grid, shifted and rescaled (Pardyl et al., "Beyond Grids").
+
+    Side and shift are whole numbers of pixels, and a window is read as K × K samples: the discrete counterpart of
+    SPoT's subpixel placement. ElasticViT's embedding of the window's side is left out. The default ranges are ours,
+    because the published ones belong to ElasticViT's own training.
+
+    Args:
+        model: as made by spot.adapt; its parameters are shared, not copied.
+        tokens: number of patches to keep, by default all.
+        shift: the largest shift in each direction in whole pixels, by default half a patch.
+        scale: sides are drawn uniformly between these multiples of the patch's side, rounded to pixels.
+    """
+
+    random = True
+
+    def __init__(
+        self,
+        model: SpotViT,
+        tokens: int | None = None,
+        *,
+        shift: int | None = None,
+        scale: tuple[float, float] = (0.5, 2.0),
+    ) -> None:
+        super().__init__(model, tokens)
+        self.shift = model.patch_size // 2 if shift is None else shift
+        self.scale = scale
+        if self.shift < 0 or not 0 < scale[0] <= scale[1]:
+            raise InputError(f"shift must be at least 0 and scale a rising pair above 0, got {shift} and {scale}")
+
+    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
+        """Random windows (B, N, 3): y, x and scale. Windows that extend beyond the image are moved inside if they fit.
+
+        The scale is the distance between a window's samples in pixels, its side / K.
+        """
+        grid, size = self.model.grid(images), self.model.patch_size
+        batch, cells = grid.shape[:2]
+        self.check_tokens(tokens, cells)
+        # Four numbers for every window, drawn on the CPU: an image's windows depend neither on the device
+        # nor on the size of the batch.
+        keep, side, *moves = torch.rand(batch, cells, 4, generator=generator).to(grid.device).unbind(-1)
+        kept = keep.argsort(1)[:, :tokens].sort(1).values
+
+        low, high = (max(1, round(size * factor)) for factor in self.scale)
+        sides = low + (side.gather(1, kept) * (high - low + 1)).floor()
+        centres = []
+        for axis, (length, move) in enumerate(zip(images.shape[-2:], moves, strict=True)):
+            moved = (move.gather(1, kept) * (2 * self.shift + 1)).floor() - self.shift
+            start = (grid[..., axis].gather(1, kept) * length - sides / 2).round() + moved
+            start = torch.minimum(start, length - sides).clamp(min=0)
+            centres.append((start + sides / 2) / length)
+        return torch.stack([*centres, sides / size], -1)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,11 @@
 """The model card that `save_pretrained` and `push_to_hub` write: a description of the model, and how to load it."""
 
-from typing import TYPE_CHECKING
-
 from huggingface_hub import ModelCard, ModelCardData
 
 from spot import report
 from spot.hashes import hash_model
+from spot.models.spot_vit import SpotViT
 from spot.placement.priors import resolve_prior
-
-if TYPE_CHECKING:
-    from spot.models.spot_vit import SpotViT
 
 CARD = """---
 {data}
@@ -36,7 +32,7 @@ Weights {hash}, spot-vit {version}.
 """
 
 
-def model_card(model: "SpotViT") -> ModelCard:
+def model_card(model: SpotViT) -> ModelCard:
     """A card in Markdown with the hub's YAML header; the licence of the weights is that of timm's entry."""
     config = model.pretrained_cfg
     data = ModelCardData(

@@ -20,8 +20,6 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from spot.errors import InputError
-from spot.models.deltas import refuse_misfit
-from spot.models.mae import as_published
 from spot.models.spot_vit import SpotViT
 from spot.models.timm_vit import TimmViT, create_timm, refuse_unfit
 from spot.placement.policy import Policy, build_policy
@@ -30,8 +28,8 @@ from spot.store import as_json, read_state, read_tensors, write_json, write_tens
 from spot.tokens.authors import AuthorsTokenizer
 from spot.tokens.tokenizer import Tokenizer
 
-HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # options of a download
-DATA = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
+HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # options of a download
+DATA_KEYS = ("mean", "std", "interpolation", "crop_pct", "input_size", "label_names", "label_descriptions")
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "spot_vit"
 FORMAT = 1
 MAX_BLOCKS, MAX_SIDE = 1000, 20_000  # a header can claim any size
@@ -44,7 +42,7 @@ def with_options(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
     if type(model.tokenizer) is not Tokenizer:
         raise InputError(f"the authors' checkpoints are loaded as they are, got {', '.join(options)}")
     options = {**model.options, **options}
-    overlay = {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA) if key in model.pretrained_cfg}
+    overlay = {key: model.pretrained_cfg[key] for key in ("num_classes", *DATA_KEYS) if key in model.pretrained_cfg}
     other = SpotViT(
         vit_with_weights(model.name, options, state_dict=model.vit.state_dict(), source="", **overlay),
         tokens=model.tokens if model.tokens != len(model.grid()) else None,
@@ -54,7 +52,7 @@ def with_options(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
         sigma=model.sigma,
         options=options,
     )
-    other.policy, other.retrofit_hash = model.policy, model.retrofit_hash
+    other.policy, other.weights_hash = model.policy, model.weights_hash
     other.class_names = model.class_names if other.num_classes == model.num_classes else None
     return other
 
@@ -62,18 +60,20 @@ def with_options(model: SpotViT, options: Mapping[str, Any]) -> SpotViT:
 def load_timm(name: str, weights: str | Path | None, options: dict[str, Any]) -> SpotViT:
     """Adapt a pretrained timm ViT, with weights from timm or from a file."""
     state = {} if weights is None else read_weights(weights)  # refuses invalid files before timm opens them
-    options, published = as_published(state, dict(options))
-    cache_dir = options.pop("cache_dir", None)  # an option of the download, not of the model
-    with torch.device("meta"), downloading(name):  # of "hf-hub:…" the configuration
-        vit = create_timm(name, **options)
+    implied, published = as_published(state)
+    options = {**implied, **options}
+    hub = {"cache_dir": options.pop("cache_dir")} if "cache_dir" in options else {}  # not an option of the model
+    _, _, hub_id = name.partition("hub:")  # the configuration of "hf-hub:…" is downloaded first
+    with torch.device("meta"), downloading(name, hub_id, [CONFIG], **hub):
+        vit = create_timm(name, **hub, **options)
         refuse_unfit(vit)  # before weights are downloaded
     if weights is not None:
         return SpotViT(vit_with_weights(name, options, file=str(weights), **published), options=options)
     repo, file = (vit.pretrained_cfg.get(key) or "" for key in ("hf_hub_id", "hf_hub_filename"))
     files = [name for name in (file, WEIGHTS, "pytorch_model.bin") if name]
     advice = "; if you have the weights in a file, give weights=FILE (--weights FILE)"
-    with downloading(name, repo.split("@")[0], files, advice, cache_dir=cache_dir):
-        return SpotViT(create_timm(name, pretrained=True, cache_dir=cache_dir, **options), options=options)
+    with downloading(name, repo, files, advice, **hub):
+        return SpotViT(create_timm(name, pretrained=True, **hub, **options), options=options)
 
 
 def vit_with_weights(name: str, options: Mapping[str, Any], **overlay: Any) -> TimmViT:
@@ -83,16 +83,43 @@ def vit_with_weights(name: str, options: Mapping[str, Any], **overlay: Any) -> T
     return vit
 
 
+def has_decoder(state: Mapping[str, Tensor]) -> bool:
+    """Whether a state dict is that of a published masked autoencoder with its decoder."""
+    return "decoder_embed.weight" in state and "decoder_pred.weight" in state
+
+
+def as_published(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options and pretrained_cfg_overlay that timm needs to load a checkpoint that He et al. published.
+
+    For a pretrained file with a decoder, only the encoder's weights are loaded. A fine-tuned file normalises and
+    classifies the mean of the tokens, whereas timm's `vit_base_patch16_224.mae` uses the class token and has no head.
+    Any other file needs none.
+    """
+    if has_decoder(state):
+        encoder = {name: tensor for name, tensor in state.items() if not name.startswith(("decoder_", "mask_token"))}
+        return {}, {"state_dict": encoder, "source": ""}
+    if "fc_norm.weight" in state and "norm.weight" not in state and "head.weight" in state:
+        classes = len(state["head.weight"])
+        return {"global_pool": "avg", "num_classes": classes}, {"num_classes": classes}
+    return {}, {}
+
+
 @contextmanager
 def downloading(name: str, repo: str = "", files: Sequence[str] = (), advice: str = "", **hub: Any) -> Iterator[None]:
     """Turn the errors of a download in this block into one sentence.
 
     If no such file of the repository is cached, the hub is asked once before: its own client would retry for a minute.
+
+    Args:
+        repo: the repository's name, with timm's @revision if there is one.
+        hub: options of the download, as in HUB_OPTIONS.
     """
-    cache = {key: hub.get(key) for key in ("cache_dir", "revision")}
+    repo, _, named = repo.partition("@")
+    revision = hub.get("revision") or named or None
+    cache = {"cache_dir": hub.get("cache_dir"), "revision": revision}
     try:
         if repo and not any(isinstance(try_to_load_from_cache(repo, file, **cache), str) for file in files):
-            file_exists(repo, files[0], revision=hub.get("revision"), token=hub.get("token"))
+            file_exists(repo, files[0], revision=revision, token=hub.get("token"))
     except Exception as error:  # its type depends on the hub's HTTP client
         raise InputError(f"cannot download {name} ({error}){advice}") from error
     try:
@@ -140,7 +167,7 @@ def model_config(model: SpotViT) -> dict[str, Any]:
         "format": FORMAT,
         "model": model.name,
         "options": options,
-        "data": {key: data[key] for key in DATA if data.get(key) is not None},
+        "data": {key: data[key] for key in DATA_KEYS if data.get(key) is not None},
         "tokens": model.tokens,
         "prior": model.prior,
         "saliency": model.saliency if isinstance(model.saliency, str) else "spectral",
@@ -217,7 +244,7 @@ def load_pretrained(model_id: str, **options: Any) -> SpotViT:
     """SpotViT.from_pretrained: load a folder or a model on the hub, with the given placement options."""
     path = Path(model_id)
     if not path.is_dir():
-        hub = {key: options[key] for key in HUB if key in options}  # PyTorchModelHubMixin adds others
+        hub = {key: options[key] for key in HUB_OPTIONS if key in options}  # PyTorchModelHubMixin adds others
         with downloading(model_id, model_id, [WEIGHTS], **hub):
             path = Path(hf_hub_download(model_id, WEIGHTS, **hub))
     return load_saved(path).at(**{name: options.get(name) for name in ("tokens", "prior", "scale")})
@@ -240,6 +267,16 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): tensor for name, tensor in state.items()}
 
 
+def refuse_misfit(source: str, state: Mapping[str, Tensor], model_state: Mapping[str, Tensor]) -> None:
+    """Refuse weights that do not fit a model's architecture, naming the first tensor that differs."""
+    for name in sorted(model_state.keys() | state.keys()):
+        given, needed = (tuple(each[name].shape) if name in each else None for each in (state, model_state))
+        if given != needed:
+            difference = f"has shape {given}, the model needs {needed}"
+            difference = "is missing" if given is None else "is not in the model" if needed is None else difference
+            raise InputError(f"{source} is of another architecture: {name} {difference}")
+
+
 # Checks of a configuration, which may come from a stranger
 
 
@@ -249,7 +286,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise InputError(f"this model was saved in format {config.get('format')!r}; this version reads {FORMAT}")
     options, data = config["options"], config["data"]
     allowed = {key for kind in (VisionTransformer, Eva) for key in inspect.signature(kind.__init__).parameters}
-    check_base(config["model"], sorted({*options} - allowed) + sorted({*data} - {*DATA}))
+    check_base(config["model"], sorted({*options} - allowed) + sorted({*data} - {*DATA_KEYS}))
     check_numbers("depth", options.get("depth", 1), [1], high=MAX_BLOCKS)
     check_numbers("img_size", options.get("img_size", 1), [1, 2], high=MAX_SIDE)
     channels = [1, 3, options.get("in_chans", 3)]

@@ -1,11 +1,8 @@
-"""Features at any points of an image, and dense feature maps from scattered tokens.
+"""Dense feature maps from scattered tokens.
 
-features = model.features_at(images, points)            # (B, M, D) at points (B, M, 2), (y, x) fractions
 features = model.token_features(images, indices=1, norm=True, tokens=49)[0]
 dense = model.to_map(features, (14, 14))                # (B, D, 14, 14)
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,30 +10,10 @@ from torch import Tensor
 from spot.errors import InputError
 from spot.tokens.position_embedding import grid_positions
 
-if TYPE_CHECKING:
-    from spot.models.spot_vit import SpotViT
-
 NEIGHBOURS = 4
 
 
-def features_at(model: "SpotViT", images: Tensor, points: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Normalised features of the last block (B, M, D) of tokens at points (B, M, 2).
-
-    A token at each point attends to the image's tokens (`positions`, by default the ViT's own grid). These do
-    not attend to it, and points do not attend to each other. A point's feature thus depends on no other
-    point, and at the position of one of the image's tokens it equals that token's feature.
-    """
-    context = model.grid(images) if positions is None else positions
-    if points.ndim != 3 or points.shape[-1] != context.shape[-1] or len(points) != len(images):
-        wanted = (len(images), "M", context.shape[-1])
-        raise InputError(f"points must have shape {wanted} like positions, got {tuple(points.shape)}")
-    x, rope = model.embed(images, torch.cat([context, points.to(context)], 1))
-    first_point = model.num_prefix_tokens + context.shape[1]
-    mask = torch.arange(x.shape[1], device=x.device) < first_point
-    return model.encode(x, rope, mask=mask.expand(len(x), 1, x.shape[1], -1))[:, first_point:]
-
-
-def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours: int = NEIGHBOURS) -> Tensor:
+def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int]) -> Tensor:
     """Tokens (B, N, D) at positions (B, N, 2 or 3) → a map (B, D, height, width).
 
     The value of a cell is a weighted mean of the tokens nearest to its centre, with weights ((R − d) / (R d))².
@@ -47,14 +24,14 @@ def to_map(tokens: Tensor, positions: Tensor, size: tuple[int, int], neighbours:
     if tokens.ndim != 3 or tokens.shape[:2] != positions.shape[:2]:
         raise InputError(f"tokens (B, N, D) and positions (B, N, 2) are needed, got {tuple(tokens.shape)} and "
                          f"{tuple(positions.shape)}")  # fmt: skip
-    if min(size) < 1 or neighbours < 1:
-        raise InputError(f"a map needs at least one cell and one neighbour, got {size} and {neighbours}")
+    if min(size) < 1:
+        raise InputError(f"a map needs at least one cell, got {size}")
     cells = grid_positions(size).to(tokens.device)[None]
     apart = (cells[:, :, None] - positions[:, None, :, :2].float()) * cells.new_tensor(size)
     distance = apart.square().sum(-1).sqrt().clamp(min=1e-6)  # not cdist: it rounds small distances
-    near, which = distance.topk(min(neighbours + 1, distance.shape[2]), largest=False)
-    if near.shape[2] > neighbours:
-        radius, near, which = near[..., neighbours:], near[..., :neighbours], which[..., :neighbours]
+    near, which = distance.topk(min(NEIGHBOURS + 1, distance.shape[2]), largest=False)
+    if near.shape[2] > NEIGHBOURS:
+        radius, near, which = near[..., NEIGHBOURS:], near[..., :NEIGHBOURS], which[..., :NEIGHBOURS]
         weight = ((radius - near).clamp(min=1e-6) / (radius * near)).square()
     else:
         weight = near.reciprocal().square()

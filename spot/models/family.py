@@ -10,26 +10,38 @@ A family holds base and change once, and builds an ordinary model for each reque
     family = spot.Family("vit-ti")
     sparse = family.model(tokens=49)        # a SpotViT with the weights for 49 tokens
     dense = family.model(tokens=196)        # timm's own weights, exactly
+
+The change is stored as a delta, a safetensors file (`save_delta`). Its header contains its base (timm's name and a
+hash of the base's tensors) and the retrofit's placement options. It cannot be applied to any other base. Unchanged
+tensors are left out. Changes of matrices are stored as int8 with a scale per row, a quarter of float32's size:
+
+    name            int8 with `name|scale` (rows, 1) float32; float16 for vectors
+    policy.name     float32: the weights of the learned prior, if there is one
 """
 
 import copy
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from spot.errors import InputError, check_kind
 from spot.hashes import hash_tensors
-from spot.models.checkpoints import check_base, load_timm, with_options
-from spot.models.deltas import apply_delta, delta_policy, is_delta, read_delta
+from spot.models.checkpoints import check_base, load_timm, refuse_misfit, with_options
 from spot.models.shipped import ALIASES, find
 from spot.models.spot_vit import SpotViT
+from spot.placement.policy import Policy, build_policy
 from spot.placement.priors import AnyPrior, check_tokens
 from spot.placement.sizes import Scale
+from spot.store import has_kind, read_tensors, write_tensors
 
 STEPS = 16  # shares are rounded to this many steps
 DEFAULT_TOKENS = 49  # a quarter of a 14 × 14 grid: the middle of the budgets that a retrofit is trained for
+KEY, FORMAT = "spot_delta", 1  # of a delta's header
+ROW_SCALE, POLICY = "|scale", "policy."  # end and beginning of names in a delta
 
 
 class Family:
@@ -64,7 +76,7 @@ class Family:
         self.scale: Scale | None = config.get("scale")  # window size of each model's placement, as in SpotViT.scale
         self._base.prior = config.get("prior") or "isotropic"
         self._base.policy = delta_policy(path)
-        self._base.retrofit_hash = self.hash
+        self._base.weights_hash = self.hash
         self._base.eval()
 
     def __repr__(self) -> str:
@@ -74,10 +86,8 @@ class Family:
         """The share of the retrofit's change for N tokens, for images of the ViT's own size or another (H, W)."""
         if self.min_tokens is None:
             return 1.0
-        if image_size is None:
-            return share_of_change(tokens, self.cells, self.min_tokens)
-        rows, columns = (length // self.patch_size for length in image_size)
-        return share_of_change(tokens, rows * columns, self.min_tokens)
+        cells = math.prod(length // self.patch_size for length in image_size) if image_size else self.cells
+        return share_of_change(tokens, cells, self.min_tokens)
 
     def model(
         self,
@@ -139,4 +149,96 @@ def hash_weights(source: Source) -> str:
     """The hash by which policies and cascades identify a model's weights; it changes with any tensor of the ViT."""
     if isinstance(source, Family):
         return source.hash
-    return source.retrofit_hash or hash_tensors(source.vit.state_dict())
+    return source.weights_hash or hash_tensors(source.vit.state_dict())
+
+
+# Retrofits as deltas, on disk
+
+
+def save_delta(
+    model: SpotViT,
+    base_state: Mapping[str, Tensor],
+    path: str | Path,
+    *,
+    base: str,
+    config: Mapping[str, Any] | None = None,
+) -> None:
+    """Save the difference between `model.vit` and its base, and the model's policy if it has one.
+
+    Args:
+        base_state: the base's tensors under timm's names.
+        base: timm's name of the base, with its tag.
+        config: JSON values to store: prior, scale and min_tokens, the budget at which the full change is applied.
+    """
+    state = model.vit.state_dict()
+    refuse_misfit("the base", base_state, state)
+    stored: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        change = tensor.detach().cpu().float() - base_state[name].cpu().float()
+        if change.any():
+            stored |= pack(name, change)
+    config = dict(config or {})
+    if isinstance(model.policy, Policy):
+        config["policy"] = model.policy.describe()
+        stored |= {POLICY + name: tensor for name, tensor in model.policy.state_dict().items()}
+    about = {"format": FORMAT, "base": base, "hash": hash_tensors(base_state), "config": config}
+    write_tensors(path, stored, KEY, about)
+
+
+def pack(name: str, change: Tensor) -> dict[str, Tensor]:
+    """A change in its stored form. Vectors, including tokens, are float16."""
+    matrix = change.flatten(1) if change.ndim > 1 else change[None]
+    if min(matrix.shape) == 1:
+        return {name: change.half()}
+    scale = matrix.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    return {name: (matrix / scale).round().to(torch.int8).view(change.shape).contiguous(), name + ROW_SCALE: scale}
+
+
+def is_delta(path: str | Path) -> bool:
+    """Whether a file is a delta; a damaged file is not."""
+    return has_kind(path, KEY)
+
+
+def read_delta(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The stored tensors of a delta, and its header: base, hash and config."""
+    stored, about = read_tensors(path, KEY, "a delta")
+    if about.get("format") != FORMAT:
+        raise InputError(f"{path} is a delta in format {about.get('format')!r}; this version reads {FORMAT}")
+    if not (isinstance(about.get("base"), str) and "hash" in about and isinstance(about.get("config"), dict)):
+        raise InputError(f"{path} is a damaged delta: its header names no base, or no configuration")
+    return stored, about
+
+
+def apply_delta(base_state: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
+    """Base plus delta: all tensors under timm's names. Refuses bases other than the delta's own."""
+    stored, about = read_delta(path)
+    base = hash_tensors(base_state)
+    if base != about["hash"]:
+        raise InputError(
+            f"{Path(path).name} is a delta on {about['base']} (tensors {about['hash']}), "
+            f"but these weights are others ({base}); give that checkpoint's weights"
+        )
+    state = {name: tensor.clone() for name, tensor in base_state.items()}
+    for name, change in stored.items():
+        if name.endswith(ROW_SCALE) or name.startswith(POLICY):
+            continue  # scales are read with their tensor; policies are not part of the ViT
+        if name not in state or change.numel() != state[name].numel():
+            raise InputError(f"{path} is a damaged delta: {name} does not fit its base")
+        change = change.float()
+        if name + ROW_SCALE in stored:
+            scale = stored[name + ROW_SCALE]
+            if not change.ndim or scale.shape != (len(change), 1):
+                raise InputError(f"{path} is a damaged delta: the scale of {name} does not fit it")
+            change = change.view(len(change), -1) * scale
+        state[name] = (state[name].float() + change.view(state[name].shape)).to(state[name].dtype)
+    return state
+
+
+def delta_policy(path: str | Path) -> Policy | None:
+    """The policy in a delta's file, or None."""
+    stored, about = read_delta(path)
+    description = about["config"].get("policy")
+    if description is None:
+        return None
+    state = {name.removeprefix(POLICY): tensor for name, tensor in stored.items() if name.startswith(POLICY)}
+    return build_policy(description, state, str(path))

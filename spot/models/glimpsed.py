@@ -60,8 +60,13 @@ class Glimpsed(Wrapper):
     def forward_features(self, images: Tensor, positions: Tensor | None = None, **placement: Any) -> Tensor:
         """Features (B × G, P + N, D): the glimpses of a picture are consecutive."""
         positions = self.place(images) if positions is None else positions
-        if positions.shape[1] % self.tokens_per_glimpse:
-            raise InputError(f"each glimpse has {self.tokens_per_glimpse} tokens, got {positions.shape[1]} positions")
+        if positions.shape[1] != self.tokens:
+            wanted = f"{self.glimpses} glimpses have {self.tokens_per_glimpse} tokens each"
+            raise InputError(f"{wanted}, so {self.tokens} in all, got {positions.shape[1]} positions")
+        return self.encode(images, positions)
+
+    def encode(self, images: Tensor, positions: Tensor) -> Tensor:
+        """Features (B × G, P + N, D) of positions (B, G × N, 7) with any number of glimpses G."""
         model, count = self.model, positions.shape[1] // self.tokens_per_glimpse
         x, rope = model.embed(images, positions)
         if rope is not None:
@@ -78,7 +83,7 @@ class Glimpsed(Wrapper):
 
     def glimpse_logits(self, images: Tensor, glimpses: Tensor) -> Tensor:
         """Logits (B, G, classes) of glimpses (B, G, 3)."""
-        features = self.forward_features(images, self.positions(images, glimpses))
+        features = self.encode(images, self.positions(images, glimpses))
         return self.model.forward_head(features).unflatten(0, (len(images), -1))
 
     def picture_logits(self, logits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import timm
 from spot.data.scenes import CLASSES
 from spot.errors import InputError, check_kind, unknown
 from spot.models.checkpoints import (
-    HUB,
+    HUB_OPTIONS,
     build,
     load_authors,
     load_pretrained,
@@ -20,8 +20,7 @@ from spot.models.checkpoints import (
     read_saved,
     with_options,
 )
-from spot.models.deltas import is_delta, read_delta
-from spot.models.family import DEFAULT_TOKENS, Family, Source, at_budget, hash_weights
+from spot.models.family import DEFAULT_TOKENS, Family, Source, at_budget, hash_weights, is_delta, read_delta
 from spot.models.shipped import ALIASES, built_in, find
 from spot.models.spot_vit import SpotViT, adapt
 from spot.placement.policy import Policy, is_policy_file, read_policy_file
@@ -83,11 +82,12 @@ def load_source(
     elif is_timm(name):
         source = load_timm(name.removeprefix("timm/"), weights, options).eval()
     elif name.count("/") == 1:
-        hub = {key: options.pop(key) for key in HUB if key in options}
+        hub = {key: options.pop(key) for key in HUB_OPTIONS if key in options}
         source = with_options(load_pretrained(name, **hub), options).eval()
     else:
         raise unknown_model(name)
-    source.scale = source.scale if scale is None else scale
+    if scale is not None:
+        source.scale = scale
     return source
 
 

@@ -4,13 +4,13 @@ The encoder is a SpotViT that processes only the visible tokens. The decoder tak
 mask token for each hidden token, and the kernelized embedding of every token's position, and
 reconstructs the hidden windows. After training only the encoder is kept.
 
-This module also reads the files that He et al. published, such as `mae_pretrain_vit_base_full.pth`.
-Their encoder is a timm ViT without changes; `fill_decoder` loads the file's decoder into a Decoder.
+`fill_decoder` loads the decoder of a file that He et al. published, such as `mae_pretrain_vit_base_full.pth`. Its
+encoder is a timm ViT, which spot.load reads.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from timm.layers import LayerNorm
@@ -18,7 +18,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from spot.errors import InputError
-from spot.models.deltas import refuse_misfit
+from spot.models.checkpoints import refuse_misfit
 from spot.models.spot_vit import SpotViT
 from spot.tokens.position_embedding import KernelPositionEmbedding
 from spot.tokens.windows import windows
@@ -115,27 +115,6 @@ DECODER_NAMES = {
     "mask_token": "mask_token",
     "decoder_pos_embed": "positions.table",
 }
-
-
-def has_decoder(state: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict is that of a published masked autoencoder with its decoder."""
-    return "decoder_embed.weight" in state and "decoder_pred.weight" in state
-
-
-def as_published(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options and pretrained_cfg_overlay with which timm loads a checkpoint that He et al. published.
-
-    For a pretrained file with a decoder, only the encoder's weights are loaded. A fine-tuned file normalises and
-    classifies the mean of the tokens, whereas timm's `vit_base_patch16_224.mae` uses the class token and has no head.
-    Given options take precedence over those of the file. For any other file nothing changes.
-    """
-    if has_decoder(state):
-        encoder = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(DECODER_NAMES))}
-        return dict(options), {"state_dict": encoder, "source": ""}
-    if "fc_norm.weight" in state and "norm.weight" not in state and "head.weight" in state:
-        classes = len(state["head.weight"])
-        return {"global_pool": "avg", "num_classes": classes, **options}, {"num_classes": classes}
-    return dict(options), {}
 
 
 @torch.no_grad()

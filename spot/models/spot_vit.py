@@ -24,8 +24,7 @@ from torch import Generator, Tensor, nn
 
 from spot.data.picture import Fit
 from spot.errors import InputError, check_kind
-from spot.models.card import model_card
-from spot.models.dense import features_at, to_map
+from spot.models.dense import to_map
 from spot.models.timm_vit import AnswersAsTimm, TimmViT, block_indices, create_timm, refuse_unfit
 from spot.placement.priors import LEARNED, PRIORS, AnyPrior, Prior, check_images, check_tokens, resolve_prior
 from spot.placement.saliency import Source, resolve_saliency
@@ -77,7 +76,7 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
     scale: Scale | None  # size of the windows: the distance between samples in pixels, or "auto"; None is 1
     saliency: Source  # source of the maps for priors that need them; see `saliency_maps`
     policy: nn.Module | None  # the learned prior, an ordinary submodule; selected by the name "learned"
-    retrofit_hash: str | None = None  # for a family's model: the hash that identifies the family
+    weights_hash: str | None = None  # names the weights in files that are for them; None: the hash of the ViT's tensors
 
     def __init__(
         self,
@@ -312,8 +311,20 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
         return taken
 
     def features_at(self, images: Tensor, points: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Features (B, M, D) at any points (B, M, 2); see spot.models.dense.features_at."""
-        return features_at(self, images, points, positions)
+        """Normalised features of the last block (B, M, D) of tokens at points (B, M, 2).
+
+        A token at each point attends to the image's tokens (`positions`, by default the ViT's own grid). These do
+        not attend to it, and points do not attend to each other. A point's feature thus depends on no other
+        point, and at the position of one of the image's tokens it equals that token's feature.
+        """
+        context = self.grid(images) if positions is None else positions
+        if points.ndim != 3 or points.shape[-1] != context.shape[-1] or len(points) != len(images):
+            wanted = (len(images), "M", context.shape[-1])
+            raise InputError(f"points must have shape {wanted} like positions, got {tuple(points.shape)}")
+        x, rope = self.embed(images, torch.cat([context, points.to(context)], 1))
+        first_point = self.num_prefix_tokens + context.shape[1]
+        mask = torch.arange(x.shape[1], device=x.device) < first_point
+        return self.encode(x, rope, mask=mask.expand(len(x), 1, x.shape[1], -1))[:, first_point:]
 
     def to_map(self, features: Features, size: tuple[int, int] | None = None) -> Tensor:
         """Scattered tokens → a map (B, D, height, width), by default of the grid's size; see spot.models.dense."""
@@ -356,10 +367,12 @@ class SpotViT(AnswersAsTimm, nn.Module, PyTorchModelHubMixin):
         present = [token for token in tokens if token is not None]
         return torch.cat(present, 1) if present else next(self.vit.parameters()).new_zeros(1, 0, self.embed_dim)
 
-    # Saving and loading; formats are in checkpoints.py
+    # Saving and loading by PyTorchModelHubMixin; formats are in checkpoints.py and card.py, which know this class
 
     def generate_model_card(self, *_: Any, **__: Any) -> ModelCard:
         """The README.md that save_pretrained and push_to_hub write."""
+        from spot.models.card import model_card
+
         return model_card(self)
 
     def _save_pretrained(self, save_directory: Path) -> None:

@@ -8,6 +8,7 @@ key: log s is added to its attention logits (proportional attention). Prefix tok
 
     ToMe(model, 16)                                 # 16 merges in every block
     ToMe(model, schedule_for_tokens(model, 25))     # one number for each block, see tome_schedule.py
+    Merging(spot.Family("vit-ti"), 25)              # places more than 25 tokens, merges them at the cost of 25
 
 The blocks must be timm's `Block` with `Attention`, and the pool the class token or the mean.
 """
@@ -21,9 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spot.errors import InputError
+from spot.models.family import Source, at_budget, dense_model
 from spot.models.spot_vit import SpotViT
-from spot.models.tome_schedule import check_mergeable, limit_to_half
+from spot.models.tome_schedule import check_mergeable, resolve_schedule, schedule_for_budget
 from spot.models.wrappers import Wrapper, embed_grid
+from spot.placement.priors import AnyPrior, check_tokens
 
 
 class Merged(NamedTuple):
@@ -121,19 +124,33 @@ class ToMe(Wrapper):
         return self.forward_head(merged.features, sizes=merged.sizes)
 
 
-def resolve_schedule(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
-    """The schedule of a constant r, limited to half of a block's tokens, or of one exact r for each block."""
-    amounts = [r] * depth if isinstance(r, int) else list(r) if isinstance(r, Sequence) else []
-    if len(amounts) != depth or not all(isinstance(amount, int) and amount >= 0 for amount in amounts):
-        raise InputError(f"r must be a whole number of at least 0, or {depth} of them, got {r!r}")
-    schedule = limit_to_half(amounts, tokens)
-    exact = amounts[:1] if isinstance(r, int) else amounts
-    if schedule[: len(exact)] != exact:
-        raise InputError(f"every block merges at most half of its tokens: of {tokens} tokens {schedule}, got {r!r}")
-    return schedule
+class Merging(ToMe):
+    """A SpotViT that places more tokens than its budget, and merges similar ones at the budget's multiply-adds.
+
+    With 25 tokens ViT-Ti places 37 and keeps 13. The schedule is `schedule_for_budget`'s. From a family it takes the
+    weights for the number of tokens that it places.
+    """
+
+    def __init__(self, source: Source, tokens: int, prior: AnyPrior | None = None) -> None:
+        """
+        Args:
+            source: a SpotViT, whose parameters are shared, or a family.
+            tokens: the budget: windows and blocks cost as much as this many tokens without merging. The cost of a
+                prior that depends on the image is not included.
+            prior: the placement; by default the model's own.
+        """
+        check_tokens(tokens)
+        count, schedule = schedule_for_budget(dense_model(source), tokens)  # does not depend on the weights
+        super().__init__(at_budget(source, count, prior=prior), schedule, own_placement=True)
+        self._tokens = tokens
+
+    @property
+    def tokens(self) -> int:
+        """The budget: the number of tokens that cost as much without merging. `starting_tokens` are placed."""
+        return self._tokens
 
 
-# ----------------------------------------------------------------------------- matching
+# Matching
 
 
 @torch.no_grad()

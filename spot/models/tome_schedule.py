@@ -1,8 +1,8 @@
 """Schedules of ToMe: how many tokens each block merges away, and the multiply-adds (MACs) of the blocks.
 
 A schedule has one number for each block, at most half of the block's tokens. `schedule_for_tokens` and
-`schedule_for_macs` find a schedule for a goal, starting from the whole grid. MACs are computed by a formula
-that matches torch's counter.
+`schedule_for_macs` find a schedule for a goal, starting from the whole grid. `schedule_for_budget` also chooses the
+number of tokens to start from. MACs are computed by a formula that matches torch's counter.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,6 +13,8 @@ from torch import nn
 from spot.errors import InputError
 from spot.models.spot_vit import SpotViT
 
+MERGED = 0.7  # the share of its tokens that a Merging merges away
+STEPS = 20  # smaller shares are tried in this many steps
 FOUR_BLOCKS = (1 / 4, 1 / 3, 1 / 2, 2 / 3)  # shares of the depth: blocks 3, 4, 6 and 8 of 12
 
 
@@ -22,6 +24,18 @@ def limit_to_half(amounts: Sequence[int], tokens: int) -> list[int]:
     for amount in amounts:
         schedule.append(min(amount, tokens // 2))
         tokens -= schedule[-1]
+    return schedule
+
+
+def resolve_schedule(r: int | Sequence[int], tokens: int, depth: int) -> list[int]:
+    """The schedule of a constant r, limited to half of a block's tokens, or of one exact r for each block."""
+    amounts = [r] * depth if isinstance(r, int) else list(r) if isinstance(r, Sequence) else []
+    if len(amounts) != depth or not all(isinstance(amount, int) and amount >= 0 for amount in amounts):
+        raise InputError(f"r must be a whole number of at least 0, or {depth} of them, got {r!r}")
+    schedule = limit_to_half(amounts, tokens)
+    exact = amounts[:1] if isinstance(r, int) else amounts
+    if schedule[: len(exact)] != exact:
+        raise InputError(f"every block merges at most half of its tokens: of {tokens} tokens {schedule}, got {r!r}")
     return schedule
 
 
@@ -59,18 +73,16 @@ def schedule_for_tokens(model: SpotViT, target: int) -> list[int]:
     tokens, depth = len(model.grid()), len(model.vit.blocks)
     if not isinstance(target, int) or target < 1 or target > tokens:
         raise InputError(f"ToMe can leave 1 to {tokens} of {tokens} tokens, got {target!r}")
-    for amount in range(tokens - target, depth * tokens):
-        schedule = even(amount, tokens, depth)
-        surplus = target - (tokens - sum(schedule))
-        if surplus < 0:
-            continue
-        for block in reversed(range(depth)):  # halving overshoots: the last blocks merge less
-            fewer = min(surplus, schedule[block])
-            schedule[block] -= fewer
-            surplus -= fewer
-        return schedule
     least = tokens - sum(even(depth * tokens, tokens, depth))
-    raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
+    if target < least:
+        raise InputError(f"{depth} blocks that merge at most half leave {least} of {tokens} tokens, got {target}")
+    to_merge = tokens - target
+    schedules = (even(amount, tokens, depth) for amount in range(to_merge, depth * tokens))
+    schedule = next(schedule for schedule in schedules if sum(schedule) >= to_merge)
+    for block, amount in enumerate(schedule):  # halving overshoots: the last blocks merge less
+        schedule[block] = min(amount, to_merge)
+        to_merge -= schedule[block]
+    return schedule
 
 
 def schedule_for_macs(model: SpotViT, macs: float, floor: int | None = None) -> list[int]:
@@ -94,6 +106,23 @@ def schedule_for_macs(model: SpotViT, macs: float, floor: int | None = None) -> 
     return next((schedule for schedule in schedules if blocks_macs(model, tokens, schedule) <= macs), half)
 
 
+def schedule_for_budget(model: SpotViT, tokens: int) -> tuple[int, list[int]]:
+    """The largest number of tokens, up to the grid's, that costs no more than `tokens` if merged; and the schedule.
+
+    The first quarter of the blocks processes all tokens. Then four blocks merge the same number of tokens each, in
+    total the share MERGED. A few merges of many tokens are as accurate as many merges of a few, and take less time.
+    """
+    depth, cells = len(model.vit.blocks), len(model.grid())
+    budget = windows_and_blocks_macs(model, tokens)
+    for count in range(max(tokens, cells), tokens, -1):
+        # The whole grid is merged only as much as the cost requires; fewer tokens always by the share MERGED.
+        for step in range(STEPS + 1) if count == cells else (STEPS,):
+            schedule = merge_share(MERGED * step / STEPS, four_blocks(depth), count, depth)
+            if windows_and_blocks_macs(model, count, schedule) <= budget:
+                return count, schedule
+    return tokens, [0] * depth
+
+
 def blocks_macs(model: SpotViT, tokens: int, schedule: Sequence[int] | None = None) -> int:
     """Multiply-adds of all blocks for one image of this many tokens, by default without merging."""
     check_mergeable(model)
@@ -109,6 +138,14 @@ def blocks_macs(model: SpotViT, tokens: int, schedule: Sequence[int] | None = No
             macs += (tokens + 1) // 2 * (tokens // 2) * block.attn.head_dim  # matching
         tokens -= merged
     return macs
+
+
+def windows_and_blocks_macs(model: SpotViT, tokens: int, schedule: Sequence[int] | None = None) -> int:
+    """Multiply-adds of windows and blocks for one image, by default without merging."""
+    rows, columns = model.grid_size
+    window = model.vit.patch_embed.proj.weight.numel()
+    window += rows * columns * model.embed_dim + (rows + columns) ** 2  # position embedding from all cells' kernels
+    return tokens * window + blocks_macs(model, tokens, schedule)
 
 
 def count_weights(module: nn.Module) -> int:

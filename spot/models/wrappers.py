@@ -1,7 +1,7 @@
 """Models that wrap a SpotViT and have the same call: `model(images, positions=None)` returns logits.
 
-A `Wrapper` shares the parameters of its SpotViT and replaces its placement. All baselines are wrappers. The two
-smallest are in this module: the timm ViT itself, and PatchDropout. A `TokenModel` is a SpotViT or a wrapper.
+A `Wrapper` shares the parameters of its SpotViT and replaces its placement. All baselines are wrappers, also the
+timm ViT itself, `PlainViT`. A `TokenModel` is a SpotViT or a wrapper.
 """
 
 from collections.abc import Sequence
@@ -117,22 +117,3 @@ class PlainViT(Wrapper):
         if positions is not None and not torch.equal(positions, grid):
             raise InputError("a plain ViT reads its own grid; to place its tokens call the SpotViT that holds it")
         return self.model.encode(*embed_grid(self.model, images))
-
-
-class PatchDropout(Wrapper):
-    """A SpotViT on `tokens` random patches of the grid (PatchDropout at inference; Liu et al., 2023).
-
-    timm and the authors round the number of kept patches, so that 25 of 196 may become 24; here it is exact.
-    """
-
-    random = True
-
-    def draw(self, images: Tensor, tokens: int, generator: Generator | None) -> Tensor:
-        """The centres of the kept patches (B, N, 2), in the grid's order."""
-        grid = self.model.grid(images)
-        cells = grid.shape[1]
-        self.check_tokens(tokens, cells)
-        # Drawn on the CPU, so one seed keeps the same patches on every device.
-        order = torch.rand(len(images), cells, generator=generator).argsort(1)
-        kept = order[:, :tokens].sort(1).values.to(grid.device)
-        return grid.gather(1, kept[..., None].expand(-1, -1, grid.shape[-1]))

@@ -20,9 +20,8 @@ from spot.errors import InputError
 from spot.hashes import hash_model
 from spot.placement.files import Placements, PlacementWriter
 from spot.placement.oracle import SearchSettings, search
-from spot.placement.priors import AnyPrior, resolve_prior
+from spot.placement.priors import resolve_prior
 from spot.placement.saliency import resolve_saliency
-from spot.placement.sizes import Scale
 from spot.processes import this_process
 from spot.store import as_json, locked
 
@@ -40,9 +39,6 @@ def search_dataset(
     data: Data,
     path: str | Path,
     *,
-    prior: AnyPrior | None = None,
-    tokens: int | None = None,
-    scale: Scale | None = None,
     saliency: Callable[[Tensor, Sequence[str]], Tensor] | None = None,
     seed: int = 0,
     batch_size: int = 32,
@@ -54,9 +50,10 @@ def search_dataset(
     """Search all images of a data set that are not yet in the placements file.
 
     Args:
+        model: places the initial tokens by its own prior, budget and scale; `model.at` selects others. Scales other
+            than 1 are optimised too.
         data: `data[i]` is (image (C, H, W), label or -1, key), and `data.keys` has all keys.
         path: the .safetensors file. Shards are kept next to it until all images are done.
-        prior, tokens, scale: the initial placement. Default: the model's own. Scales other than 1 are optimised too.
         saliency: maps (B, H, W) for images and keys, if the prior needs them. Default: the model's own.
         seed: for random priors and wrong labels; combined with each image's key.
         batch_size: images searched together; changes results by rounding only.
@@ -69,29 +66,29 @@ def search_dataset(
         raise InputError(f"keep is 'trajectories' or 'positions', got {keep!r}")
     settings = (settings or SearchSettings()).changed(**changes)
     objective = settings.objective
-    prior, tokens = model.prior if prior is None else prior, model.tokens if tokens is None else tokens
-    chosen = resolve_prior(prior)
-    if not chosen.needs_map:
+    prior = resolve_prior(model.prior)
+    if not prior.needs_map:
         saliency = None
     elif saliency is None:
         saliency = resolve_saliency(model.saliency, model)
-    about = {
-        "spot": __version__,
-        "model": _name(model),
-        "model_hash": hash_model(model),
-        "tokens": tokens,
-        "prior": chosen.name,
-        "saliency": None if saliency is None else _name(saliency),
-        "seed": seed,
-        "objective": _name(objective),
-        "keep": keep,
-        "settings": settings.as_json(),
-    }
-    about = as_json(about | ({} if scale is None else {"scale": scale}))
+    about = as_json(
+        {
+            "spot": __version__,
+            "model": _name(model),
+            "model_hash": hash_model(model),
+            "tokens": model.tokens,
+            "prior": prior.name,
+            "saliency": None if saliency is None else _name(saliency),
+            "seed": seed,
+            "objective": _name(objective),
+            "keep": keep,
+            "settings": settings.as_json(),
+        }
+    )
 
     def make(images: Tensor, labels: Tensor, keys: list[str]) -> Placements:
         maps = None if saliency is None else saliency(images, keys)
-        start = model.place(images, tokens=tokens, prior=prior, scale=scale, keys=keys, seed=seed, maps=maps)
+        start = model.place(images, keys=keys, seed=seed, maps=maps)
         if settings.labelled and bool((labels < 0).any()):
             missing = keys[int((labels < 0).nonzero()[0])]
             raise InputError(f"objective {objective!r} needs labels, but {missing} has none; use 'agree' or 'entropy'")

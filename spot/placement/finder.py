@@ -107,8 +107,6 @@ class Finder(Policy):
     """A policy that detects places in large pictures and puts tokens on glimpses of them; see the module docstring."""
 
     fit = "full"  # all pixels of a photograph
-    kind: Mapping[str, Any] = {"look": "glimpses"}
-    saved: Mapping[str, str] = {name: name for name in ("patch_size", "glimpses", "margin")}
 
     def __init__(
         self,
@@ -208,3 +206,7 @@ class Finder(Policy):
         """Positions (B, N, 7) on the best peaks of maps (B, 4, R, C) of images."""
         found = self.detect(maps, images, self.glimpses)
         return glimpse_positions(images, found.glimpses, tokens, self.patch_size)
+
+    def describe(self) -> dict[str, Any]:
+        values = {"patch_size": self.patch_size, "glimpses": self.glimpses, "margin": self.margin}
+        return {**self.about, **values, "look": "glimpses", "options": self.options}

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -268,6 +267,8 @@ def _search(
                 check_labels(labels, logits.shape[1])
                 if objective == "obfuscate":
                     target = wrong(labels, logits.shape[1])
+            if objective == "agree" and target is not None and target.shape != logits.shape:
+                raise InputError(f"dense must be logits of shape {tuple(logits.shape)}, got {tuple(target.shape)}")
             loss = loss_of(logits, target)
         _check_loss(loss, len(images), step)
         trajectory.append(from_variables(here.detach()))
@@ -301,7 +302,6 @@ def wrong_labels(
     """Draw, for each label (B,), one of the other classes uniformly: from the generator, or from (seed, key)."""
     if classes < 2:
         raise InputError("wrong labels need a model with at least two classes, this one has one")
-    check_labels(labels, classes)
 
     def draw(rows: slice, generator: Generator | None) -> Tensor:
         # One random number per image, in order, so that max_batch does not change the labels.
@@ -328,7 +328,7 @@ class _FrozenModule:
     contexts: int = 0
 
 
-_FROZEN: "WeakKeyDictionary[nn.Module, _FrozenModule]" = WeakKeyDictionary()
+_FROZEN: dict[nn.Module, _FrozenModule] = {}
 _LOCK = Lock()  # held only while modules are being frozen or restored
 
 

@@ -48,14 +48,12 @@ class Mixing(nn.Module):
 class Thumbnail(nn.Module):
     """A small convolutional network on the image shrunk to side × side pixels: maps of side / 4 cells a side."""
 
-    def __init__(self, side: int = 32, width: int = 32, depth: int = 3, channels: int = 3) -> None:
+    def __init__(self, side: int = 32, width: int = 32, depth: int = 3) -> None:
         super().__init__()
         if side % 8 or min(side, width, depth) < 1:
             raise InputError(f"a thumbnail has a multiple of 8 pixels a side, got side {side}, width {width}")
         self.side = side
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, width // 2, 3, 2, 1), nn.GELU(), nn.Conv2d(width // 2, width, 3, 2, 1)
-        )
+        self.stem = nn.Sequential(nn.Conv2d(3, width // 2, 3, 2, 1), nn.GELU(), nn.Conv2d(width // 2, width, 3, 2, 1))
         self.down = nn.Sequential(nn.GroupNorm(1, width), nn.Conv2d(width, 2 * width, 3, 2, 1))
         self.coarse = nn.Sequential(*(Mixing(2 * width) for _ in range(depth)))
         self.up = nn.Conv2d(2 * width, width, 1)
@@ -79,9 +77,6 @@ class Policy(nn.Module):
     uses_image = True
     fit = "crop"  # how a photograph becomes its input; see spot.data.picture.evaluation_transform
     __name__ = "learned"
-    kind: Mapping[str, Any] = {"look": "thumbnail", "sizes": 0.0}  # in files; version 0.2 reads both
-    saved: Mapping[str, str] = {"patch_size": "patch_size", "strength": "strength", "min_tokens": "fewest"}
-    """Arguments of the constructor that a file contains, and their keys there."""
 
     def __init__(
         self,
@@ -145,9 +140,9 @@ class Policy(nn.Module):
         write_tensors(path, self.look.state_dict(), KEY, {"format": FORMAT, **self.describe()})
 
     def describe(self) -> dict[str, Any]:
-        """A JSON description, from which `build_policy` rebuilds the policy."""
-        values = {key: getattr(self, name) for name, key in self.saved.items()}
-        return {**self.about, **values, **self.kind, "options": self.options}
+        """A JSON description, from which `build_policy` rebuilds the policy. Version 0.2 reads it too."""
+        values = {"patch_size": self.patch_size, "strength": self.strength, "fewest": self.min_tokens}
+        return {**self.about, **values, "look": "thumbnail", "sizes": 0.0, "options": self.options}
 
 
 def upsampling(cells: int) -> Tensor:
@@ -184,14 +179,16 @@ def build_policy(
     """A frozen policy from its description and weights (default: random). `name` is used in error messages."""
     from spot.placement.finder import Finder  # which imports this module
 
-    kinds: dict[str, type[Policy]] = {kind.kind["look"]: kind for kind in (Policy, Finder)}
+    policy: Policy
     try:
-        if about["look"] not in kinds or about.get("sizes"):
+        if about["look"] not in ("thumbnail", "glimpses") or about.get("sizes"):
             raise InputError("its kind of policy was removed in version 0.3; train it again with spot learn")
-        kind = kinds[about["look"]]
-        origin = {key: about[key] for key in ("model", "hash", "made")}
-        values = {argument: about[key] for argument, key in kind.saved.items()}
-        policy = kind(**values, **about["options"], about=origin).eval().requires_grad_(False)
+        options = {**about["options"], "about": {key: about[key] for key in ("model", "hash", "made")}}
+        if about["look"] == "glimpses":
+            policy = Finder(about["patch_size"], glimpses=about["glimpses"], margin=about["margin"], **options)
+        else:
+            policy = Policy(about["patch_size"], strength=about["strength"], min_tokens=about["fewest"], **options)
+        policy.eval().requires_grad_(False)
         if state is not None:
             policy.load_state_dict(state)
     except InputError as error:

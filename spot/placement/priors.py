@@ -16,7 +16,6 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -334,20 +333,16 @@ def _into_omega(positions: Tensor, images: Tensor) -> Tensor:
 
 def isotropic_positions(tokens: int, height: int, width: int) -> Tensor:
     """Positions (1, N, 2), N = tokens, in rows over a height × width rectangle, each in a cell of equal area."""
-    return torch.tensor(_isotropic_numbers(tokens, height, width))[None]
-
-
-@lru_cache(maxsize=256)  # of numbers: a tensor made in inference mode cannot be used outside it
-def _isotropic_numbers(tokens: int, height: int, width: int) -> list[tuple[float, float]]:
     ideal = math.sqrt(tokens * height / width)  # rows of square cells
     rows = min(max(1, round(ideal)), tokens)
     # Row r has tokens ends[r] to ends[r + 1], and a height in proportion to their number.
     ends = [round(row * tokens / rows) for row in range(rows + 1)]
-    return [
+    places = [
         ((start + end) / (2 * tokens), (column + 0.5) / (end - start))
         for start, end in pairwise(ends)
         for column in range(end - start)
     ]
+    return torch.tensor(places)[None]
 
 
 def check_maps(maps: Tensor, images: Tensor) -> Tensor:

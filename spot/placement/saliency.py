@@ -13,6 +13,7 @@ written by `write_maps`, a function, or known masks) to a function of a model's 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from torch import Tensor
 from torchvision.transforms.functional import normalize
 
 from spot import report
-from spot.data.images import Images
+from spot.data.images import Images, Transform
 from spot.data.picture import open_image
 from spot.errors import InputError, unknown
 from spot.placement.priors import PRIORS, AnyPrior, check_maps, resolve_prior
@@ -34,7 +35,6 @@ from spot.store import atomic_write, read_json, refuse_difference, refuse_no_fil
 
 Saliency = Callable[[Tensor], Tensor]  # RGB images (B, 3, H, W) in [0, 1] → maps (B, H, W)
 
-SALIENCIES = ("spectral", "clipseg")
 CLIPSEG = "CIDAS/clipseg-rd64-refined"
 PROMPT = "the main object"  # CLIPSeg's default
 ABOUT = "saliency.json"  # in a folder of maps: the method that made them, and its multiply-adds
@@ -45,8 +45,6 @@ def spectral_residual(images: Tensor) -> Tensor:
     side, blur = 64, 2.5  # the longer side, which sets the scale of salient regions, and their smoothing, in pixels
     images = _checked_images(images)
     height, width = images.shape[-2:]
-    if not len(images):
-        return images.new_zeros(0, height, width)  # some builds of the FFT refuse an empty batch
     scale = side / max(height, width)
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
     grey = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
@@ -130,8 +128,8 @@ class ClipSeg:
         self.model.to(images.device)
         words = self.tokenizer(prompts, padding=True, truncation=True, return_tensors="pt").to(images.device)
         pixels = normalize(_resized(images, (self.side, self.side)), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
-        words = {name: words[name] for name in ("input_ids", "attention_mask")}
-        logits = self.model(pixel_values=pixels, interpolate_pos_encoding=True, **words).logits
+        inputs = {"input_ids": words["input_ids"], "attention_mask": words["attention_mask"], "pixel_values": pixels}
+        logits = self.model(interpolate_pos_encoding=True, **inputs).logits
         maps = logits.reshape(len(images), 1, *logits.shape[-2:]).sigmoid()  # one image has no batch axis
         return rescaled(_resized(maps, images.shape[-2:])[:, 0])
 
@@ -146,19 +144,23 @@ def open_saliency(source: str | Path) -> Saliency:
         return spectral_residual
     if Path(source).suffix == ".onnx":
         return OnnxSaliency(source)
-    raise unknown("saliency", str(source), SALIENCIES, hint="or give an .onnx file or a folder of PNG maps")
+    hint = "or give an .onnx file or a folder of PNG maps"
+    raise unknown("saliency", str(source), ("spectral", "clipseg"), hint=hint)
 
 
+@dataclass(frozen=True)
 class SaliencyMaps:
     """Maps (B, H, W) for a model's images (B, C, H, W) and, if the source needs them, their keys.
 
     Refuses maps that do not have the images' size, leave [0, 1], or are zero everywhere.
     """
 
-    def __init__(self, compute: Callable[[Tensor, Any], Tensor], name: str) -> None:
-        self.compute, self.name = compute, name
+    compute: Callable[[Tensor, Any], Tensor]
+    name: str
 
     def __call__(self, images: Tensor, keys: Sequence[str] | None = None) -> Tensor:
+        if not len(images):  # which FFTs and networks refuse
+            return torch.zeros(0, *images.shape[-2:], device=images.device)
         maps = check_maps(self.compute(images, keys), images)
         flat = maps.flatten(1)
         in_range = (flat >= 0).all(1) & (flat <= 1).all(1)  # false for NaN too
@@ -171,7 +173,6 @@ class SaliencyMaps:
 
 
 Source = str | Path | Saliency | Tensor
-Transform = Callable[[Image.Image], Tensor]
 
 
 def resolve_saliency(
@@ -211,12 +212,12 @@ def maps_for(
     root: str | Path | None = None,
     transform: Transform | None = None,
 ) -> SaliencyMaps | None:
-    """The maps that priors need, from `source` (default: spectral), or None if no prior needs maps.
+    """The maps that priors need, from `source` (default: the model's own), or None if no prior needs maps.
 
     root, transform: see `resolve_saliency`.
     """
     if any(resolve_prior(prior).needs_map for prior in priors):
-        return resolve_saliency(source or "spectral", model, root, transform)
+        return resolve_saliency(model.saliency if source is None else source, model, root, transform)
     if source is not None:
         needing = ", ".join(name for name, prior in PRIORS.items() if prior.needs_map)
         raise InputError(f"got saliency {str(source)!r}, but no prior that draws from maps: {needing}")
@@ -255,7 +256,8 @@ def _blurred(maps: Tensor, sigma: float) -> Tensor:
     kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=maps.device) / sigma) ** 2)
     kernel = (kernel / kernel.sum()).to(maps.dtype)
     padded = F.pad(maps, (reach,) * 4, mode="replicate")
-    return F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
+    with torch.autocast(maps.device.type, enabled=False):  # convolutions would give bfloat16 maps
+        return F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
 
 
 # Maps as files
@@ -362,8 +364,10 @@ def maps_about(folder: Path) -> dict[str, Any]:
 # Their cost
 
 
-def map_macs(source: str | Path) -> int | None:
-    """MACs per map of a saliency source, given by name, file or folder. None if unknown."""
+def map_macs(source: Source) -> int | None:
+    """MACs per map of a saliency source. None if unknown, as for functions and given maps."""
+    if not isinstance(source, (str, Path)):
+        return None
     path = Path(source)
     if path.is_dir():
         return maps_about(path).get("macs")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spot.errors import InputError
-from spot.tokens.windows import _crop, check
+from spot.tokens.windows import check_inputs, crop
 
 
 class AuthorsTokenizer(nn.Module):
@@ -34,7 +34,7 @@ class AuthorsTokenizer(nn.Module):
         """Images (B, C, H, W) and positions (B, N, 2) → tokens (B, N, D)."""
         if positions.shape[-1] != 2:
             raise InputError("the authors' checkpoints read windows of one size; give positions (B, N, 2)")
-        check(images, positions, self.patch_size)
+        check_inputs(images, positions, self.patch_size)
         projection = patch_embed.proj
         pixels = self.windows(images, positions).flatten(2).to(projection.weight.dtype)
         tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
@@ -52,7 +52,7 @@ class AuthorsTokenizer(nn.Module):
             above = (coordinate.detach().floor() + 1).clamp(0, length - 1)
             pixels.append(torch.cat([below, above], -1).long())
             weights.append((above - coordinate, coordinate - below))
-        corners = _crop(images, *pixels)
+        corners = crop(images, *pixels)
         left, right = corners.chunk(2, -1)
         rows = left * weights[1][0][:, :, None, None, :] + right * weights[1][1][:, :, None, None, :]
         upper, lower = rows.chunk(2, -2)

@@ -21,13 +21,10 @@ from torch import Tensor
 from spot.errors import InputError
 
 
-def pyramid(images: Tensor, size: int, scale: float | None = None) -> list[Tensor]:
-    """Images (B, C, H, W) and the smaller levels that windows of K = size samples may need.
-
-    scale: the largest scale that will be used, if known. Default: the scale at which a window covers the image.
-    """
+def pyramid(images: Tensor, coarsest: int) -> list[Tensor]:
+    """Images (B, C, H, W) and their smaller levels, down to level `coarsest`."""
     levels = [images]
-    for _ in range(coarsest_level(largest_scale(images.shape[-2:], size) if scale is None else scale)):
+    for _ in range(coarsest):
         levels.append(halve(levels[-1]))
     return levels
 
@@ -51,43 +48,60 @@ def halve(images: Tensor) -> Tensor:
     return (rows[..., 0::2] + rows[..., 1::2]) * 0.25
 
 
-def scale_range(scale: Tensor, shape: Sequence[int], size: int) -> tuple[float, float]:
-    """The smallest and the largest scale. Refuses scales that are no window sizes for images (H, W)."""
+def levels_needed(scale: Tensor, shape: Sequence[int], size: int) -> tuple[int, bool]:
+    """The coarsest level that windows of these scales are read from, and whether they are read from it alone.
+
+    Refuses scales that are no window sizes for images (H, W). If scales cannot be read, a window may cover the image.
+    """
+    largest = largest_scale(shape, size)
+    if not can_read(scale):
+        return coarsest_level(largest), False
     low, high = (float(each) for each in scale.detach().aminmax())
     if not (low > 0 and math.isfinite(high)):
         bad = high if not math.isfinite(high) else low
         raise InputError(f"scale must be a number above 0, got {bad}; 1 is one sample per pixel")
-    largest = largest_scale(shape, size)
     if high > largest * (1 + 1e-5):
         raise InputError(
             f"a window of scale {high:g} is {size * high:g} pixels wide, more than the image of "
             f"{shape[0]} × {shape[1]}; use a scale of at most {largest:g}"
         )
-    return low, high
-
-
-def scaled_windows(levels: Sequence[Tensor], positions: Tensor, scale: Tensor, size: int) -> Tensor:
-    """Windows at positions (B, N, 2) and scales (B, N): (B, N, C, K, K), in the positions' dtype."""
-    shape, top = levels[0].shape[-2:], len(levels) - 1
-    if can_read(scale):
-        return scaled_reader(positions, scale, shape, size, top)(levels)
-    below, share = _detail(scale, top)
-    points = _points(positions, scale, shape, size)
-    lower = _gathered(levels, points, below)
-    return torch.lerp(lower, _gathered(levels, points, below + 1), share[..., None, None, None]) if top else lower
+    level = coarsest_level(high)
+    return level, low == high == 2.0**level and not scale.requires_grad
 
 
 def scaled_reader(
-    positions: Tensor, scale: Tensor, shape: Sequence[int], size: int, top: int
+    positions: Tensor, shape: Sequence[int], size: int, coarsest: int
 ) -> Callable[[Sequence[Tensor]], Tensor]:
-    """A function that returns scaled_windows of levels 0 to `top`, for images of this shape.
+    """A function from the levels of images of this shape, (H, W), to windows at positions (B, N, 3 or 7).
 
-    All images share the positions (1, N, 2). Values that depend only on positions are computed here, once.
+    The windows are (B, N, C, K, K), in the positions' dtype.
     """
-    below, share = _detail(scale, top)
-    points = _points(positions, scale, shape, size)
+    scale = positions[..., 2]
+    detail = scale.log2().clamp(0, coarsest)
+    below = detail.detach().floor().clamp(max=max(0, coarsest - 1)).long()  # the finer level of each window
+    share = (detail - below).square()  # the weight of the coarser one
+    centres = positions[..., :2] * positions.new_tensor(shape)
+    offsets = torch.arange(size, device=scale.device, dtype=scale.dtype) - (size - 1) / 2
+    # Coordinates of all samples, y and x, in pixels of level 0 from the upper left corner: (B, N, 2, K).
+    points = centres[..., None] + (offsets * scale[..., None])[:, :, None]
+    if can_read(scale):
+        return _sampling_reader(points, below, share, shape, coarsest)
+
+    def gather(levels: Sequence[Tensor]) -> Tensor:
+        lower = _gathered(levels, points, below)
+        if not coarsest:
+            return lower
+        return torch.lerp(lower, _gathered(levels, points, below + 1), share[..., None, None, None])
+
+    return gather
+
+
+def _sampling_reader(
+    points: Tensor, below: Tensor, share: Tensor, shape: Sequence[int], coarsest: int
+) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Reads each level with grid_sample for all windows, and sums the levels with the windows' weights."""
     first, last = int(below.min()), int(below.max())
-    numbers = range(first, min(last + 2, top + 1))
+    numbers = range(first, min(last + 2, coarsest + 1))
 
     @cache
     def places(height: int, width: int) -> Tensor:  # grid_sample wants (x, y) in [-1, 1]
@@ -107,7 +121,7 @@ def scaled_reader(
             level = levels[number].to(points.dtype)  # bfloat16 images are interpolated in float32
             grid = grids[number].expand(level.shape[0], -1, -1, -1)
             pixels = F.grid_sample(level, grid, padding_mode="border", align_corners=False)
-            sampled[number] = pixels.unflatten(2, (-1, size)).transpose(1, 2)
+            sampled[number] = pixels.unflatten(2, (-1, points.shape[-1])).transpose(1, 2)
         if first == last and len(numbers) == 2:
             return torch.lerp(sampled[first], sampled[first + 1], share[..., None, None, None])
         result = sampled[first] * weights[first]
@@ -116,19 +130,6 @@ def scaled_reader(
         return result
 
     return read
-
-
-def _detail(scale: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The finer level that a scale is read from, and the weight of the coarser level."""
-    detail = scale.log2().clamp(0, top)
-    below = detail.detach().floor().clamp(max=max(0, top - 1)).long()
-    return below, (detail - below).square()
-
-
-def _points(positions: Tensor, scale: Tensor, shape: Sequence[int], size: int) -> Tensor:
-    """Coordinates of all samples, y and x, in pixels of level 0 from the upper left corner: (B, N, 2, K)."""
-    offsets = torch.arange(size, device=scale.device, dtype=scale.dtype) - (size - 1) / 2
-    return (positions * positions.new_tensor(shape))[..., None] + (offsets * scale[..., None])[:, :, None]
 
 
 def _gathered(levels: Sequence[Tensor], points: Tensor, level: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spot.tokens.position_embedding import GaussianKernels
 from spot.tokens.positions import in_region
 from spot.tokens.pyramid import can_read
-from spot.tokens.windows import check, fixed_windows, windows
+from spot.tokens.windows import check_inputs, window_reader, windows
 
 MAX_CACHED_TOKENS = 256  # with more tokens, a cache needs more memory and saves little time
 
@@ -40,9 +40,9 @@ class Tokenizer(nn.Module):
         projection, kernels = patch_embed.proj, None
         size = projection.kernel_size[0]
         if self.can_cache(images, positions):
-            check(images, positions, size)
+            check_inputs(images, positions, size)
             values = positions[0].contiguous().numpy().tobytes()
-            read, kernels = prepared(values, positions.shape[-1], tuple(images.shape[-2:]), size, self.kernels)
+            read, kernels = cached_placement(values, positions.shape[-1], tuple(images.shape[-2:]), size, self.kernels)
             pixels = read(images).flatten(2)
             kernels = kernels.expand(len(images), -1, -1)  # rounds as without the cache
         else:
@@ -71,7 +71,7 @@ class Tokenizer(nn.Module):
 
 
 @lru_cache(maxsize=32)
-def prepared(
+def cached_placement(
     values: bytes, columns: int, shape: tuple[int, int], size: int, kernels: GaussianKernels
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """A function from images to their windows at the positions in `values`, and position kernels (1, N, cells).
@@ -80,4 +80,4 @@ def prepared(
     """
     positions = torch.frombuffer(bytearray(values), dtype=torch.float32).view(1, -1, columns)
     with torch.autocast("cpu", enabled=False):
-        return fixed_windows(positions[0], shape, size), kernels(in_region(positions))
+        return window_reader(positions, shape, size), kernels(in_region(positions))

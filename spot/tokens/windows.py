@@ -9,7 +9,6 @@ All samples of a window share one fractional offset. A window is therefore an in
 grid sampler, and exact if the offset is zero: on the ViT's own grid the windows are its patches.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from spot.errors import InputError, check_kind
 from spot.tokens.positions import COLUMNS
-from spot.tokens.pyramid import can_read, coarsest_level, pyramid, scale_range, scaled_reader, scaled_windows
+from spot.tokens.pyramid import can_read, levels_needed, pyramid, scaled_reader
 
 
 def windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
@@ -33,54 +32,40 @@ def windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
             (B, N, 7) has no effect here.
         size: K, the number of samples along each side.
     """
-    check(images, positions, size)
-    if positions.shape[-1] == 2:
-        return _at_level([images], 0, positions, size)
-    positions, scales = positions[..., :2], positions[..., 2]
-    low, high = scale_range(scales, images.shape[-2:], size) if can_read(scales) else (None, None)
-    levels = pyramid(images, size, high)
-    level = None if low is None or high is None or scales.requires_grad else _one_level(low, high)
-    if level is not None:
-        return _at_level(levels, level, positions, size)
-    return scaled_windows(levels, positions, scales, size).to(images.dtype)
+    check_inputs(images, positions, size)
+    return window_reader(positions, images.shape[-2:], size)(images)
 
 
-def fixed_windows(positions: Tensor, shape: tuple[int, int], size: int) -> Callable[[Tensor], Tensor]:
-    """A function that returns the windows of CPU images (B, C, H, W) of this shape at shared positions (N, 2, 3 or 7).
+def window_reader(positions: Tensor, shape: Sequence[int], size: int) -> Callable[[Tensor], Tensor]:
+    """A function that reads the windows at these positions from images (B, C, H, W) of this shape, (H, W).
 
-    The result equals that of `windows` bit for bit. Values that depend only on positions are computed here, once.
+    Everything that depends only on positions is computed here, once. Positions of one image, (1, N, ...), serve
+    every image of a batch.
     """
-    scales = positions[:, 2] if positions.shape[1] > 2 else torch.ones_like(positions[:, 0])
-    low, high = scale_range(scales, shape, size)
-    level, places = _one_level(low, high), positions[None, :, :2]
-    if level is None:
-        read = scaled_reader(places, scales[None], shape, size, coarsest_level(high))
-        return lambda images: read(pyramid(images, size, high)).to(images.dtype)
-    lengths = tuple(-(-length // 2**level) for length in shape)
-    starts = _starts(places, shape, lengths, level, size)
+    coarsest, one_level = (0, True) if positions.shape[-1] == 2 else levels_needed(positions[..., 2], shape, size)
+    if not one_level:
+        read = scaled_reader(positions, shape, size, coarsest)
+        return lambda images: read(pyramid(images, coarsest)).to(images.dtype)
+    starts = _starts(positions, shape, coarsest, size)
 
     def read_level(images: Tensor) -> Tensor:
         top, left, y, x = (start.expand(images.shape[0], -1) for start in starts)
-        return _from_starts(pyramid(images, size, high)[level], (top, left, y, x), size)
+        return _from_starts(pyramid(images, coarsest)[-1], (top, left, y, x), size)
 
     return read_level
-
-
-def _at_level(levels: Sequence[Tensor], level: int, positions: Tensor, size: int) -> Tensor:
-    """Windows whose samples are one pixel of a level apart: integer crops and two interpolations."""
-    images, (height, width) = levels[level], levels[0].shape[-2:]
-    return _from_starts(images, _starts(positions, (height, width), tuple(images.shape[-2:]), level, size), size)
 
 
 Starts = tuple[Tensor, Tensor, Tensor, Tensor]  # of windows (B, N): first row and column, and the fractions beyond them
 
 
-def _starts(positions: Tensor, shape: tuple[int, int], lengths: tuple[int, ...], level: int, size: int) -> Starts:
-    """Where the windows begin on a level of `lengths` pixels."""
-    # Not from `lengths`: a level of an image with odd sides is slightly longer than the image divided by 2**level.
-    full_height, full_width = (length / 2**level for length in shape)
-    top, fraction_y = _split(positions[..., 0] * full_height - size / 2, lengths[0], size)
-    left, fraction_x = _split(positions[..., 1] * full_width - size / 2, lengths[1], size)
+def _starts(positions: Tensor, shape: Sequence[int], level: int, size: int) -> Starts:
+    """Where the windows begin on a level of an image's pyramid."""
+    # Levels are rounded up: one of an image with odd sides is slightly longer than the image divided by 2**level.
+    fractions = []
+    for axis, length in enumerate(shape):
+        start = positions[..., axis] * (length / 2**level) - size / 2
+        fractions.append(_split(start, -(-length // 2**level), size))
+    (top, fraction_y), (left, fraction_x) = fractions
     return top, left, fraction_y, fraction_x
 
 
@@ -93,17 +78,11 @@ def _from_starts(images: Tensor, starts: Starts, size: int) -> Tensor:
         crops = _crop_runs(images, top, left, size + 1)
     else:
         steps = torch.arange(size + 1, device=images.device)
-        crops = _crop(images, top[..., None] + steps, left[..., None] + steps)
+        crops = crop(images, top[..., None] + steps, left[..., None] + steps)
     return _Lerp.apply(crops, fraction_y, fraction_x)
 
 
-def _one_level(low: float, high: float) -> int | None:
-    """The level that matches all windows exactly, given their smallest and largest scale; None if there is none."""
-    level = math.log2(high)
-    return int(level) if low == high and level >= 0 and level == int(level) else None
-
-
-def check(images: Tensor, positions: Tensor, size: int = 1) -> None:
+def check_inputs(images: Tensor, positions: Tensor, size: int) -> None:
     """Refuse types, shapes and devices that `windows` does not support."""
     check_kind("images", images, Tensor)
     check_kind("positions", positions, Tensor)
@@ -144,7 +123,7 @@ def _split(start: Tensor, length: int, size: int) -> tuple[Tensor, Tensor]:
     return whole.long(), start - whole
 
 
-def _crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Pixels at rows (B, N, R) × columns (B, N, S) of (B, C, H, W), border repeated → (B, N, C, R, S)."""
     channels, height, width = images.shape[1:]
     count, shape = rows.shape[1], (rows.shape[-1], columns.shape[-1])
@@ -154,7 +133,7 @@ def _crop(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _crop_runs(images: Tensor, top: Tensor, left: Tensor, side: int) -> Tensor:
-    """The same as _crop for side × side pixels from (top, left), (B, N) each, in a third of its time on a CPU.
+    """The same as crop for side × side pixels from (top, left), (B, N) each, in a third of its time on a CPU.
 
     A row of a crop is contiguous in memory, so whole rows are copied. Only crops that extend beyond
     the left or right edge are corrected pixel by pixel.

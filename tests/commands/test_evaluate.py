@@ -70,9 +70,14 @@ def test_placements_from_a_file_are_measured_under_its_name(evaluated, tmp_path)
     assert [(row["placement"], row["seeds"]) for row in rows] == [(file, 1) for file in files]
 
 
-@pytest.mark.parametrize("named", [(), ("--saliency", "spectral")])
-def test_salient_placements_take_maps_from_a_saliency(evaluated, named):
-    assert evaluated("--prior", "salient", *named, "--tokens", "4")[0][0]["placement"] == "salient"
+def test_maps_are_from_the_models_own_source(evaluated, model, images, tmp_path, refused):
+    assert evaluated("--prior", "salient", "--tokens", "4")[0][0]["placement"] == "salient"
+    (tmp_path / "empty").mkdir()
+    other = make_nano(num_classes=10)
+    other.saliency = str(tmp_path / "empty")  # a folder of maps, without the map of any image
+    other.save_pretrained(model)
+    message = refused("evaluate", model, "--data", images, "--workers", 0, "--prior", "salient")
+    assert "there is no saliency map for image '0/00.png'" in message
 
 
 def test_neighbours_vote_from_images_and_from_a_file_of_features(evaluated, model, images, tmp_path, capsys):

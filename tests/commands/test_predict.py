@@ -13,7 +13,7 @@ from spot.data.folders import photo_files
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
 from spot.evaluation.photos import predict
-from spot.models.merging import Merging
+from spot.models.tome import Merging
 from tests.commands.conftest import command
 from tests.data.files import picture
 

@@ -15,11 +15,10 @@ from spot.draws import generator_for
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, judge, wilson, with_models
 from spot.evaluation.cost import macs
-from spot.models.baselines import BASELINES, tome_at_cost
-from spot.models.elastic import ElasticViT
+from spot.models.baselines import BASELINES, ElasticViT, PatchDropout, tome_at_cost
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import schedule_for_tokens
-from spot.models.wrappers import PatchDropout, PlainViT
+from spot.models.wrappers import PlainViT
 from spot.options import Baseline
 from spot.placement.files import Placements
 from spot.placement.priors import PRIORS

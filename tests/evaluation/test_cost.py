@@ -7,10 +7,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import spot
 from spot.evaluation.cost import flops, macs, pyramid_flops
-from spot.models.elastic import ElasticViT
+from spot.models.baselines import ElasticViT, PatchDropout
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import blocks_macs
-from spot.models.wrappers import PatchDropout, PlainViT
+from spot.models.wrappers import PlainViT
 from spot.tokens.pyramid import pyramid
 from spot.tokens.windows import windows
 from tests.conftest import make_nano

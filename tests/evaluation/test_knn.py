@@ -15,7 +15,7 @@ from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.compare import open_bank
 from spot.evaluation.features import embed
 from spot.evaluation.knn import Bank, classify, compute_banks, knn_rows, read_bank
-from spot.models.wrappers import PatchDropout
+from spot.models.baselines import PatchDropout
 from spot.placement.files import Placements
 from spot.placement.priors import PRIORS
 from tests.conftest import make_nano, write_noise

@@ -16,8 +16,7 @@ from spot.export.runtime import KEY, Exported, ExportedCascade
 from spot.hashes import hash_model
 from spot.models.cascade import Cascade, Stage
 from spot.models.checkpoints import save_folder
-from spot.models.merging import Merging
-from spot.models.tome import ToMe
+from spot.models.tome import Merging, ToMe
 from tests.conftest import make_nano, random_policy
 from tests.export.test_graph import bytes_and_positions, normalised, with_sizes
 

@@ -7,8 +7,7 @@ import spot
 from spot.errors import InputError
 from spot.export.flat import flat_windows, pyramid_windows, scaled_flat_windows
 from spot.export.graph import Graph
-from spot.models.merging import Merging
-from spot.models.tome import ToMe
+from spot.models.tome import Merging, ToMe
 from spot.models.wrappers import PlainViT
 from tests.conftest import make_nano
 

@@ -31,7 +31,7 @@ def jobs(pictures: Path) -> dict[str, Job]:
     raw = open_data(pictures, transform=to_tensor)
 
     def search(folder: Path) -> str:
-        search_dataset(model, data, folder / "p.safetensors", tokens=4, prior="uniform", steps=1, batch_size=2)
+        search_dataset(model.at(tokens=4, prior="uniform"), data, folder / "p.safetensors", steps=1, batch_size=2)
         return digest(folder / "p.safetensors")
 
     def features(folder: Path) -> str:

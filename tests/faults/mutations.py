@@ -17,7 +17,7 @@ from paper.cache import Cache
 from spot.data.picture import open_image
 from spot.hashes import hash_tensors
 from spot.models.checkpoints import load_saved, read_weights, save_model
-from spot.models.deltas import apply_delta, save_delta
+from spot.models.family import apply_delta, save_delta
 from spot.placement.files import Placements
 from spot.store import read_tensors, write_state, write_tensors
 from spot.training.run_folder import RunFolder

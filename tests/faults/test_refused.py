@@ -13,7 +13,7 @@ from spot.data.images import Images
 from spot.data.loader import Loader, loader
 from spot.errors import InputError
 from spot.models.checkpoints import model_config
-from spot.models.deltas import save_delta
+from spot.models.family import save_delta
 from spot.placement.oracle import frozen
 from spot.placement.priors import PRIORS
 from spot.placement.saliency import read_map
@@ -283,6 +283,9 @@ def test_a_full_disk_as_torch_says_it_is_one_sentence():
 def test_what_the_first_long_form_found():
     with pytest.raises(InputError, match="positions must have shape"):
         make_nano()(IMAGES, torch.tensor(0.5))
-    assert make_nano().place(IMAGES[:0], prior="focus").shape == (0, 16, 2)
+    model = make_nano()
+    assert model.place(IMAGES[:0], prior="focus").shape == (0, 16, 2)
+    model.saliency = lambda images: torch.stack([image[0] for image in images])  # which refuses no images
+    assert model.place(IMAGES[:0], prior="focus").shape == (0, 16, 2)
     with pytest.raises(InputError, match="real numbers"):
         make_nano().place(IMAGES + 0j, prior="background")

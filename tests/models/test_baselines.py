@@ -3,16 +3,14 @@
 import pytest
 import timm
 import torch
-from torch.nn import functional as F
 from torchvision.transforms.v2.functional import resize
 
 import spot
 from paper.backbone import shrinkable
 from spot.errors import InputError
 from spot.evaluation.cost import macs
-from spot.models.elastic import ElasticViT
-from spot.models.resize import Resize, small_grid
-from spot.models.wrappers import PatchDropout, PlainViT
+from spot.models.baselines import ElasticViT, PatchDropout, Resize, small_grid
+from spot.models.wrappers import PlainViT
 from tests.conftest import make_nano
 
 
@@ -172,28 +170,6 @@ def test_elastic_windows_move_by_every_whole_pixel_up_to_the_shift():
     windows = ElasticViT(make_nano(img_size=24), shift=3, scale=(1.0, 1.0)).place(images, generator=seed())
     assert set((windows[:, 4, :2] * 24 - 12).round().flatten().tolist()) == {-3, -2, -1, 0, 1, 2, 3}
     assert set(windows[..., 2].flatten().tolist()) == {1.0}
-
-
-def test_a_window_of_twice_the_side_is_the_patch_of_the_image_at_half_the_size():
-    """With one elastic window over a smooth 16 × 16 image, bilinear sampling every 2 pixels is its 8 × 8 version."""
-    model = make_nano(img_size=16)
-    ramp = torch.linspace(-1, 1, 16).expand(1, 3, 16, 16)  # linear, so no detail is lost or aliased
-    windows = ElasticViT(model, 1, shift=0, scale=(2.0, 2.0)).place(ramp, generator=seed())
-    torch.testing.assert_close(windows, torch.tensor([[[0.5, 0.5, 2.0]]]))
-    half = F.interpolate(ramp, (8, 8), mode="bilinear", align_corners=False)
-    tokens, _ = model.embed(ramp, windows)
-    weight, bias = model.vit.patch_embed.proj.weight.flatten(1), model.vit.patch_embed.proj.bias
-    position = model.tokenizer.kernels(windows[..., :2]) @ model.vit.pos_embed[0, 1:]
-    torch.testing.assert_close(tokens[:, 1], half.flatten(1) @ weight.T + bias + position[:, 0])
-
-
-def test_elastic_windows_can_be_trained_with_and_repeat_with_a_seed():
-    model = ElasticViT(make_nano(), 6).train()
-    first, second = model(pictures(), generator=seed(1)), model(pictures(), generator=seed(2))
-    assert not torch.allclose(first, second)
-    torch.testing.assert_close(model(pictures(), generator=seed(1)), first)
-    first.sum().backward()
-    assert model.model.vit.patch_embed.proj.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("options", [{"scale": (2.0, 1.0)}, {"shift": -1}])

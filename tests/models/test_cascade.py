@@ -75,12 +75,6 @@ def test_a_batch_that_shrinks_predicts_what_each_image_alone_does(model, cascade
     )
 
 
-def test_costs_are_those_of_the_counter(model, cascade):
-    for stage in cascade.stages[:-1]:
-        assert stage.macs == macs(model.at(tokens=stage.tokens))
-    assert cascade.stages[-1].macs == macs(model.at(tokens=len(model.grid()), prior="isotropic"))
-
-
 def test_thresholds_are_the_cheapest_of_all(batches):
     draw = torch.Generator().manual_seed(0)
     confidences = [torch.rand(60, generator=draw) for _ in range(3)]
@@ -188,37 +182,28 @@ def test_stages_may_merge(model, images, batches):
         (64, (0, 10, 10, 10, 10, 10)),
     ]  # fmt: skip
     assert sorted((each.tokens, each.merged) for each in stages) == sorted(by_hand)
-    few = model.place(images[:4], tokens=16)
     for stage in stages:
         if stage.merged and stage.tokens == 64:
             assert stage.macs == macs(ToMe(model, stage.merged)) < macs(model.at(tokens=64))
-        elif stage.merged:
-            saved = blocks_macs(model, 16) - blocks_macs(model, 16, stage.merged)
-            assert stage.macs == macs(model.at(tokens=16)) - saved < macs(model.at(tokens=16))
-    merging = Cascade(model, [Stage(16, 1, 2.0, merged=(0, 0, 3, 3, 3, 3)), Stage(64, 2, merged=(3,) * 6)])
+        else:
+            saved = blocks_macs(model, stage.tokens) - blocks_macs(model, stage.tokens, stage.merged)
+            assert stage.macs == macs(model.at(tokens=stage.tokens)) - saved
+    made = [Stage(16, 1, 2.0, merged=(0, 0, 3, 3, 3, 3)), Stage(64, 2, merged=(3,) * 6)]
+    merging = Cascade(model, made, prior="center")
+    few = model.place(images[:4], tokens=16, prior="center")
     with torch.no_grad():
         first, last = merging(images[:4])
         torch.testing.assert_close(first.logits, ToMe(model, [0, 0, 3, 3, 3, 3])(images[:4], few).log_softmax(1))
         torch.testing.assert_close(last.logits, ToMe(model, 3)(images[:4]).log_softmax(1))
     torch.testing.assert_close(first.positions, few)
+    assert (model.tokens, model.prior) == (64, "isotropic")  # left as they were
     made = [calibrate(model, batches[:1], budgets=(16,), lose=0.02, merge=merge).calibration for merge in (True, False)]
     assert made[0]["macs"] <= made[1]["macs"] and max(each["lost"] for each in made) <= 0.02
 
 
-def test_a_stage_has_the_prior_of_its_cascade_and_the_model_is_left_as_it_was(model, images):
-    cascade = Cascade(model, [Stage(16, 1, 0.0, merged=(0, 0, 3, 3, 3, 3)), Stage(64, 1)], prior="center")
-    first = next(cascade(images[:4]))
-    places = model.place(images[:4], tokens=16, prior="center")
-    expected = ToMe(model, [0, 0, 3, 3, 3, 3])(images[:4], places).log_softmax(1)
-    torch.testing.assert_close(first.logits, expected)
-    torch.testing.assert_close(first.positions, places)
-    assert model.tokens == 64 and model.prior == "isotropic"
-
-
 def test_a_cascade_is_a_module_that_owns_its_stages(cascade, images):
-    assert (
-        cascade.budgets[-1] == 64 and cascade.stages[-1].threshold == 0 and len(cascade.models) == len(cascade.stages)
-    )
+    assert (cascade.budgets[-1], cascade.stages[-1].threshold) == (64, 0)
+    assert len(cascade.models) == len(cascade.stages)
     whole = copy.deepcopy(cascade).double()
     with torch.no_grad():
         *_, ours = cascade(images[:4])

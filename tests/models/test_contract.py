@@ -4,7 +4,9 @@ Each test takes a timm user's habit and compares with timm's ViT doing the same,
 """
 
 import copy
+import io
 import pickle
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -23,6 +25,11 @@ from tests.models.test_checkpoints import authors_state
 RETROFIT = "retrofit"  # the shipped one, with real weights
 AUTHORS = "authors"  # windows that are not a ViT's patches: there is no timm model to compare with
 KINDS = ["adapted", "built-in", "folder", AUTHORS, "policy", RETROFIT]
+
+
+@pytest.fixture(scope="module")
+def retrofit(shared_data):
+    return spot.load("vit-ti", weights=shared_data / "weights" / f"{VIT_TINY}.safetensors", tokens=25)
 
 
 @pytest.fixture(params=KINDS)
@@ -45,8 +52,7 @@ def model(request, tmp_path):
         nn.init.normal_(made.policy.look.head.weight)
         made.prior = "learned"
     else:
-        weights = request.getfixturevalue("shared_data") / "weights" / f"{VIT_TINY}.safetensors"
-        made = spot.load("vit-ti", weights=weights, tokens=25)
+        made = copy.deepcopy(request.getfixturevalue(RETROFIT))
     made.kind = kind
     return made
 
@@ -143,10 +149,9 @@ def test_a_state_dict_arrives_whole(model):
 def test_another_head_works_at_every_budget(model):
     images = images_for(model)
     answers(model, images)
-    model.reset_classifier(3)
-    assert answers(model, images).shape[-1] == 3
-    model.reset_classifier(0)
-    assert answers(model, images).shape[-1] == model.embed_dim
+    for classes, outputs in ((3, 3), (0, model.embed_dim)):
+        model.reset_classifier(classes)
+        assert model.num_classes == classes and answers(model, images).shape[-1] == outputs
 
 
 def test_hooks_fire_whenever_they_are_registered(model):
@@ -239,16 +244,37 @@ def test_gradient_checkpointing_changes_no_gradient(model):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("model", [AUTHORS, "policy"], indirect=True)  # test_tracing.py has the plain kind
-def test_it_compiles_and_exports(model):
+# Without gradients, values that depend only on positions are cached.
+@pytest.mark.parametrize(("model", "grad"), [("adapted", False), (AUTHORS, True), ("policy", True)], indirect=["model"])
+def test_it_compiles_and_exports(model, grad):
     images = images_for(model)
     positions = model.place(images, tokens=5, prior="isotropic")
-    expected = model(images, positions)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(images, positions), expected, atol=1e-4, rtol=1e-4)
-    program = torch.export.export(model, (images, positions))
-    torch.testing.assert_close(program.module()(images, positions), expected, atol=1e-4, rtol=1e-4)
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(compiled(images, positions), model(images, positions), atol=1e-4, rtol=1e-4)
+    batch, tokens = torch.export.Dim("batch", min=2), torch.export.Dim("tokens", min=2)
+    shapes = {"images": {0: batch}, "positions": {0: batch, 1: tokens}}
+    program = torch.export.export(model, (images, positions), dynamic_shapes=shapes).module()
+    images, positions = images_for(model, 3), torch.rand(3, 7, 2)  # another batch, another budget
+    torch.testing.assert_close(program(images, positions), model(images, positions), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@torch.no_grad()
+def test_torch_writes_it_as_onnx(nano, dynamo):
+    """By torch's old exporter, which traces, and by its new one; `spot export` has a graph of its own."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    images, positions, file = images_for(nano), torch.rand(2, 2, 5, 2), io.BytesIO()
+    options = {"dynamo": dynamo, "verbose": False, "input_names": ["images", "positions"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tracers warn of what they take for constants
+        torch.onnx.export(nano, (images, positions[0]), file, **options)
+    session = onnxruntime.InferenceSession(file.getvalue())
+    for each in positions:
+        (logits,) = session.run(None, {"images": images.numpy(), "positions": each.numpy()})
+        torch.testing.assert_close(torch.from_numpy(logits), nano(images, each), rtol=1e-4, atol=1e-4)
 
 
 def test_it_trains_under_data_parallel(model, tmp_path):

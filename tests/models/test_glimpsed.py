@@ -25,6 +25,8 @@ def test_each_glimpse_is_what_the_model_says_of_it_alone():
     alone = [model(images, glimpse_positions(images, glimpses[:, [number]], 9, 8)) for number in range(3)]
     torch.testing.assert_close(several.glimpse_logits(images, glimpses), torch.stack(alone, 1), atol=1e-5, rtol=1e-4)
     assert several(images).shape == (2, 5)
+    with pytest.raises(InputError, match="3 glimpses have 9 tokens each, so 27 in all, got 9 positions"):
+        several(images, several.positions(images, glimpses[:, :1]))
 
 
 def test_the_glimpse_least_like_nothing_decides():

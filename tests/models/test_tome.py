@@ -1,6 +1,5 @@
 """ToMe against a slow reference: a token of size s is s equal tokens, in timm's own blocks, merged by loops."""
 
-import copy
 import math
 
 import pytest
@@ -9,8 +8,10 @@ from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock
 
 import spot
 from spot.errors import InputError
+from spot.evaluation.cost import macs
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe, match
+from spot.models.tome import Merging, ToMe, match
+from spot.models.tome_schedule import blocks_macs
 from spot.models.wrappers import PlainViT
 from spot.tokens.authors import AuthorsTokenizer
 from tests.conftest import make_nano
@@ -110,23 +111,6 @@ def test_with_nothing_merged_it_is_the_timm_model(name, options):
         assert not torch.allclose(ToMe(model, 20)(images), expected, atol=1e-3)
 
 
-def test_attention_without_the_fused_kernel_gives_the_same():
-    model = make_nano(**SMALL)
-    images, tome = pictures(model), ToMe(model, 6)
-    expected = tome(images)
-    for block in model.vit.blocks:
-        block.attn.fused_attn = not block.attn.fused_attn
-    torch.testing.assert_close(tome(images), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_equal_tokens_merge_without_any_change():
-    """Where tokens differ in nothing, their mean is themselves and counting them by size is exact."""
-    model = make_nano(**SMALL)
-    images = torch.full((1, 3, 48, 48), 0.3)
-    positions = torch.full((1, 36, 2), 0.5)
-    torch.testing.assert_close(ToMe(model, 13)(images, positions), model(images, positions), rtol=1e-4, atol=1e-5)
-
-
 def test_the_most_alike_pairs_merge():
     angles = torch.tensor([0.0, 10.0, 90.0, 95.0, 180.0, 270.0]) * math.pi / 180
     keys = torch.stack([angles.cos(), angles.sin()], -1)[None]
@@ -138,17 +122,12 @@ def test_the_most_alike_pairs_merge():
 
 
 def test_placing_then_merging_has_one_budget():
-    model = make_nano(**SMALL)
-    model.tokens, model.prior = 20, "uniform"
+    model = make_nano(**SMALL).at(tokens=20, prior="uniform")
     tome = ToMe(model, [5, 4, 3], own_placement=True)
-    assert (tome.starting_tokens, tome.tokens) == (20, 8)
-    seed = torch.Generator().manual_seed(3)
-    merged = tome.merge(pictures(model), generator=seed)
-    placed = model.place(pictures(model), generator=torch.Generator().manual_seed(3))
-    assert merged.sources.shape == (2, 20)
-    assert merged.sizes.sum(1).tolist() == [20, 20]
-    centroid = (merged.positions * merged.sizes[..., None]).sum(1) / 20
-    torch.testing.assert_close(centroid, placed.mean(1))
+    assert (tome.starting_tokens, tome.tokens, tome.random) == (20, 8, True)
+    images, seeds = pictures(model), [torch.Generator().manual_seed(3) for _ in "ab"]
+    placed = model.place(images, generator=seeds[0])
+    torch.testing.assert_close(tome(images, generator=seeds[1]), ToMe(model, [5, 4, 3])(images, placed))
 
 
 def test_gradients_reach_parameters_and_positions():
@@ -167,16 +146,14 @@ def test_it_compiles_without_a_graph_break():
         torch.testing.assert_close(compiled(images), tome(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["plain", "queries and keys normed"])
-def test_bfloat16_stays_close(kind):
-    model = make_nano(**KINDS[kind])
-    images = pictures(model)
-    expected = ToMe(model, 4)(images, model.grid().expand(2, -1, -1))
-    with torch.autocast("cpu", torch.bfloat16):
-        close = ToMe(model, 4)(images, model.grid().expand(2, -1, -1))
-    assert (close - expected).abs().mean() < 0.2 * expected.std()
-    half = copy.deepcopy(model).bfloat16()
-    close = ToMe(half, 4)(images.bfloat16(), model.grid().expand(2, -1, -1))
+@pytest.mark.parametrize("autocast", [True, False])
+def test_bfloat16_stays_close(autocast):
+    model = make_nano(**KINDS["queries and keys normed"])
+    images, grid = pictures(model), model.grid().expand(2, -1, -1)
+    expected = ToMe(model, 4)(images, grid)
+    model, images = (model, images) if autocast else (model.bfloat16(), images.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        close = ToMe(model, 4)(images, grid)
     assert close.dtype == torch.bfloat16
     assert (close - expected).abs().mean() < 0.2 * expected.std()
 
@@ -232,3 +209,54 @@ def test_a_rotary_vit_is_refused_before_it_is_measured():
     for name in ("tome", "tome-cost", "merged"):
         with pytest.raises(InputError, match="not in EvaBlock with"):
             spot.BASELINES[name].build(model, 100)
+
+
+# More tokens for the same cost: placed, and merged in later blocks
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return make_nano(depth=12, img_size=112)  # a grid of 196
+
+
+@pytest.mark.parametrize("tokens", [16, 25, 49, 100, 150, 195])
+def test_it_costs_no_more_than_its_budget_and_one_token_more_would(vit, tokens):
+    merging = Merging(vit, tokens)
+    given = macs(vit.at(tokens=tokens))
+    count, most = merging.starting_tokens, int(0.7 * merging.starting_tokens)
+    assert tokens < count <= 196 and 0 < sum(merging.schedule()) <= most
+    assert macs(merging) <= given and merging.tokens == tokens
+    blocks = [block for block, r in enumerate(merging.schedule()) if r]
+    assert blocks == [3, 4, 6, 8] and len(set(merging.schedule())) == 2  # late and even
+    if count < 196:
+        schedule = [int(0.7 * (count + 1) / 4) * (block in blocks) for block in range(12)]
+        saved = blocks_macs(vit, count + 1) - blocks_macs(vit, count + 1, schedule)
+        assert macs(vit.at(tokens=count + 1)) - saved > given
+
+
+def test_with_all_of_the_grid_nothing_is_merged(vit):
+    images = torch.rand(2, 3, 112, 112)
+    merging = Merging(vit, 196)
+    assert (merging.starting_tokens, merging.schedule()) == (196, [0] * 12)
+    torch.testing.assert_close(merging(images), vit(images, vit.grid(images)), rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_tome_on_tokens_that_are_placed():
+    model = spot.load("scenes-a")
+    images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    merging = Merging(model, 16, "center")
+    count, schedule = merging.starting_tokens, merging.schedule()
+    places = model.place(images, tokens=count, prior="center")
+    assert count > 16 and sum(schedule) > 0
+    torch.testing.assert_close(merging.place(images), places)
+    torch.testing.assert_close(merging(images), ToMe(model, schedule)(images, places))
+    assert (model.tokens, model.prior) == (64, "isotropic")  # left as they were
+
+
+def test_another_budget_is_another_model(vit):
+    with pytest.raises(InputError, match="is for 25 tokens, got 36; make another"):
+        Merging(vit, 25)(torch.rand(1, 3, 112, 112), tokens=36)
+    with pytest.raises(InputError, match="at least 1"):
+        Merging(vit, 0)
+    with pytest.raises(InputError, match="no learned prior"):
+        spot.BASELINES["merged-learned"].build(vit, 16)(torch.rand(1, 3, 112, 112))

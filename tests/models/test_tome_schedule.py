@@ -7,13 +7,14 @@ import spot
 from paper.backbone import vit_b16
 from spot.errors import InputError
 from spot.evaluation.cost import macs
-from spot.models.tome import ToMe, resolve_schedule
+from spot.models.tome import ToMe
 from spot.models.tome_schedule import (
     blocks_macs,
     even,
     four_blocks,
     geometric,
     merge_share,
+    resolve_schedule,
     schedule_for_macs,
     schedule_for_tokens,
 )

@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from paper.equal_training import Dropped, Merged, Resized, SmallerMerged, schedule_for_smaller_image
-from spot.models.baselines import tome_at_cost
-from spot.models.merging import windows_and_blocks_macs
-from spot.models.resize import Resize
+from spot.models.baselines import Resize, tome_at_cost
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
+from spot.models.tome_schedule import windows_and_blocks_macs
 from spot.training.batches import MicroBatch
 from tests.conftest import make_nano
 from tests.training.small_run import small_recipe

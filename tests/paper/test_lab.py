@@ -19,7 +19,7 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.hashes import hash_model
 from spot.models.checkpoints import save_folder
-from spot.models.deltas import save_delta
+from spot.models.family import save_delta
 from spot.placement import priors
 from tests.conftest import VIT_TINY, make_nano
 from tests.data.files import folders

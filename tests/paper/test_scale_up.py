@@ -9,7 +9,7 @@ import spot
 from paper import scale_up
 from paper.scale_up import FINETUNED, FULL, KINDS, MAE, STUDIES, Setup, Step, memory, random_weights, steps
 from spot.errors import InputError
-from spot.models.mae import has_decoder
+from spot.models.checkpoints import has_decoder
 
 
 def test_the_guide_has_the_plans_hours_and_memory():

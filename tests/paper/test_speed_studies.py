@@ -13,10 +13,8 @@ from spot.data.images import data_for
 from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.evaluation.cost import macs
-from spot.models.baselines import BASELINES, tome_at_cost
-from spot.models.elastic import ElasticViT
+from spot.models.baselines import BASELINES, ElasticViT, Resize, tome_at_cost
 from spot.models.loading import load
-from spot.models.resize import Resize
 
 
 @pytest.fixture

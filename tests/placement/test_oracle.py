@@ -10,14 +10,12 @@ from spot.placement.oracle import (
     OPTIMIZERS,
     PRESETS,
     SearchSettings,
-    agreement,
     entropy,
-    frozen,
     search,
     snapped,
     wrong_labels,
 )
-from spot.placement.priors import isotropic, uniform
+from spot.placement.priors import uniform
 
 
 class Bowl(nn.Module):
@@ -64,12 +62,6 @@ def test_an_optimum_outside_the_image_is_approached_up_to_the_last_pixel_centre(
     torch.testing.assert_close(free.positions[..., 0], torch.full((3, 4), 1.4), atol=1e-4, rtol=0)
 
 
-def test_adam_moves_every_coordinate_by_the_learning_rate_in_its_first_step():
-    images, labels, positions = start()
-    moved = search(Bowl([0.5, 0.5]), images, labels, positions, steps=1, lr=3e-3).positions - positions
-    torch.testing.assert_close(moved, 3e-3 * (0.5 - positions).sign(), atol=1e-6, rtol=0)
-
-
 def test_the_authors_settings_pull_to_the_upper_left_corner_and_ours_do_not():
     images, labels, positions = start()
 
@@ -104,55 +96,21 @@ def test_the_best_step_need_not_be_the_last():
     torch.testing.assert_close(found.best, found.trajectory[:, 0])
 
 
-# Real gradients, of a real ViT
+@pytest.mark.parametrize("objective, sign", [("descent", 1), ("ascent", -1)])
+def test_descent_raises_and_ascent_lowers_the_probability_of_the_label(nano, objective, sign):
+    images, labels, positions = batch(4)
+    logits = search(nano, images, labels, positions, objective=objective).logits
+    chances = logits.softmax(-1)[torch.arange(4), :, labels]
+    assert (sign * chances.diff() > 0).all()
 
 
-def test_the_first_step_follows_finite_differences(nano):
-    nano = nano.double()
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(2, 3, 32, 32, generator=generator, dtype=torch.float64)
-    labels = torch.tensor([3, 7])
-    positions = 0.2 + 0.6 * torch.rand(2, 5, 2, generator=generator)
-
-    def loss(places):
-        logits = nano(images, places)
-        return -logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
-
-    slopes = torch.zeros(2, 5, 2, dtype=torch.float64)
-    for token in range(5):
-        for axis in range(2):
-            shift = torch.zeros(2, 5, 2, dtype=torch.float64)
-            shift[:, token, axis] = 1e-5
-            with torch.no_grad():
-                slopes[:, token, axis] = (loss(positions + shift) - loss(positions - shift)) / 2e-5
-    # Plain gradient descent moves by −lr · slope.
-    moved = search(nano, images, labels, positions, steps=1, lr=1e-3, optimizer="sgd", project=False).positions
-    torch.testing.assert_close((moved - positions).double() / -1e-3, slopes, atol=2e-4, rtol=2e-3)
-
-
-def test_descent_raises_and_ascent_lowers_the_true_class_on_real_images(vit_tiny, photographs):
-    images, labels = photographs
-    positions = isotropic(images, 49)
-
-    def right(objective):
-        found = search(vit_tiny, images, labels, positions, objective=objective)
-        chances = found.logits.softmax(-1)[torch.arange(len(images)), :, labels]
-        return chances.mean(0)
-
-    towards, away = right("descent"), right("ascent")
-    assert towards[0] == away[0]
-    assert towards[-1] > towards[0] + 0.1
-    assert away[-1] < 0.5 * away[0]
-
-
-def test_agreement_needs_no_label_and_brings_the_dense_prediction_nearer(vit_tiny, photographs):
-    images, _ = photographs
-    found = search(vit_tiny, images[:4], None, isotropic(images[:4], 49), objective="agree")
+def test_agreement_needs_no_label_and_brings_the_dense_prediction_nearer(nano):
+    images, _, positions = batch(4)
+    found = search(nano, images, None, positions, objective="agree")
     with torch.no_grad():
-        dense = vit_tiny.vit(images[:4]).log_softmax(1)
-        sparse = found.logits[:, -1].log_softmax(1)
-    by_hand = (dense.exp() * (dense - sparse)).sum(1)
-    torch.testing.assert_close(found.losses[:, -1], by_hand, atol=1e-3, rtol=1e-3)
+        dense = nano.vit(images).log_softmax(1)
+    by_hand = (dense.exp() * (dense - found.logits[:, -1].log_softmax(1))).sum(1)
+    torch.testing.assert_close(found.losses[:, -1], by_hand, atol=1e-4, rtol=1e-3)
     assert (found.losses[:, -1] < found.losses[:, 0]).all()
 
 
@@ -198,9 +156,6 @@ def test_the_model_is_as_before_and_no_parameter_has_a_gradient(nano):
     assert all(parameter.grad is None for parameter in nano.parameters())
     assert images.grad is None
     assert not positions.requires_grad
-    with pytest.raises(RuntimeError, match="on purpose"), frozen(nano):
-        raise RuntimeError("on purpose")
-    assert flags == {name: parameter.requires_grad for name, parameter in nano.named_parameters()}
 
 
 def test_during_the_search_the_model_is_frozen_and_does_not_drop_out():
@@ -239,15 +194,12 @@ def test_mixed_precision_follows_the_full_one(nano):
 # Grids
 
 
-def test_positions_snap_to_the_nearest_cell_also_of_the_vit_grid(nano):
+def test_positions_snap_to_the_nearest_cell():
     cells = [0.125, 0.375, 0.625, 0.875]
     places = torch.tensor([[0.0, 0.25 + 1e-4], [0.24, 0.51], [1.0, 0.99]])
     expected = [[cells[0], cells[1]], [cells[0], cells[2]], [cells[3], cells[3]]]
     assert snapped(places, (4, 4)).tolist() == expected
     assert snapped(torch.tensor([[0.9, 0.9]]), (1, 2)).tolist() == [[0.5, 0.75]]
-    places = torch.rand(1, 50, 2, generator=torch.Generator().manual_seed(0))
-    grid = {tuple(cell) for cell in nano.grid().tolist()}
-    assert {tuple(cell) for cell in snapped(places, nano.grid_size)[0].tolist()} <= grid
 
 
 def test_snapping_at_the_end_leaves_the_way_free():
@@ -273,13 +225,9 @@ def test_at_every_step_the_model_reads_only_cells_and_still_gets_there():
 # Objectives
 
 
-def test_entropy_and_agreement_of_known_distributions():
+def test_the_entropy_of_known_distributions():
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
     torch.testing.assert_close(entropy(logits), torch.tensor([math.log(4), 0.0]))
-    # KL of (3/4, 1/4) from (1/2, 1/2) = 3/4 log(3/2) + 1/4 log(1/2)
-    dense, sparse = torch.tensor([[0.75, 0.25]]).log(), torch.tensor([[0.5, 0.5]]).log()
-    torch.testing.assert_close(agreement(sparse, dense), torch.tensor([0.75 * math.log(1.5) + 0.25 * math.log(0.5)]))
-    torch.testing.assert_close(agreement(dense, dense), torch.tensor([0.0]))
 
 
 def test_wrong_labels_are_seeded_never_right_and_equally_likely():
@@ -339,6 +287,7 @@ def test_settings_can_be_changed_one_by_one(nano):
         ({"positions": torch.full((2, 5, 2), torch.nan)}, "NaN"),
         ({"images": torch.full((2, 3, 32, 32), torch.nan)}, "not finite"),
         ({"objective": "agree", "dense": torch.zeros(3, 10)}, r"logits of shape \(2, classes\), got \(3, 10\)"),
+        ({"objective": "agree", "dense": torch.zeros(2, 7)}, r"logits of shape \(2, 10\), got \(2, 7\)"),
         ({"objective": lambda logits, labels: logits.mean()}, r"one value per image, \(2,\), got \(\)"),
         ({"model": lambda images, positions: torch.zeros(2, 10)}, "no gradient to positions"),
         ({"model": lambda images, positions: positions.sum()}, r"logits of shape \(2, classes\), got \(\)"),
@@ -360,13 +309,3 @@ def batch(count, tokens=5):
     images = torch.rand(count, 3, 32, 32, generator=generator)
     labels = torch.randint(10, (count,), generator=generator)
     return images, labels, 0.1 + 0.8 * torch.rand(count, tokens, 2, generator=generator)
-
-
-@pytest.fixture(scope="module")
-def photographs(shared_data, vit_tiny):
-    """Eight real images of eight classes, as ViT-Ti takes them, and their labels."""
-    from spot.data.images import data_for
-
-    data = data_for(vit_tiny, shared_data / "imagenet-val-2k", limit=8)
-    samples = [data[index] for index in range(8)]
-    return torch.stack([image for image, _, _ in samples]), torch.tensor([label for _, label, _ in samples])

@@ -3,9 +3,7 @@
 import math
 
 import pytest
-import timm
 import torch
-import torch.nn.functional as F
 
 from spot.errors import InputError
 from spot.placement.files import Placements
@@ -84,25 +82,3 @@ def test_placements_keep_scales_and_regions_in_a_file(tmp_path, columns):
         Placements(["a", "b"], trajectory - 2)
     with pytest.raises(InputError, match="do not go into one file"):
         Placements.merge([Placements(["a"], trajectory[:1]), Placements(["b"], trajectory[1:, ..., :2])])
-
-
-def test_windows_that_tile_the_image_are_timms_own_model_of_a_smaller_image():
-    large = make_nano(img_size=64, patch_size=8)
-    with torch.no_grad():  # a table that is smooth, so that every way to interpolate it means the same
-        y, x = (large.grid()[:, axis, None] for axis in (0, 1))
-        directions = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
-        large.vit.pos_embed[0, 1:] = y * directions[0] + x * directions[1] + directions[2]
-    shape = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 10}
-    overlay = {"state_dict": large.vit.state_dict(), "custom_load": False, "num_classes": 10}
-    options = {"img_size": 32, "pretrained": True, "pretrained_cfg_overlay": overlay}
-    small = timm.create_model("vit_tiny_patch16_224", **shape, **options).eval()
-    images = torch.randn(4, 3, 64, 64)
-    grid = make_nano(img_size=32, patch_size=8).grid().expand(4, -1, -1)  # 4 × 4 windows
-    with torch.no_grad():
-        table = large.tokenizer.embedding(grid[:1], large.vit.pos_embed[0, 1:])
-        # timm's bicubic interpolation bends at the borders; inside the two agree, and all else is equal.
-        apart = (table - small.pos_embed[:, 1:]).abs().view(4, 4, 32)
-        assert apart[1:3, 1:3].max() < 0.03 * small.pos_embed.std()
-        small.pos_embed[:, 1:] = table
-        torch.testing.assert_close(large(images, sized(grid, 2.0)), small(F.avg_pool2d(images, 2)), atol=1e-5, rtol=0)
-        assert (large(images, grid) - small(F.avg_pool2d(images, 2))).abs().max() > 1e-2  # scale 1 is another image

@@ -13,7 +13,6 @@ from spot.placement.oracle import PRESETS
 from spot.tokens.position_embedding import grid_positions
 
 NANO = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5, "img_size": 32}
-ROTARY = {**NANO, "init_values": None}
 
 
 def nano(name: str = "vit_tiny_patch16_224", **options: object) -> torch.nn.Module:
@@ -41,41 +40,25 @@ def on_region(images: Tensor, top: int, left: int, side: int, cells: int = 4, wi
     return torch.tensor([rows] * len(images))
 
 
-ARCHITECTURES = {
-    "table": ("vit_tiny_patch16_224", {}),
-    "rotary": ("vit_small_patch16_rope_224", {}),
-    "mixed rotary": ("vit_small_patch16_rope_mixed_224", {}),
-    "dinov3": ("vit_small_patch16_dinov3", {}),
-}
-
-
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_the_grid_of_a_region_is_timm_on_that_region_cut_out(kind, street):
-    name, options = ARCHITECTURES[kind]
-    vit = nano(name, **options)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "vit_small_patch16_rope_224",
+        "vit_small_patch16_rope_mixed_224",
+        "vit_small_patch16_dinov3",
+    ],
+)
+def test_the_grid_of_a_region_is_timm_on_that_region_cut_out_and_enlarged(name, street):
+    vit = nano(name)
     model = spot.adapt(vit)
     wanted = vit(street[:, :, 10:42, 50:82])
-    got = model(street, on_region(street, 10, 50, 32))
-    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_magnified_region_is_timm_on_the_region_enlarged(kind, street):
-    name, options = ARCHITECTURES[kind]
-    vit = nano(name, **options)
+    torch.testing.assert_close(model(street, on_region(street, 10, 50, 32)), wanted, atol=2e-5, rtol=1e-4)
     # Samples within half a pixel of the region's edge see beyond it; a resized cut-out repeats its border there. Where
     # the picture ends with the region both do the same.
     picture = street[:, :, :16, :16].contiguous()
     wanted = vit(F.interpolate(picture, (32, 32), mode="bilinear", align_corners=False))
-    got = spot.adapt(vit)(picture, on_region(picture, 0, 0, 16))
-    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
-
-
-def test_the_whole_picture_as_region_changes_nothing(street):
-    model = spot.adapt(nano())
-    places = torch.rand(2, 9, 3, generator=torch.Generator().manual_seed(2)) + torch.tensor([0, 0, 0.5])
-    whole = torch.cat([places, torch.tensor([0.5, 0.5, 1, 1]).expand(2, 9, 4)], -1)
-    torch.testing.assert_close(model(street, whole), model(street, places), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(picture, on_region(picture, 0, 0, 16)), wanted, atol=2e-5, rtol=1e-4)
 
 
 def test_a_glimpse_is_the_grid_of_its_region(street):
@@ -96,18 +79,9 @@ def test_gradients_reach_the_place_and_size_of_a_glimpse():
     model = spot.adapt(nano()).double()
     images = torch.randn(1, 3, 40, 48, dtype=torch.float64)
     glimpses = torch.tensor([[[0.43, 0.52, 13.3]]], dtype=torch.float64, requires_grad=True)
-    # The step is small: bilinear samples have kinks at pixels' centres.
-    gap = 1e-4
-    loss = Glimpsing(model, 9)(images, glimpses)[0, 0]
-    (gradient,) = torch.autograd.grad(loss, glimpses)
-    for column in range(3):
-        nudge = torch.zeros(3, dtype=torch.float64)
-        nudge[column] = gap if column == 2 else gap / 48
-        up, down = (Glimpsing(model, 9)(images, glimpses.detach() + sign * nudge)[0, 0] for sign in (1, -1))
-        slope = (up - down) / (2 * nudge[column])
-        assert abs(float((slope - gradient[0, 0, column]).detach())) <= 0.02 * max(
-            1.0, float(gradient[0, 0, column].abs())
-        )
+    # The step is small, because bilinear samples have kinks at pixels' centres; kernels are float32.
+    see = Glimpsing(model, 9)
+    assert torch.autograd.gradcheck(lambda each: see(images, each)[:, 0], glimpses, eps=1e-5, atol=0.02, rtol=0.02)
 
 
 def test_a_search_moves_and_resizes_a_glimpse_until_the_label_is_more_probable(street):

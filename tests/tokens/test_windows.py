@@ -1,42 +1,12 @@
-"""Windows: bilinear K × K reads at continuous positions."""
-
-import math
+"""Windows of scale 1: bilinear K × K reads at continuous positions. test_pyramid.py has their definition."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from spot.errors import InputError
 from spot.placement.sizes import sized
 from spot.tokens.windows import windows
-
-
-def slow_windows(images, positions, size, scale=1.0, level=0, full=None):
-    """Sample by sample, from the definition: bilinear between pixel centres, border repeated.
-
-    The image may be a level of a pyramid: then one of its pixels is 2**level of the first image's.
-    """
-    batch, channels, height, width = images.shape
-    full = full or (height, width)  # of the image that positions are fractions of
-    result = torch.zeros(batch, positions.shape[1], channels, size, size, dtype=images.dtype)
-
-    def pixel(b, y, x):
-        return images[b, :, min(max(y, 0), height - 1), min(max(x, 0), width - 1)]
-
-    for b in range(batch):
-        for n in range(positions.shape[1]):
-            for i in range(size):
-                for j in range(size):
-                    y = float(positions[b, n, 0]) * full[0] / 2**level - 0.5 + (i - (size - 1) / 2) * scale / 2**level
-                    x = float(positions[b, n, 1]) * full[1] / 2**level - 0.5 + (j - (size - 1) / 2) * scale / 2**level
-                    y0, x0 = math.floor(y), math.floor(x)
-                    fy, fx = y - y0, x - x0
-                    upper = (1 - fx) * pixel(b, y0, x0) + fx * pixel(b, y0, x0 + 1)
-                    lower = (1 - fx) * pixel(b, y0 + 1, x0) + fx * pixel(b, y0 + 1, x0 + 1)
-                    result[b, n, :, i, j] = (1 - fy) * upper + fy * lower
-    return result
 
 
 def grid(rows, columns):
@@ -51,22 +21,6 @@ def test_on_the_vit_grid_windows_are_the_patches_bit_for_bit(size, rows, columns
     images = torch.randn(2, 3, rows * size, columns * size)
     patches = F.unfold(images, size, stride=size).transpose(1, 2).unflatten(2, (3, size, size))
     assert torch.equal(windows(images, grid(rows, columns).expand(2, -1, -1), size), patches)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    size=st.integers(1, 6),
-    height=st.integers(1, 12),
-    width=st.integers(1, 12),
-    scale=st.sampled_from([1.0, 0.4, 0.9]),
-    seed=st.integers(0, 10**6),
-)
-def test_windows_match_the_definition_anywhere_in_and_around_any_image(size, height, width, scale, seed):
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(2, 2, height, width, generator=generator, dtype=torch.float64)
-    positions = torch.rand(2, 3, 2, generator=generator, dtype=torch.float64) * 2 - 0.5
-    expected = slow_windows(images, positions, size, scale)
-    torch.testing.assert_close(windows(images, sized(positions, scale), size), expected, atol=1e-9, rtol=1e-7)
 
 
 def test_outside_the_image_the_border_is_repeated():

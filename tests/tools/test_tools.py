@@ -14,7 +14,7 @@ import spot
 from paper import equal_training, policies, program
 from paper.equal_training import SmallerMerged
 from spot.cli import main
-from spot.models.deltas import is_delta
+from spot.models.family import is_delta
 from spot.placement.policy import Policy
 from tools import fill_results, make_assets, make_retrofits
 
