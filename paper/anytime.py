@@ -23,7 +23,7 @@ from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import macs
 from spot.evaluation.early_exit import (
-    Candidates,
+    Candidate,
     Predicted,
     choose_cascade,
     fit_combinations,
@@ -120,14 +120,19 @@ def predictions(
 ) -> tuple[list[Stage], Predicted, Predicted]:
     """The possible stages, and their predictions for the measured images and for the calibration images."""
     candidates = possible_stages(backbone.loaded, budgets, prior=prior)
-    stages, models = candidates
-    if backbone.parent is not None:  # the stages of the grid have the original ViT
-        dense = backbone.parent.at(tokens=stages[-1].tokens)
-        for number, stage in enumerate(stages):
-            if stage.tokens == dense.tokens:
-                models[number] = stage_model(dense, stage, grid=True)
-    test, calibration = (cached_predictions(lab, backbone, candidates, prior, bank=bank) for bank in (False, True))
-    return stages, test, calibration
+    cells = candidates[-1][0].tokens
+    early = sum(stage.tokens < cells for stage, _ in candidates)  # their number; the others have the grid
+    if backbone.parent is not None:  # the last stage is the original ViT
+        dense = backbone.parent.at(tokens=cells)
+        candidates[early:] = [(stage, stage_model(dense, stage, grid=True)) for stage, _ in candidates[early:]]
+
+    def joined(bank: bool) -> Predicted:
+        grid = cached_predictions(lab, backbone, candidates[early:], bank=bank)
+        # Only early stages depend on the prior. They are run with one stage of the grid.
+        first = cached_predictions(lab, backbone, candidates[: early + 1], bank=bank, prior=prior)
+        return grid._replace(stages=torch.cat([first.stages[:early], grid.stages]))
+
+    return [stage for stage, _ in candidates], joined(bank=False), joined(bank=True)
 
 
 def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -> Cascade:
@@ -139,7 +144,7 @@ def cascade_of(backbone: Backbone, stages: Sequence[Stage], prior: str | None) -
 
 
 def cached_predictions(
-    lab: Lab, backbone: Backbone, candidates: Candidates, prior: str | None, *, bank: bool
+    lab: Lab, backbone: Backbone, candidates: Sequence[Candidate], *, bank: bool, prior: str | None = None
 ) -> Predicted:
     """Every stage's predictions for the study's images, or for some of the bank's, from the lab's cache."""
     model = backbone.model
@@ -147,7 +152,7 @@ def cached_predictions(
     hashed = lab.sources.images_hash(model, bank=bank)
     about: Row = {"kind": "stages", "name": backbone.name.replace("/", "-"), "model": backbone.hash, "images": hashed}
     about |= {"base": backbone.parent_hash, "bank": bank, "limit": CALIBRATING}
-    about["stages"] = [[each.tokens, *each.merged] for each in candidates.stages]
+    about["stages"] = [[each.tokens, *each.merged] for each, _ in candidates]
     if prior is not None and model.policy is not None:
         about["prior"] = hash_tensors(model.policy.state_dict())
 

@@ -2,12 +2,13 @@
 
 Both start from the same weights, pretrained on crops, and have the same recipe, images and steps:
 
-    spot pretrain vit_small_patch16_rope_224 --fresh img_size=192 patch_size=8 embed_dim=128 depth=6 num_heads=4 \\
-        init_values=1.0 num_classes=32 --recipe scenes-needle-crops --set precision=no epochs=5 \\
+    python -m tools.recipes pretrain vit_small_patch16_rope_224 --fresh img_size=192 patch_size=8 embed_dim=128 \\
+        depth=6 num_heads=4 init_values=1.0 num_classes=32 --recipe scenes-needle-crops --set precision=no epochs=5 \\
         --data needle:64 --out crops
-    spot retrofit crops/model --recipe scenes-needle --set precision=no epochs=0.78125 --data needle --out mix
-    spot retrofit crops/model --recipe scenes-needle --set precision=no epochs=0.78125 'budgets=(576,)' \\
-        'object_shares=()' 'priors=("isotropic",)' --data needle --out dense
+    python -m tools.recipes retrofit crops/model --recipe scenes-needle --set precision=no epochs=0.78125 \\
+        --data needle --out mix
+    python -m tools.recipes retrofit crops/model --recipe scenes-needle --set precision=no epochs=0.78125 \\
+        'budgets=(576,)' 'object_shares=()' 'priors=("isotropic",)' --data needle --out dense
 
 `mix` has few tokens around the true object in most steps, like the shipped `scenes-needle`. `dense` has
 all patches in every step. The shipped policy, which was learned without labels, places the 64 tokens of `mix`. The

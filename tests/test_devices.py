@@ -78,7 +78,7 @@ def test_merging_keeps_everything_on_the_gpu(cuda):
 def test_objectives_have_their_loss_on_the_gpu(cuda, recipe):
     model, images, labels = cuda
     given = small_recipe(recipe)
-    objective = TRAINED[given.objective](model, given)
+    objective = TRAINED[type(given)](model, given)
     objective = moved(objective, images.fake_mode).train()  # a decoder is new: accelerate puts it there
     for teacher in getattr(objective, "_teacher", ()):
         teacher.to = lambda device, teacher=teacher: teacher  # it is there, and fake modules cannot be moved

@@ -27,23 +27,26 @@ from spot.models.checkpoints import save_model
 from spot.models.family import Family, Source, at_budget
 from spot.models.shipped import ALIASES
 from spot.store import read_json, write_json, write_text
-from spot.training.recipes import NEEDLE
 
 ASSETS = Path(__file__).parents[1] / "spot" / "assets"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command, and the name of its model."""
+    """One command of spot, and the name of its model."""
 
     name: str
     about: str
-    command: str  # {runs} stands for the folder of runs
+    command: str  # {runs} stands for the folder of runs; recipes are those of tools/recipes.py too
     shipped: bool = True
     data: str = "scenes"
 
 
 NANO = "vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 depth=6 num_heads=4 num_classes=32"
+NEEDLE = (
+    "vit_small_patch16_rope_224 --fresh img_size=192 patch_size=8 embed_dim=128 depth=6 num_heads=4 init_values=1.0 "
+    "num_classes=32"
+)
 
 STEPS = (
     Step(
@@ -90,7 +93,7 @@ NEEDLE_STEPS = (
     Step(
         "scenes-needle-crops",
         "trained with labels on crops of 64 pixels, with few tokens; not in the package",
-        f"{NEEDLE} --recipe scenes-needle-crops",
+        f"pretrain {NEEDLE} --recipe scenes-needle-crops",
         shipped=False,
         data="needle:64",
     ),
@@ -131,7 +134,7 @@ def main(runs: Path = Path("runs/assets")) -> None:
         for number, step in enumerate(card.steps, 1):
             if not (runs / step.name / "model" / "model.safetensors").is_file():
                 words = [*step.command.format(runs=runs).split(), "--data", step.data, "--val", step.data]
-                call(*words, "--checkpoint-minutes", "2", "--out", runs / step.name)
+                call(*words, "--checkpoint-minutes", "2", "--out", runs / step.name, program="tools.recipes")
             if step.shipped:
                 ship(runs / step.name / "model", ASSETS / f"{step.name}.safetensors")
                 write_card(card, card.steps[:number], runs)
@@ -146,12 +149,12 @@ def record(path: Path, name: str, accuracy: Mapping[int, float], data: str, base
     write_json(path, known)
 
 
-def call(*words: object) -> None:
-    """Run a verb of ours to its end."""
-    command = [str(word) for word in words]
-    report.console.print(f"spot {' '.join(command)}", soft_wrap=True)
-    if code := subprocess.run([sys.executable, "-m", "spot", *command], check=False).returncode:
-        raise SystemExit(f"spot {command[0]} stopped with code {code}; the same command goes on from there")
+def call(*words: object, program: str = "spot") -> None:
+    """Run a verb of spot to its end, in a process of its own."""
+    command = ["-m", program, *map(str, words)]
+    report.console.print(f"python {' '.join(command)}", soft_wrap=True)
+    if code := subprocess.run([sys.executable, *command], check=False).returncode:
+        raise SystemExit(f"spot {words[0]} stopped with code {code}; the same command goes on from there")
 
 
 def ship(trained: Path, file: Path) -> None:
@@ -189,7 +192,8 @@ def write_card(card: Card, steps: Sequence[Step], runs: Path) -> None:
             top1 = {row["tokens"]: row["top1"] for row in rows if row["placement"] == "isotropic"}
             record(ASSETS / "models.json", step.name, top1, "scenes")
         making.append(line)
-        commands.append(f"spot {step.command.format(runs='runs/assets')} --data {step.data} --val {step.data}")
+        command = step.command.format(runs="runs/assets")
+        commands.append(f"python -m tools.recipes {command} --data {step.data} --val {step.data}")
         logs += [f"{step.name}\n\n" + report.markdown([curve(row) for row in epochs])] if epochs else []
     options = "--checkpoint-minutes 2 --out runs/assets/NAME"
     text = CARD.format(

@@ -50,7 +50,7 @@ def pretrain(model: ModelArgument, options: Train, recipe: str = "mae-in1k") -> 
     example: spot pretrain vit_base_patch16_224.mae --data imagenet --out runs/mae --accumulate 64
 
     Args:
-        recipe: mae-in1k, scenes-mae, or a supervised one
+        recipe: mae-in1k or a supervised one
     """
     train(model, recipe, ("mae", "supervised"), options)
 

@@ -78,14 +78,10 @@ class Images(Dataset[Sample | None]):
         """The sample, or the reason why it could not be read."""
         source, label = self.source[self.order[index]]
         try:
-            image = self.transformed(open_image(source), index)
+            image = self.transform(open_image(source))
         except InputError as error:
             return Unread(self.keys[index], str(error))
         return image, -1 if label is None else int(label), self.keys[index]
-
-    def transformed(self, image: Image.Image, index: int) -> Tensor:
-        """The model's input for the image with this index."""
-        return self.transform(image)
 
     def note_unread(self, unread: Unread) -> None:
         """Add an unreadable image to `skipped`, or raise InputError."""

@@ -91,21 +91,22 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
         raise InputError("a cascade is measured by one process; leave out early exit, or start one")
     model = at_budget(source).to(state.device)  # for anything independent of the budget
     priors = [read_prior(each, source) or each for each in chosen.prior]
-    maps = maps_for(model, priors or (model.prior,), chosen.saliency, data)
+    maps = maps_for(model, priors or [model.prior], chosen.saliency, data)
     settings = chosen_settings(source, model, priors, chosen)
     for setting in settings:
         model_of(setting).to(state.device)
     images, classified = open_labelled(model, data, need_classes=chosen.knn is None, **chosen.opening())
-    shape, reading = None, chosen.readers()
+    reading = chosen.readers() | {"process": state.process_index, "processes": state.num_processes}
+    shape = None  # of the image whose cost is counted, by default the model's input size
     if model.fit == "full" and isinstance(images, Images):  # pictures of any size, one at a time
-        shape, reading = tuple(some[0].shape) if (some := images[0]) else None, {**reading, "batch_size": 1}
-    reading |= {"process": state.process_index, "processes": state.num_processes}
+        reading["batch_size"], first_image = 1, images[0]
+        shape = None if first_image is None else tuple(first_image[0].shape)
     batches, shown = loader(images, **reading), state.is_main_process
     banks: list[Bank] = []
     if chosen.knn is not None and chosen.knn.suffix == ".safetensors":
         banks = [read_bank(chosen.knn, [model_of(each).spot_vit for each in settings], images.classes)] * len(settings)
     elif chosen.knn is not None:
-        bank_maps = maps_for(model, priors or (model.prior,), chosen.saliency, chosen.knn)
+        bank_maps = maps_for(model, priors or [model.prior], chosen.saliency, chosen.knn)
         labelled = open_bank(model, chosen.knn, None if classified else images.classes, chosen.skip_unreadable)
         banks = compute_banks(model, loader(labelled, **reading), settings, saliency=bank_maps, shown=shown)
     if banks:

@@ -6,6 +6,7 @@ sampling windows, are not counted, except the image pyramid for windows of a sca
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -28,21 +29,25 @@ def flops(model: TokenModel, shape: tuple[int, ...] | None = None, tokens: int |
     size = shape or image_shape(model)
     # Not a blank image: its saliency map would leave no pixel to the prior `background`.
     images = torch.linspace(-1, 1, math.prod(size), device=weight.device, dtype=weight.dtype).reshape(1, *size)
-    # Positions do not change the cost. A separate generator leaves the global random state unchanged.
-    given = () if tokens is None else (uniform(images, tokens, torch.Generator().manual_seed(0)),)
-    training = model.training
+    # A separate generator leaves the global random state unchanged.
+    generator, training = torch.Generator().manual_seed(0), model.training
+    placed: dict[str, Any] = {}
+    if tokens is not None:
+        placed = {"positions": uniform(images, tokens, generator)}
+    elif hasattr(model, "place"):  # timm models have no `place`
+        placed = {"generator": generator}
     # Every version of the counter supports the unfused attention kernel, only newer ones the fused kernels.
     # Gradients stay enabled: without them, the counter's module tracker fails on views of parameters.
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.eval()
         try:
-            model(images, *given)
+            model(images, **placed)
         finally:
             model.train(training)
     largest = 1.0
-    if tokens is None and hasattr(model, "place"):  # timm models have no `place`
+    if "generator" in placed:
         with torch.no_grad():
-            sizes = model.place(images, generator=torch.Generator().manual_seed(0))[..., 2:3]
+            sizes = model.place(images, generator=generator.manual_seed(0))[..., 2:3]
         largest = float(sizes.max()) if sizes.numel() else 1.0
     return counter.get_total_flops() + pyramid_flops(images.shape[1:], largest)
 

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -48,6 +47,8 @@ QUANTILES = 100  # of a stage's confidence: the thresholds that are tried
 
 # Makes the model of a stage callable in a runtime, from the model and whether it is the last stage.
 Runner = Callable[[TokenModel, bool], Callable[[Any], Any]]
+# A possible stage with its model. In lists of them those of the grid come last, the unmerged one first.
+Candidate = tuple[Stage, TokenModel]
 
 
 class Predicted(NamedTuple):
@@ -57,13 +58,6 @@ class Predicted(NamedTuple):
     dense: Tensor  # (M, classes) log-probabilities
     labels: Tensor  # (M,) int64, -1 if unknown
     keys: Sequence[str] = ()  # M
-
-
-class Candidates(NamedTuple):
-    """All possible stages of a cascade, with their models. Those of the grid come last, the unmerged one first."""
-
-    stages: list[Stage]
-    models: list[TokenModel]
 
 
 class Calibrated(NamedTuple):
@@ -78,60 +72,61 @@ class Calibrated(NamedTuple):
 
 def possible_stages(
     source: Source, budgets: Sequence[int], *, merge: bool = True, prior: str | None = None, few_blocks: bool = False
-) -> Candidates:
+) -> list[Candidate]:
     """All possible stages of a cascade: every budget, then the grid, each without and with merging.
 
     few_blocks: merge in few blocks, which takes less time.
     """
-    found = Candidates([], [])
+    found = []
     dense = dense_model(source)
     cells, depth = len(dense.grid()), len(dense.vit.blocks)
     for tokens in (*budgets, cells):
         grid = tokens == cells
         model = dense if grid else at_budget(source, tokens, prior=prior)
         plain = Stage(tokens, macs(model.at(prior="isotropic") if grid else model))
-        found.stages.append(plain)
-        found.models.append(stage_model(model, plain, grid=grid))
-        if few_blocks:
-            schedules = [merge_share(share, four_blocks(depth), tokens, depth) for share in FEW_BLOCKS_MERGES]
-        else:
-            pairs = GRID_MERGES if grid else EARLY_MERGES
-            late = [(share, range(round(begin * depth), depth)) for share, begin in pairs]
-            schedules = [merge_share(share, blocks, tokens, depth) for share, blocks in late]
-        for merged in dict.fromkeys(map(tuple, schedules)) if merge else ():
-            if not any(merged):
-                continue
+        found.append((plain, stage_model(model, plain, grid=grid)))
+        for merged in merge_schedules(tokens, depth, grid=grid, few_blocks=few_blocks) if merge else ():
             try:
                 merging = stage_model(model, replace(plain, merged=merged), grid=grid)
             except InputError:  # a ViT whose tokens cannot be merged
                 break
-            found.stages.append(replace(plain, merged=merged, macs=macs(merging)))
-            found.models.append(merging)
+            found.append((replace(plain, merged=merged, macs=macs(merging)), merging))
     return found
 
 
+def merge_schedules(tokens: int, depth: int, *, grid: bool, few_blocks: bool) -> list[tuple[int, ...]]:
+    """The amounts of merging that are tried for a stage: how many tokens each block merges away."""
+    if few_blocks:
+        options = [(share, four_blocks(depth)) for share in FEW_BLOCKS_MERGES]
+    else:
+        merges = GRID_MERGES if grid else EARLY_MERGES
+        options = [(share, set(range(round(begin * depth), depth))) for share, begin in merges]
+    schedules = (tuple(merge_share(share, blocks, tokens, depth)) for share, blocks in options)
+    return [schedule for schedule in dict.fromkeys(schedules) if any(schedule)]
+
+
 @torch.no_grad()
-def predict_all(candidates: Candidates, batches: Iterable[Batch], *, mirror: bool = False) -> Predicted:
+def predict_all(candidates: Sequence[Candidate], batches: Iterable[Batch], *, mirror: bool = False) -> Predicted:
     """Run every possible stage on every image.
 
     mirror: also run on horizontally flipped images, as additional images.
     """
     made, labels = [], []
     keys: list[str] = []
-    tokens = [stage.tokens for stage in candidates.stages]
-    unmerged = tokens.index(tokens[-1])  # the dense ViT
-    device = next(candidates.models[unmerged].parameters()).device
+    tokens = [stage.tokens for stage, _ in candidates]
+    device = next(candidates[0][1].parameters()).device
     for batch in report.track(batches, "calibrating"):
         given = batch.images.to(device)
         for images in (given, given.flip(-1)) if mirror else (given,):
-            logits = torch.stack([model(images) for model in candidates.models])
+            logits = torch.stack([model(images) for _, model in candidates])
             made.append(logits.float().log_softmax(2).cpu())
             labels.append(batch.labels)
             keys += batch.keys
     if not keys:
         raise InputError("no image could be read, so there is nothing to calibrate on")
     stages = torch.cat(made, 1)
-    return Predicted(stages, stages[unmerged], torch.cat(labels), keys)
+    dense = stages[tokens.index(tokens[-1])]
+    return Predicted(stages, dense, torch.cat(labels), keys)
 
 
 def calibrate(
@@ -171,10 +166,10 @@ def calibrate(
         raise InputError(f"lose is a share of the images, from 0 to below 1 (0.01 is one point), got {lose}")
     cells = source.cells if isinstance(source, Family) else len(source.grid())
     budgets = sorted(set(budgets or (math.ceil(cells * share) for share in BUDGET_SHARES)))
-    if not budgets or budgets[0] < 1 or budgets[-1] >= cells:
+    if budgets[0] < 1 or budgets[-1] >= cells:
         raise InputError(f"budgets are from 1 to below the grid's {cells} tokens, got {tuple(budgets)}")
     candidates = possible_stages(source, budgets, merge=merge, prior=prior, few_blocks=time is not None)
-    stages = candidates.stages
+    stages = [stage for stage, _ in candidates]
     # The best of many cascades is overestimated on its own images; twice as many images reduce this bias.
     predicted = predict_all(candidates, batches, mirror=True)
     seconds = None if time is None else stage_seconds(candidates, runner)
@@ -215,13 +210,17 @@ def fit_combinations(predicted: Predicted, possible: Sequence[Stage]) -> list[Co
         stages, confidences = (*cascade.stages, stage), (*cascade.confidences, confidence)
         return Combination(stages, (*cascade.classes, classes), confidences), known
 
-    beginnings: dict[tuple[int, ...], tuple[Combination, Tensor]]  # by the indices of their stages
-    beginnings = {(): (Combination(), torch.zeros_like(predicted.dense))}
-    for count in range(1, MAX_EARLY_STAGES + 1):
-        for chosen in combinations(early, count):
-            if len({possible[index].tokens for index in chosen}) == count:
-                beginnings[chosen] = extended(*beginnings[chosen[:-1]], chosen[-1])
-    return [extended(*beginning, index)[0] for beginning in beginnings.values() for index in last]
+    longest = [(Combination(), torch.zeros_like(predicted.dense))]
+    beginnings = longest
+    for _ in range(MAX_EARLY_STAGES):
+        longest = [
+            extended(cascade, known, index)
+            for cascade, known in longest
+            for index in early
+            if not cascade.stages or cascade.stages[-1].tokens < possible[index].tokens
+        ]
+        beginnings = beginnings + longest
+    return [extended(*beginning, index)[0] for beginning in beginnings for index in last]
 
 
 def choose_cascade(
@@ -276,19 +275,16 @@ def choose_cascade(
 
 
 @torch.no_grad()
-def stage_seconds(candidates: Candidates, runner: Runner) -> dict[tuple[Any, ...], float]:
+def stage_seconds(candidates: Sequence[Candidate], runner: Runner) -> dict[tuple[Any, ...], float]:
     """The time of each stage on one image, with its placement, by tokens and merges: medians of rounds in turns.
 
     On a CPU this is the processor time of one thread.
     """
-    cells, model = candidates.stages[-1].tokens, candidates.models[0]
+    cells, model = candidates[-1][0].tokens, candidates[0][1]
     images = torch.randn(1, *image_shape(model), device=next(model.parameters()).device)
     clock: Clock = "processor" if images.device.type == "cpu" else "wall"
     with cpu_threads(1):
-        calls = {
-            (stage.tokens, stage.merged): runner(model, stage.tokens == cells)
-            for stage, model in zip(candidates.stages, candidates.models, strict=True)
-        }
+        calls = {(stage.tokens, stage.merged): runner(model, stage.tokens == cells) for stage, model in candidates}
         interleaved(calls, images, WARM_UP)
         return {key: median(seconds) for key, seconds in interleaved(calls, images, ROUNDS, clock).items()}
 

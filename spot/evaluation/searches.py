@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from spot import report
-from spot.data.classes import class_folders, class_names
+from spot.data.classes import known_classes
 from spot.data.folders import photo_files
 from spot.data.images import data_for
 from spot.data.picture import Fit
@@ -65,15 +65,15 @@ def on_photos(
     sources: Sequence[str | Path],
     labels: Sequence[str],
     out: Path,
-    json: Path | None = None,
-    settings: SearchSettings = PRESETS["agree"],
+    json: Path | None,
+    settings: SearchSettings,
     *,
-    title: str = "",
+    title: str,
     **options: Any,
-) -> list[dict[str, Any]]:
-    """Search photographs, write a figure of each to the folder `out`, and show and return the results.
+) -> None:
+    """Search photographs, write a figure of each to the folder `out`, and show the results in a table with this title.
 
-    options: arguments of `search_photos`. title: of the table, by default the model's name.
+    options: arguments of `search_photos`.
     """
     paths = photo_files(sources)
     report.check_outputs(json, *([out] if len(paths) == 1 and out.suffix else []))
@@ -81,10 +81,11 @@ def on_photos(
     rows: list[dict[str, Any]] = []
     reached = 0
     for made in search_photos(model, paths, labels, settings, **options):
-        save(made.figure(model.patch_size, adversarial=settings.objective == "ascent"), files[made.path])
-        row: dict[str, Any] = {"image": made.path.name, "class": made.name, "before": made.before, "after": made.after}
+        picture = files[made.path]
+        save(made.figure(model.patch_size, adversarial=settings.objective == "ascent"), picture)
+        row = {"image": made.path.name, "class": made.name, "before": made.before, "after": made.after}
         row |= {"prediction": " → ".join(made.predictions), "steps": len(made.trajectory) - 1}
-        rows.append(row | {"path": str(made.path), "picture": str(files[made.path])})
+        rows.append(row | {"path": str(made.path), "picture": str(picture)})
         reached += made.reached
     caption = f"{model.tokens} tokens, objective {settings.objective}, learning rate {settings.lr:g}. "
     if settings.objective == "agree":
@@ -93,28 +94,26 @@ def on_photos(
     caption += f"The pictures are in {', '.join(sorted({str(Path(row['picture']).parent) for row in rows}))}."
     headings = {"before": "p(class) before", "after": "p(class) after"}
     shown = [{headings.get(name, name): row[name] for name in row if name not in ("path", "picture")} for row in rows]
-    report.show(shown, title or model.name, digits=3, caption=caption)
+    report.show(shown, title, digits=3, caption=caption)
     kept = {name: options.get(name) for name in ("seed", "saliency", "fit")} | {"prior": model.prior}
     about = {"model": model.name, "tokens": model.tokens, "objective": settings.objective, **kept}
     report.save_json(json, rows, {"command": report.command(), **about, **settings.as_json()})
-    return rows
 
 
 def on_data(
     model: SpotViT,
     data: str,
     out: Path,
-    json: Path | None = None,
-    loading: LoadingOptions = LoadingOptions(batch_size=32),
+    json: Path | None,
+    loading: LoadingOptions,
     *,
-    saliency: str | None = None,
-    title: str = "",
+    saliency: str | None,
+    title: str,
     **options: Any,
-) -> Searched:
-    """Search a data set, write the placements file `out`, and show the results.
+) -> None:
+    """Search a data set, write the placements file `out`, and show the results in a table with this title.
 
-    options: arguments of `spot.placement.dataset_search.search_dataset`. title: of the table, by default the model's
-    name.
+    options: arguments of `spot.placement.dataset_search.search_dataset`.
     """
     report.check_outputs(out, json)
     images = data_for(model, data, **loading.opening())
@@ -123,10 +122,9 @@ def on_data(
     done = search_dataset(model, images, out, saliency=maps, **options)
     if this_process().is_main_process:
         rows = accuracy_rows(done)
-        report.show(rows, title or model.name, caption=summary(done, len(images), out))
+        report.show(rows, title, caption=summary(done, len(images), out))
         about = {**done.placements.metadata, "images": done.images, "seconds": done.seconds}
         report.save_json(json, rows, {"command": report.command(), **about})
-    return done
 
 
 def accuracy_rows(done: Searched) -> list[dict[str, Any]]:
@@ -193,20 +191,17 @@ def class_numbers(labels: Sequence[str], count: int, model: SpotViT) -> list[int
     """Class indices of labels. A label is an index, a name, a synonym in a name, or a folder name (wnid)."""
     if len(labels) not in (1, count):
         raise InputError(f"one label for all images or one each is needed, got {len(labels)} for {count} images")
-    known: dict[str, int] = {}
-    for index, name in enumerate(class_names(model) or []):
+    classes, known = known_classes(model), dict[str, int]()
+    for index, (_, name) in enumerate(classes):
         for synonym in (name, *name.split(",")):
             known.setdefault(synonym.strip().lower(), index)
-    folders = class_folders(model)
-    known |= {} if isinstance(folders, int) else {name.lower(): index for index, name in enumerate(folders)}
+    known |= {folder.lower(): index for index, (folder, _) in enumerate(classes)}
     numbers = []
     for label in labels:
-        if label.isdecimal() and int(label) < model.num_classes:
-            numbers.append(int(label))
-        elif label.isdecimal():
-            raise InputError(f"labels must be between 0 and {model.num_classes - 1}, the model's classes, got {label}")
-        elif label.lower() in known:
-            numbers.append(known[label.lower()])
-        else:
+        number = int(label) if label.isdecimal() else known.get(label.lower())
+        if number is None:
             raise unknown("class", label, known, hint="an index works too")
+        if number >= model.num_classes:
+            raise InputError(f"labels must be between 0 and {model.num_classes - 1}, the model's classes, got {label}")
+        numbers.append(number)
     return numbers * count if len(numbers) == 1 else numbers

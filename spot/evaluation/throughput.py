@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch._dynamo
 from torch import Tensor
 
 from spot.errors import InputError
@@ -49,17 +48,10 @@ def interleaved(
     return seconds
 
 
-def many_graphs() -> Any:
-    """Let torch.compile keep a graph for every model: by default it falls back to eager after eight."""
-    return torch._dynamo.config.patch(recompile_limit=1000)
-
-
 def wait_for(device: torch.device) -> None:
     """Wait until the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 @contextmanager

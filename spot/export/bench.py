@@ -11,7 +11,7 @@ cascade, each round takes other photographs, the same for all methods. Decoding 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
@@ -21,24 +21,23 @@ import numpy as np
 import timm
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from spot import report
-from spot.data.folders import image_files
+from spot.data.folders import photo_files
 from spot.data.picture import open_image, resize_and_crop
 from spot.errors import InputError, unknown
 from spot.evaluation.cost import image_shape, macs
-from spot.evaluation.throughput import Clock, cpu_threads, interleaved, many_graphs
-from spot.export.files import export, export_cascade, require_onnx
+from spot.evaluation.throughput import Clock, cpu_threads, interleaved
+from spot.export.files import MAX_BATCH, export, export_cascade
+from spot.export.graph import ExportedModel, normalise_pixels
 from spot.export.runtime import ExportedCascade, onnx_session
-from spot.export.verify import normalise_pixels
 from spot.models.baselines import BASELINES
 from spot.models.cascade import Cascade
 from spot.models.family import Source, at_budget, dense_model
 from spot.models.loading import load, load_source
 from spot.models.shipped import ALIASES, list_models
 from spot.models.spot_vit import SpotViT
-from spot.models.tome import ToMe
 from spot.models.wrappers import PlainViT, TokenModel
 from spot.placement.sizes import Scale
 
@@ -112,20 +111,21 @@ def bench(
         raise InputError("name at least one model, for example spot bench vit-ti")
     if rounds < 1 or min(batch_sizes) < 1:
         raise InputError("timing needs at least one round and batches of at least one image")
-    if "onnx" in runtimes:
-        require_onnx()
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the device {device!r} cannot be used here: {reason}") from None
     if device != "cpu" and set(runtimes) != {"eager"}:
         raise InputError(f"only eager is timed on {device}; other runtimes are timed on the CPU")
     if photographs is None and cascade is not None:
         raise InputError("--cascade goes with --early-exit FOLDER: its time depends on the photographs")
     if photographs is not None and (len(models) != 1 or "compile" in runtimes or device != "cpu"):
         raise InputError("early exit is timed for one model, in eager PyTorch and ONNX Runtime on the CPU")
-    files = [] if photographs is None else image_files(photographs)
-    if photographs is not None and not files:
-        raise InputError(f"photographs were expected in {photographs}, and there are none")
+    files = [] if photographs is None else photo_files([photographs])
     entries: list[Timed] = []
     for name in dict.fromkeys(models):
-        source = open_source(name, device, weights, scale, real_weights=bool(files))
+        source = open_source(name, weights, scale, real_weights=bool(files))
         entries += methods(name, source, tokens, baselines, prior, parts_of_grid=not files)
         if files:
             early_exit = Cascade.load(name if cascade is None else cascade, source)
@@ -137,16 +137,19 @@ def bench(
         raise InputError(f"these models were built for images of different sizes, {sizes}; time them one by one")
     (shape,) = shapes
     model = entries[0].module.spot_vit
-    entries += [timm_model(each, device) for each in against]
+    entries += [timm_model(each) for each in against]
+    for entry in entries:
+        entry.module.to(device).eval()
     rows = []
     clock: Clock = "processor" if threads == 1 and device == "cpu" else "wall"
-    with TemporaryDirectory() as folder, many_graphs(), cpu_threads(threads), torch.no_grad():
+    # By default torch.compile falls back to eager after eight graphs; here every model has one.
+    many_graphs = torch._dynamo.config.patch(recompile_limit=1000)
+    with many_graphs, cpu_threads(threads), torch.no_grad():
         calls: dict[tuple[Runtime, int], Call] = {}
         stage_counts: list[int] = []  # for every photograph that the cascade processed
         for number, entry in enumerate(entries):
             for runtime in runtimes:
-                path = Path(folder) / (f"{number}.onnx" if entry.method != CASCADE else CASCADE)
-                if (call := call_of(entry, runtime, path, threads, stage_counts)) is not None:
+                if (call := call_of(entry, runtime, threads, stage_counts)) is not None:
                     calls[runtime, number] = call
         for batch in dict.fromkeys(batch_sizes):
             images = photograph_batches(files, batch, model) if files else noise_batches(batch, shape, device)
@@ -164,7 +167,7 @@ def noise_batches(batch: int, shape: tuple[int, ...], device: str) -> Callable[[
     return lambda number: [ImageBatch(images, pixels)]
 
 
-def photograph_batches(files: Sequence[str | Path], batch: int, model: SpotViT) -> Callable[[int], list[ImageBatch]]:
+def photograph_batches(files: Sequence[Path], batch: int, model: SpotViT) -> Callable[[int], list[ImageBatch]]:
     """A function that returns the next photographs in every round, in a random order."""
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
     count = -(-MIN_PHOTOGRAPHS // batch) * batch
@@ -188,20 +191,12 @@ def with_stages(entry: Timed, stage_counts: Sequence[int]) -> Timed:
     return replace(entry, macs=round(cost), stages=shares)
 
 
-def open_source(
-    name: str, device: str, weights: str | Path | None, scale: Scale | None, *, real_weights: bool
-) -> Source:
-    """A model or family on a device. Weights that need a download are random, unless they are given or needed."""
-    try:
-        torch.empty(0, device=torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the device {device!r} cannot be used here: {reason}") from None
-    download = name in ALIASES or timm.is_model(name.removeprefix("timm/").split(".")[0])
+def open_source(name: str, weights: str | Path | None, scale: Scale | None, *, real_weights: bool) -> Source:
+    """A model or family. Weights that need a download are random, unless they are given or needed."""
+    download = name in ALIASES or timm.is_model(name.removeprefix("timm/"))
     if weights is None and download and not real_weights and not Path(name).exists():
-        return load(name, pretrained=False, scale=scale).to(device)
-    source = load_source(name, weights=weights, scale=scale)
-    return source.to(device).eval() if isinstance(source, SpotViT) else source
+        return load(name, pretrained=False, scale=scale)
+    return load_source(name, weights=weights, scale=scale)
 
 
 def methods(
@@ -220,13 +215,12 @@ def methods(
     if not budgets and parts_of_grid:
         budgets = sorted({-(-cells // part) for part in (8, 4, 2, 1)})
     models: list[tuple[str, int, TokenModel]] = [(PLAIN, cells, PlainViT(dense))]
-    others = [BASELINES[each] for each in baselines if each != PLAIN]
+    others = [BASELINES[each] for each in baselines if not BASELINES[each].dense]
     for budget in budgets:
         models.append(("spot", budget, at_budget(source, budget, prior=prior)))
-        models += [(each.name, budget, each.build(source, budget)) for each in others if not each.dense]
+        models += [(each.name, budget, each.build(source, budget)) for each in others]
     return [
-        Timed(name, method, budget, model.eval(), top1.get((method, budget)), macs(model))
-        for method, budget, model in models
+        Timed(name, method, budget, model, top1.get((method, budget)), macs(model)) for method, budget, model in models
     ]
 
 
@@ -242,42 +236,62 @@ def shipped_accuracies(name: str) -> dict[tuple[str, int | None], float | None]:
     return found
 
 
-def timm_model(text: str, device: str) -> Timed:
+def timm_model(text: str) -> Timed:
     """Another timm model with random weights and its own image size, from NAME or NAME=TOP1."""
     name, _, top1 = text.partition("=")
-    if not timm.is_model(name.split(".")[0]):
+    if not timm.is_model(name):
         raise unknown("timm model", name, timm.list_models())
     try:
         accuracy = float(top1) if top1 else None
     except ValueError:
         raise InputError(f"a model to compare with is NAME or NAME=TOP1, in percent, got {text!r}") from None
-    module = timm.create_model(name.split(".")[0]).to(device).eval()
+    module = timm.create_model(name.split(".")[0])
     return Timed(name, "timm", None, module, accuracy, macs(module, module.default_cfg["input_size"]))
 
 
-def call_of(entry: Timed, runtime: Runtime, path: Path, threads: int, stage_counts: list[int]) -> Call | None:
+def call_of(entry: Timed, runtime: Runtime, threads: int, stage_counts: list[int]) -> Call | None:
     """A function of a batch, or None if the model cannot be exported. A cascade appends to `stage_counts`."""
     model = entry.module
+    if entry.method == "timm":
+        return timm_call(model, runtime, threads)
     if isinstance(model, Cascade) and runtime == "onnx":
-        export_cascade(model, path)
-        exported = ExportedCascade(path, threads)
+        with TemporaryDirectory() as folder:
+            export_cascade(model, folder)
+            exported = ExportedCascade(folder, threads)
         return lambda batch: stage_counts.extend(exported(batch.pixels)["stages"].tolist())
     if isinstance(model, Cascade):
-        return lambda batch: stage_counts.extend(count_stages(model, batch.images))
-    if entry.method == "timm":
-        shape = tuple(model.default_cfg["input_size"])
-        run = timm_file(model, path, shape, threads) if runtime == "onnx" else compiled(model, runtime)
-        noise = lru_cache(lambda count, device: torch.randn(count, *shape, device=device))
-        return lambda batch: run(noise(len(batch.pixels), batch.device))
+        return lambda batch: stage_counts.extend(stages_run(model, batch.images))
     if runtime != "onnx":
         run = compiled(model.model.vit if isinstance(model, PlainViT) else model, runtime)
         return lambda batch: run(batch.images)
-    if not isinstance(model, (SpotViT, ToMe, PlainViT)):
+    if not isinstance(model, ExportedModel):
         report.warn(f"{entry.method} draws its tokens and has no file; it is timed in other runtimes alone")
         return None
-    export(model, path, built_in=True)
-    session = onnx_session(path, threads)
+    session = exported_session(model, threads)
     return lambda batch: session.run(None, {"images": batch.pixels})
+
+
+def stages_run(cascade: Cascade, images: Tensor) -> list[int]:
+    """The number of stages that each image runs."""
+    return torch.cat([step.rows for step in cascade(images)]).bincount().tolist()
+
+
+def timm_call(module: Any, runtime: Runtime, threads: int) -> Call:
+    """A timm model as a function of a batch, called with noise of the model's own image size."""
+    shape = module.default_cfg["input_size"]
+    noise = cache(lambda count, device: torch.randn(count, *shape, device=device))
+    if runtime != "onnx":
+        run = compiled(module, runtime)
+        return lambda batch: run(noise(len(batch.pixels), batch.device))
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program: Any = torch.onnx.export(
+            module, (torch.randn(2, *shape),), dynamo=True, verbose=False, input_names=["images"],
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=MAX_BATCH)},),
+        )  # fmt: skip
+        program.save(f"{folder}/model.onnx")
+        session = onnx_session(f"{folder}/model.onnx", threads)
+    return lambda batch: session.run(None, {"images": noise(len(batch.pixels), batch.device).numpy()})
 
 
 def compiled(module: Any, runtime: Runtime) -> Any:
@@ -285,37 +299,19 @@ def compiled(module: Any, runtime: Runtime) -> Any:
     return torch.compile(module, dynamic=False) if runtime == "compile" else module
 
 
-def timm_file(module: nn.Module, path: Path, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Any]:
-    """A timm model as a file of torch's exporter, called with normalised images."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        count = torch.export.Dim("batch", min=1, max=1024)
-        program: Any = torch.onnx.export(
-            module, (torch.randn(2, *shape),), dynamo=True, verbose=False, input_names=["images"],
-            dynamic_shapes=({0: count},),
-        )  # fmt: skip
-    program.save(str(path))
-    session = onnx_session(path, threads)
-    return lambda images: session.run(None, {"images": images.numpy()})
-
-
-def count_stages(cascade: Cascade, images: Tensor) -> list[int]:
-    """The number of stages that each image runs."""
-    counts = torch.zeros(len(images), dtype=torch.int64)
-    for step in cascade(images):
-        counts[step.rows] += 1
-    return counts.tolist()
+def exported_session(model: ExportedModel, threads: int) -> Any:
+    """An ONNX Runtime session of a model with its placement."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        export(model, path, built_in=True)
+        return onnx_session(path, threads)
 
 
 def onnx_stage(model: Any, last: bool) -> Callable[[Tensor], Any]:
     """A stage of a cascade in ONNX Runtime on one thread, for `calibrate`. It runs on the same image in every call."""
-    require_onnx()
     _, height, width = image_shape(model)
     pixels = np.random.default_rng(0).integers(0, 256, (1, height, width, 3), np.uint8)
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "stage.onnx"
-        export(model, path, built_in=True)
-        session = onnx_session(path, threads=1)
+    session = exported_session(model, threads=1)
     return lambda images: session.run(None, {"images": pixels})
 
 

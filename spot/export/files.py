@@ -23,7 +23,7 @@ from spot import __version__
 from spot.data.classes import class_names
 from spot.data.picture import CROP_RATIO
 from spot.errors import InputError
-from spot.export.graph import ExportedModel, Graph, Input, Output, fixed_positions
+from spot.export.graph import ExportedModel, Graph, Input, Output, blank
 from spot.export.runtime import EXTRA, KEY, STAGES
 from spot.export.verify import random_images, random_positions, run_onnx, run_torch, verify
 from spot.hashes import hash_model
@@ -101,9 +101,10 @@ def export(
     with atomic_write(path) as temporary:
         if to == "onnx":
             write_onnx(graph, about, temporary, opset)
+            run = run_onnx(temporary)
         else:
             write_torch(graph, about, temporary)
-        run = run_onnx(temporary) if to == "onnx" else run_torch(temporary)
+            run = run_torch(temporary)
         difference, largest = verify(run, model, about, pictures)
     return Written(path, about, difference, largest)
 
@@ -127,7 +128,7 @@ def export_cascade(cascade: Cascade, folder: str | Path, **options: Any) -> list
 
 
 def check_export(model: SpotViT, path: Path, to: Target, outputs: Sequence[Output]) -> None:
-    """Refuse models and options that cannot be exported, before any work is done."""
+    """Refuse models and options that cannot be exported, or a missing package, before any work is done."""
     if path.suffix != SUFFIXES[to]:
         raise InputError(f"a file for {to} ends in {SUFFIXES[to]}, got {path}")
     if not outputs:
@@ -136,27 +137,25 @@ def check_export(model: SpotViT, path: Path, to: Target, outputs: Sequence[Outpu
         raise InputError(f"{model.name} has no classifier, and so no logits; ask for pooled or tokens instead")
     if to == "torch":
         return
-    require_onnx()
-    size = sum(tensor.numel() * 4 for tensor in model.state_dict().values())
-    if size > 0.95 * MAX_BYTES:
-        raise InputError(f"{model.name} has {size / 2**30:.1f} GiB of weights, an ONNX file at most 2; use --to torch")
-
-
-def require_onnx() -> None:
-    """Raise a clear error if the extra is not installed or torch is too old."""
-    for name in ("onnx", "onnxscript", "onnxruntime", "torch.onnx.ops"):
+    for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             import_module(name)
         except ImportError as error:
-            needed = "torch 2.9 or newer" if name.startswith("torch") else name
-            raise InputError(f"exporting to ONNX needs {needed}; {EXTRA}") from error
+            raise InputError(f"exporting to ONNX needs {name}; {EXTRA}") from error
+    size = sum(tensor.numel() * 4 for tensor in model.state_dict().values())
+    if size > 0.95 * MAX_BYTES:
+        raise InputError(f"{model.name} has {size / 2**30:.1f} GiB of weights, an ONNX file at most 2; use --to torch")
 
 
 def describe_export(model: SpotViT, graph: Graph) -> dict[str, Any]:
     """The file's description of itself, as JSON values."""
     config = model.data_config
     names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
-    positions = model.grid().tolist() if graph.on_grid else fixed_positions(model)
+    prior, positions = resolve_prior(model.prior), None
+    if graph.on_grid:
+        positions = model.grid().tolist()
+    elif not (prior.random or prior.uses_image):
+        positions = model.place(blank(model))[0].tolist()
     return {
         "format": 1,
         "version": __version__,
@@ -165,7 +164,7 @@ def describe_export(model: SpotViT, graph: Graph) -> dict[str, Any]:
         "image": graph.image,
         "channels": config["input_size"][0],
         "outputs": list(graph.outputs),
-        "prior": resolve_prior(model.prior).name,
+        "prior": prior.name,
         "built_in": graph.built_in,
         "learned": graph.built_in and positions is None,  # positions depend on the image
         "fixed_size": graph.built_in,  # images must have the model's own size
@@ -195,12 +194,11 @@ def describe_export(model: SpotViT, graph: Graph) -> dict[str, Any]:
 
 def example(about: dict[str, Any]) -> tuple[Tensor, ...]:
     """Inputs for tracing. Sizes of free dimensions differ from each other and from 0 and 1."""
-    batch, tokens = 2, 5
     sides = [side + 2 * number + 2 for number, side in enumerate(about["img_size"])]
-    images = random_images(about, batch, about["img_size"] if about["built_in"] else sides)
+    images = random_images(about, 2, about["img_size"] if about["built_in"] else sides)
     if about["built_in"]:
         return (images,)
-    return images, random_positions(about, batch, tokens, about["img_size"], torch.Generator().manual_seed(0))
+    return images, random_positions(about, 2, 5, torch.Generator().manual_seed(0))
 
 
 def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
@@ -216,7 +214,7 @@ def free_dimensions(about: dict[str, Any]) -> tuple[dict[int, Any], ...]:
     return {0: batch, **sides}, {0: batch, 1: dim("tokens", min=low, max=high)}
 
 
-def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int = ATTENTION_OPSET) -> None:
+def write_onnx(graph: Graph, about: dict[str, Any], path: Path, opset: int) -> None:
     """Trace a graph and write it as ONNX, with `about` in its metadata."""
     import onnx
 

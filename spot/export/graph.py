@@ -26,14 +26,12 @@ from spot.models.tome import ToMe
 from spot.models.tome_schedule import is_standard
 from spot.models.wrappers import PlainViT
 from spot.placement.policy import Policy
-from spot.placement.priors import resolve_prior
 from spot.tokens.positions import in_region
 from spot.tokens.tokenizer import Tokenizer
 
 ExportedModel = SpotViT | ToMe | PlainViT
 Input = Literal["uint8", "float"]
 Output = Literal["logits", "pooled", "tokens"]
-OUTPUTS: tuple[Output, ...] = ("logits", "pooled", "tokens")
 
 
 class Graph(nn.Module):
@@ -98,9 +96,8 @@ class Graph(nn.Module):
         self.model._modules = {**model._modules, "policy": policy, "tokenizer": FlatTokenizer(model, image, read)}
         # If a graph holds a module twice, torch.export wraps all its modules, and type(block) is then no longer Block.
         self.standard = all(map(is_standard, model.vit.blocks))
-        self.merging, self.schedule = None, [0] * len(model.vit.blocks)
-        if merging is not None:
-            self.merging, self.schedule = (merging,), merging.schedule()  # in a tuple: its weights are the model's
+        self.merging = None if merging is None else (merging,)  # in a tuple: its weights are the model's
+        self.schedule = [0] * len(model.vit.blocks) if merging is None else merging.schedule()
 
     def forward(self, images: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         if self.image == "uint8":
@@ -123,8 +120,7 @@ class Graph(nn.Module):
     def place(self, images: Tensor) -> Tensor:
         """The placement of the model's policy for bytes or normalised images (B, C, H, W)."""
         if self.image == "uint8":
-            mean, std = (torch.tensor(self.model.data_config[name])[:, None, None] for name in ("mean", "std"))
-            images = (images.float() / 255 - mean) / std
+            images = normalise_pixels(images.permute(0, 2, 3, 1), self.model.data_config)
         return self.model.place(images)
 
     def predict(self, x: Tensor, counts: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -205,10 +201,10 @@ def blank(model: SpotViT) -> Tensor:
     return torch.zeros(1, model.data_config["input_size"][0], *model.img_size)
 
 
-def fixed_positions(model: SpotViT) -> list[list[float]] | None:
-    """The model's own positions (N, 2 or 3) if they are the same for every image, else None."""
-    prior = resolve_prior(model.prior)
-    return None if prior.random or prior.uses_image else model.place(blank(model))[0].tolist()
+def normalise_pixels(pixels: Tensor, config: dict[str, Any]) -> Tensor:
+    """RGB bytes (B, H, W, 3) → the input (B, 3, H, W) of a model with this mean and std."""
+    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
+    return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
 
 
 class FlatTokenizer(nn.Module):

@@ -41,6 +41,7 @@ class Exported:
         self.path = Path(path)
         self.about: dict[str, Any] = json.loads(entries[KEY])
         self.takes_positions = len(self.session.get_inputs()) > 1
+        self.takes_bytes = self.about["image"] == "uint8"
 
     @property
     def classes(self) -> list[str]:
@@ -51,7 +52,7 @@ class Exported:
         """An RGB image → the file's input without the batch dimension: resized and cropped."""
         preprocessing = self.about["preprocessing"]
         pixels = np.asarray(resize_and_crop(image, preprocessing["size"]))
-        if self.about["image"] == "uint8":
+        if self.takes_bytes:
             return pixels
         mean, std = (np.array(preprocessing[name], np.float32) for name in ("mean", "std"))
         return ((pixels.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1)
@@ -59,7 +60,7 @@ class Exported:
     def __call__(self, images: ArrayLike, positions: ArrayLike | None = None) -> dict[str, NDArray[Any]]:
         """Run the model and return each output by name. Positions default to the exported placement."""
         images = np.ascontiguousarray(images)
-        self._check(images)
+        self.check_images(images)
         inputs = {"images": images}
         if self.takes_positions:
             inputs["positions"] = self.checked_positions(positions, images)
@@ -68,13 +69,13 @@ class Exported:
         names = self.about["outputs"]
         return dict(zip(names, self.session.run(names, inputs), strict=True))
 
-    def _check(self, images: NDArray[Any]) -> None:
-        shape, kind = ("(B, H, W, 3)", np.uint8) if self.about["image"] == "uint8" else ("(B, C, H, W)", np.float32)
+    def check_images(self, images: NDArray[Any]) -> None:
+        """Refuse images that the file does not take."""
         channels = self.about["channels"]
-        axis = 3 if self.about["image"] == "uint8" else 1
+        kind, axis = ("uint8", 3) if self.takes_bytes else ("float32", 1)
+        shape = "(B, H, W, 3)" if self.takes_bytes else f"(B, {channels}, H, W)"
         if images.ndim != 4 or images.shape[axis] != channels or images.dtype != kind or not images.size:
-            wanted = f"{np.dtype(kind).name} of shape {shape.replace('C', str(channels))}"
-            raise InputError(f"images must be {wanted}, got {images.dtype} {images.shape}")
+            raise InputError(f"images must be {kind} of shape {shape}, got {images.dtype} {images.shape}")
         fixed = self.about.get("fixed_size", self.about.get("learned"))  # files of 0.2 have the second alone
         if fixed and self._sides(images) != self.about["img_size"]:
             needed, got = (" × ".join(map(str, each)) for each in (self.about["img_size"], self._sides(images)))
@@ -82,7 +83,7 @@ class Exported:
 
     def _sides(self, images: NDArray[Any]) -> list[int]:
         """[H, W] of images."""
-        return list(images.shape[1:3] if self.about["image"] == "uint8" else images.shape[2:])
+        return list(images.shape[1:3] if self.takes_bytes else images.shape[2:])
 
     def checked_positions(self, positions: ArrayLike | None, images: NDArray[Any]) -> NDArray[np.float32]:
         """Positions in the file's format, (B, N, 2, 3 or 7); raises a clear error for others."""

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from spot.data.folders import image_files
+from spot.data.folders import photo_files
 from spot.data.picture import open_image, resize_and_crop
 from spot.data.scenes import draw_scenes
 from spot.errors import InputError
 from spot.evaluation.accuracy import features_and_head
-from spot.export.graph import ExportedModel
+from spot.export.graph import ExportedModel, normalise_pixels
 from spot.export.runtime import Exported
 from spot.models.spot_vit import SpotViT
 
@@ -47,19 +47,22 @@ def run_torch(path: Path) -> Run:
 
 
 def verify(
-    run: Run, model: ExportedModel, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]] = ()
+    run: Run, model: ExportedModel, about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The largest difference and the largest value by output; refuses a file that differs from the model."""
-    found: dict[str, list[float]] = {name: [] for name in about["outputs"]}
-    largest = dict.fromkeys(about["outputs"], 0.0)
+    differences: dict[str, list[Tensor]] = {name: [] for name in about["outputs"]}
+    values: dict[str, list[Tensor]] = {name: [] for name in about["outputs"]}
     for images, positions in sample_inputs(about, pictures):
         expected = reference(model, about, images, positions)
         for name, result in zip(about["outputs"], run(images, positions), strict=True):
             if result.shape != expected[name].shape:
                 raise InputError(f"the exported {name} have shape {tuple(result.shape)}, the model's another; not kept")
-            found[name] += (result - expected[name]).abs().flatten(1).amax(1).tolist()
-            largest[name] = max(largest[name], float(expected[name].abs().max()))
-    difference = {name: max(each) for name, each in found.items()}
+            differences[name].append((result - expected[name]).abs().max())
+            values[name].append(expected[name].abs().max())
+    # torch's maximum, because Python's loses a NaN.
+    difference, largest = (
+        {name: torch.stack(each).max().item() for name, each in found.items()} for found in (differences, values)
+    )
     for name, value in difference.items():
         if not value <= TOLERANCE * max(1.0, largest[name]):
             raise InputError(f"the exported {name} differ from the model's by {value:.2g}; the file was not kept")
@@ -70,19 +73,17 @@ def sample_inputs(about: dict[str, Any], pictures: Sequence[NDArray[np.uint8]]) 
     """Test inputs: fewest and most tokens, one and several images, another image size."""
     height, width = about["img_size"]
     low, high = about["token_range"]
-    generator = torch.Generator().manual_seed(1)
     other = width if about["fixed_size"] else width + 9
-    shapes = (1, (height, width)), (3, (height, width)), (2, (height, other))
-    batches = [random_images(about, batch, size) for batch, size in shapes]
+    shapes = (1, (height, width), high), (3, (height, width), low), (2, (height, other), 17)
+    batches = [(random_images(about, batch, size), tokens) for batch, size, tokens in shapes]
     for picture in pictures:
         pixels = torch.from_numpy(picture.copy())[None]
-        batches.append(pixels if about["image"] == "uint8" else normalise_pixels(pixels, about["preprocessing"]))
-    counts = [high, low, 17, *[49 for _ in pictures]]
-    inputs = []
-    for images, tokens in zip(batches, counts, strict=True):
-        positions = random_positions(about, len(images), tokens, (height, width), generator)
-        inputs.append((images, None if about["built_in"] else positions))
-    return inputs
+        images = pixels if about["image"] == "uint8" else normalise_pixels(pixels, about["preprocessing"])
+        batches.append((images, 49))
+    if about["built_in"]:
+        return [(images, None) for images, _ in batches]
+    generator = torch.Generator().manual_seed(1)
+    return [(images, random_positions(about, len(images), tokens, generator)) for images, tokens in batches]
 
 
 def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) -> list[NDArray[np.uint8]]:
@@ -93,9 +94,7 @@ def sample_pictures(model: SpotViT, folder: Path | None = None, count: int = 8) 
         scenes = draw_scenes(range(count)).images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
         images = [Image.fromarray(scene) for scene in scenes]
     else:
-        files = image_files(folder)
-        if not files:
-            raise InputError(f"pictures were expected in {folder}, and there are none")
+        files = photo_files([folder])
         images = [open_image(path) for path in files[:: max(1, len(files) // count)][:count]]
     return [np.asarray(resize_and_crop(image, model.img_size)) for image in images]
 
@@ -105,12 +104,6 @@ def random_images(about: dict[str, Any], batch: int, size: Sequence[int]) -> Ten
     if about["image"] == "uint8":
         return torch.randint(256, (batch, *size, 3), generator=generator, dtype=torch.uint8)
     return torch.randn(batch, about["channels"], *size, generator=generator)
-
-
-def normalise_pixels(pixels: Tensor, config: dict[str, Any]) -> Tensor:
-    """RGB bytes (B, H, W, 3) → the input (B, 3, H, W) of a model with this mean and std."""
-    mean, std = (torch.tensor(config[name]) for name in ("mean", "std"))
-    return ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
 
 
 @torch.no_grad()
@@ -124,14 +117,12 @@ def reference(
     return {"tokens": tokens, "pooled": head(tokens, pre_logits=True), "logits": head(tokens)}
 
 
-def random_positions(
-    about: dict[str, Any], batch: int, tokens: int, size: Sequence[int], generator: torch.Generator
-) -> Tensor:
+def random_positions(about: dict[str, Any], batch: int, tokens: int, generator: torch.Generator) -> Tensor:
     """Random positions, with scales if the file takes them; some are beyond the edges, where the border is repeated."""
     columns = 7 if about["regions"] else 3 if about["sizes"] else 2
     positions = 1.2 * torch.rand(batch, tokens, columns, generator=generator) - 0.1
     if about["sizes"]:
-        largest = min(about["largest_scale"], max(size) / about["patch_size"])
+        largest = min(about["largest_scale"], max(about["img_size"]) / about["patch_size"])
         positions[..., 2] = 0.5 * (2 * largest) ** positions[..., 2].clamp(0, 1)
     if about["regions"]:
         positions[..., 5:] = positions[..., 5:].abs() + 0.3

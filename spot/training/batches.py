@@ -34,7 +34,6 @@ class MicroBatch(NamedTuple):
     batch_size: int  # images in the step's batch
     images: Tensor  # (b, C, H, W)
     labels: Tensor  # (b,), -1 for unlabelled images
-    centers: Tensor | None = None  # (b, 2), (y, x) fractions: the centre of each scene's object
 
     def select(self, drawn: Tensor) -> Tensor:
         """Select this micro-batch's rows (b, …) from random numbers drawn for the step's whole batch."""
@@ -85,10 +84,10 @@ class SceneStream(TrainingStream):
     def __len__(self) -> int:
         return self.epoch
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int, Tensor]]:
-        """Images, labels and centers. Drawing scenes in one batch is many times faster."""
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Images and labels. Drawing scenes in one batch is many times faster."""
         batch = self.scenes.draw(indices)
-        return list(zip(batch.images, batch.labels.tolist(), batch.centers, strict=True))
+        return list(zip(batch.images, batch.labels.tolist(), strict=True))
 
 
 def training_transform(recipe: Recipe, data_config: dict[str, Any]) -> Any:
@@ -133,15 +132,12 @@ class MicroBatchSampler:
                 f"{self.processes} processes; change batch_size or accumulate"
             )
 
-    @property
-    def rows(self) -> int:
-        return self.batch_size // (self.accumulate * self.processes)
-
     def __iter__(self) -> Iterator[list[int]]:
+        rows = self.batch_size // (self.accumulate * self.processes)
         for step in self.steps:
             for turn in range(self.accumulate):
-                start = step * self.batch_size + (turn * self.processes + self.process) * self.rows
-                yield list(range(start, start + self.rows))
+                start = step * self.batch_size + (turn * self.processes + self.process) * rows
+                yield list(range(start, start + rows))
 
 
 def micro_batches(stream: TrainingStream, sampler: MicroBatchSampler, workers: int = 0) -> Iterator[MicroBatch]:

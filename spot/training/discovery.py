@@ -13,7 +13,6 @@ without a likely place are excluded from later training.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ from spot.training.finder import Places, detect, glimpse_of, train_finder
 KIND = "spot_tiles"
 TILES = 7  # tiles per forward pass
 BATCH = 24  # glimpses per forward pass
-FINDER_STEPS = 700  # of training the finder in a round
+MAP_STEPS, FINDER_STEPS = 200, 700  # of training the layer for score maps, and the finder in a round
 SIDES = (48.0, 80.0)  # sides of candidates from tiles, in pixels
 LIKELY = (0.3, 0.5)  # minimum probability of the label at a place: for candidates from tiles, and from a finder
 DECAY = (0.03, 0.1)  # L2 penalty of the head, for the same two cases
@@ -75,9 +74,7 @@ def dense_tokens(dense: SpotViT, image: Tensor) -> Tensor:
     return total / times
 
 
-def class_maps(
-    features: list[Tensor], labels: Tensor, none: int, classes: int, *, steps: int = 200, seed: int = 0
-) -> list[Tensor]:
+def class_maps(features: list[Tensor], labels: Tensor, none: int, classes: int, seed: int) -> list[Tensor]:
     """Class scores (R, C, classes) of every picture's tokens, learned from picture labels; 0 for the class `none`."""
     flat = [each.flatten(0, 1) for each in features]
     sample = torch.cat([each[::8] for each in flat]).float()
@@ -87,7 +84,7 @@ def class_maps(
     bias = torch.full((classes,), -4.0, requires_grad=True)
     kinds = torch.arange(classes) != none
     optimizer = torch.optim.Adam([weight, bias], 0.01)
-    for _ in report.track(range(steps), "labels of pictures", steps):
+    for _ in report.track(range(MAP_STEPS), "labels of pictures", MAP_STEPS):
         loss = 1e-3 * weight[:, kinds].square().sum()
         rows = torch.randperm(len(flat), generator=draw)[:64]
         bags = [((flat[row].float() - mean) / width @ weight + bias).logsumexp(0) * kinds for row in rows]
@@ -135,13 +132,13 @@ def peak_centers(scores: Tensor, count: int, window: int) -> Tensor:
 
 
 def most_likely_places(
-    model: SpotViT, pictures: LargePictures, candidates: Places, how: GlimpseOptions, none: int, *, later: bool
+    model: SpotViT, pictures: LargePictures, candidates: Places, options: GlimpseOptions, none: int, *, later: bool
 ) -> dict[str, Tensor]:
     """Select the most likely of each picture's candidates (n, 3): (1, 4), y, x, size and weight, if likely enough.
 
     The first round uses each picture's first candidate. later: the candidates come from a finder.
     """
-    draw, samples = np.random.default_rng(how.seed), round(how.tokens**0.5) * model.patch_size
+    draw, samples = np.random.default_rng(options.seed), round(options.tokens**0.5) * model.patch_size
     features, others = {}, []
     for key, picture in report.track(pictures.items(), "candidates", len(pictures)):
         height, width = picture.shape[1:]
@@ -183,7 +180,7 @@ def tile_candidates(scores: list[Tensor], pictures: LargePictures, none: int, wi
 
 
 def discover_places(
-    model: SpotViT, source: Source, pictures: LargePictures, folder: Path, how: GlimpseOptions, none: int
+    model: SpotViT, source: Source, pictures: LargePictures, folder: Path, options: GlimpseOptions, none: int
 ) -> dict[str, Tensor]:
     """Places (n, 4) by key, learned from picture labels alone; see the module docstring.
 
@@ -194,20 +191,22 @@ def discover_places(
         none: index of the class of pictures without an object.
     """
     places: dict[str, Tensor] = {}
-    finder, dense = Finder(model.patch_size, longest=how.longest), dense_model(source).eval()
-    for number in range(how.rounds + 1):
+    seed = options.seed
+    finder, dense = Finder(model.patch_size, longest=options.longest), dense_model(source).eval()
+    for number in range(options.rounds + 1):
         file = folder / f"places-{number}.safetensors"
         if not file.is_file():
             if number == 0:
                 features = tile_features(dense, pictures, folder / "tiles")
-                scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed=how.seed)
+                scores = class_maps(features, torch.tensor(pictures.labels), none, len(pictures.classes), seed)
                 candidates = tile_candidates(scores, pictures, none, dense.patch_size)
             else:
                 located, state = pictures.with_places(places, none), folder / f"round-{number}.pt"
-                options: dict[str, Any] = {"steps": FINDER_STEPS, "each": 8, "hard_negatives": False, "seed": how.seed}
-                train_finder(finder, located, places, **options, state=state)
+                train_finder(
+                    finder, located, places, steps=FINDER_STEPS, each=8, hard_negatives=False, seed=seed, state=state
+                )
                 candidates = detect(finder, pictures, 4)
-            chosen = most_likely_places(model, pictures, candidates, how, none, later=number > 0)
+            chosen = most_likely_places(model, pictures, candidates, options, none, later=number > 0)
             write_tensors(file, chosen, "spot_places", {})
         places = read_tensors(file, "spot_places", "places, as spot learn keeps them")[0]
     return places

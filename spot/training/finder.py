@@ -45,9 +45,9 @@ def as_bytes(pixels: Tensor) -> Tensor:
 @torch.no_grad()
 def detect(finder: Finder, pictures: LargePictures, count: int) -> dict[str, Tensor]:
     """The `count` best places of each picture by key, (count, 4): y, x and size in pixels, and the score."""
-    places, look = {}, finder.look.eval()
+    places, network = {}, finder.look.eval()
     for key, picture in report.track(pictures.items(), "detecting", len(pictures)):
-        maps = look(network_input(finder, picture).float()[None] / 127.5 - 1)
+        maps = network(network_input(finder, picture).float()[None] / 127.5 - 1)
         found = finder.detect(maps, picture.float()[None] / 127.5 - 1, count)
         size = found.glimpses[0, :, 2:] / finder.margin
         middle = found.glimpses[0, :, :2] * found.glimpses.new_tensor(picture.shape[1:])
@@ -135,13 +135,13 @@ def target_maps(places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def detection_loss(maps: Tensor, heatmaps: Tensor, values: Tensor, weights: Tensor) -> Tensor:
     """Focal loss on the heatmap plus smooth L1 loss on size and centre."""
     logits = maps[:, 0].float()
-    likely = logits.sigmoid()
+    probabilities = logits.sigmoid()
     positive = heatmaps**4
-    focal = positive * (1 - likely) ** 2 * F.logsigmoid(logits)
-    focal = focal + (1 - positive) * (1 - heatmaps) ** 4 * likely**2 * F.logsigmoid(-logits)
-    apart = F.smooth_l1_loss(maps[:, 1:].float(), values, reduction="none", beta=0.3).sum(1)
+    focal = positive * (1 - probabilities) ** 2 * F.logsigmoid(logits)
+    focal = focal + (1 - positive) * (1 - heatmaps) ** 4 * probabilities**2 * F.logsigmoid(-logits)
+    regression = F.smooth_l1_loss(maps[:, 1:].float(), values, reduction="none", beta=0.3).sum(1)
     count = (heatmaps >= 0.999).sum().clamp(min=1)
-    return -focal.sum() / count + 0.5 * (apart * weights).sum() / weights.sum().clamp(min=1)
+    return -focal.sum() / count + 0.5 * (regression * weights).sum() / weights.sum().clamp(min=1)
 
 
 def train_finder(
@@ -234,22 +234,22 @@ def second_stage_views(
     """
     hits, likely, misses = [], [], []
 
-    def look(picture: Tensor, y: float, x: float, size: float) -> Tensor:
+    def view(picture: Tensor, y: float, x: float, size: float) -> Tensor:
         return as_bytes(glimpse_of(picture, y, x, VIEW_MARGIN * size, VIEW_SIDE))
 
     detected = detect(first, pictures, 40)
     wrong = false_positives(detected, places)
     for key, picture in pictures.items():
         found, known = detected[key], places.get(key, NO_PLACES)
-        misses += [look(picture, y, x, size) for y, x, size, _ in wrong[key].tolist()]
+        misses += [view(picture, y, x, size) for y, x, size, _ in wrong[key].tolist()]
         near = distances(found, known) < known[:, 2] / 2  # (40, places)
         for row, (y, x, size, _) in enumerate(found.tolist()):
             if near[row].any():
-                hits.append(look(picture, y, x, size))
+                hits.append(view(picture, y, x, size))
                 likely.append(float(known[near[row], 3].max()))
         for y, x, size, weight in known.tolist():
             for _ in range(12):
                 down, right = draw.normal(0, 0.12, 2) * size
-                hits.append(look(picture, y + down, x + right, size * math.exp(draw.normal(0, 0.2))))
+                hits.append(view(picture, y + down, x + right, size * math.exp(draw.normal(0, 0.2))))
                 likely.append(weight)
     return torch.stack(hits), torch.tensor(likely), torch.stack(misses)

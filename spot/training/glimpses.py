@@ -150,7 +150,7 @@ def learn_to_find(
     source: Source,
     data: str | Path,
     out: str | Path,
-    how: GlimpseOptions | None = None,
+    options: GlimpseOptions | None = None,
     *,
     boxes: str | Path | None = None,
     split: str = "train",
@@ -166,19 +166,21 @@ def learn_to_find(
         boxes: a CSV file with the columns file, left, top, right, bottom. Default: places are learned from labels.
         leave_out: a file that names pictures to exclude, one per line.
     """
-    out, how = Path(out), how or GlimpseOptions()
+    out, options = Path(out), options or GlimpseOptions()
     pictures = LargePictures.open(data, split)
     if leave_out is not None:
         pictures = pictures.part(set(pictures.keys) - set(read_keys(leave_out)))
-    none = pictures.classes.index(how.none) if how.none in pictures.classes else None
-    settings = {**asdict(how), "pictures": len(pictures), "boxes": boxes is not None, "classes": pictures.classes}
+    none = pictures.classes.index(options.none) if options.none in pictures.classes else None
+    settings = {**asdict(options), "pictures": len(pictures), "boxes": boxes is not None, "classes": pictures.classes}
     if boxes is None and none is None:
-        raise InputError(f"without boxes one class must have pictures without an object (--glimpses.none {how.none})")
+        advice = f"--glimpses.none {options.none}"
+        raise InputError(f"without boxes one class must have pictures without an object ({advice})")
     folder = RunFolder(out, settings)
-    with folder.held(), seeded(how.seed, Draw.WEIGHTS):
-        model = with_classifier(at_budget(source, how.tokens), len(pictures.classes), None, how.seed, anew=True)
+    seed = options.seed
+    with folder.held(), seeded(seed, Draw.WEIGHTS):
+        model = with_classifier(at_budget(source, options.tokens), len(pictures.classes), None, seed, anew=True)
         model.class_names = list(pictures.classes)
-        finder = Finder(model.patch_size, longest=how.longest, about={"model": model.name, "made": folder.settings})
+        finder = Finder(model.patch_size, longest=options.longest, about={"model": model.name, "made": folder.settings})
         for key, picture in pictures.items():
             try:
                 finder.refuse(picture[None])
@@ -188,20 +190,20 @@ def learn_to_find(
             places = boxes_to_places(read_boxes(boxes, pictures))
         else:
             assert none is not None  # checked above
-            places = discover_places(model.eval(), source, pictures, out / "discovery", how, none)
+            places = discover_places(model.eval(), source, pictures, out / "discovery", options, none)
         pictures, file = pictures.with_places(places, none), out / "finder.safetensors"
-        first = out / "first-stage.safetensors" if how.candidates else file
+        first = out / "first-stage.safetensors" if options.candidates else file
         if not first.is_file():
-            train_finder(finder, pictures, places, steps=how.steps, seed=how.seed, state=out / "finder.pt").save(first)
+            train_finder(finder, pictures, places, steps=options.steps, seed=seed, state=out / "finder.pt").save(first)
         if not file.is_file():
             stage: Any = read_policy_file(first)
-            options = {"candidates": how.candidates, "steps": how.steps * 5 // 12, "seed": how.seed}
-            train_second_stage(stage, pictures, places, **options).save(file)
+            steps, count = options.steps * 5 // 12, options.candidates
+            train_second_stage(stage, pictures, places, candidates=count, steps=steps, seed=seed).save(file)
         finder = read_policy_file(file)  # type: ignore[assignment]
         wrong = false_positives(detect(finder, pictures, 4), places)
-        side = round(how.tokens**0.5) * model.patch_size
-        glimpses = Glimpses(pictures, places, none=none, samples=side, mistaken=wrong, seed=how.seed)
-        train_classifier(model, glimpses, epochs=how.epochs, state=out / "model.pt")
+        side = round(options.tokens**0.5) * model.patch_size
+        glimpses = Glimpses(pictures, places, none=none, samples=side, mistaken=wrong, seed=seed)
+        train_classifier(model, glimpses, epochs=options.epochs, state=out / "model.pt")
         model.prior = finder
         model.save_pretrained(out / "model")
     return model

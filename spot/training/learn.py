@@ -12,6 +12,7 @@ resumes an interrupted run, which loses at most one shard or epoch. Targets are 
 They are divided by their mean over the images and multiplied by a centred Gaussian (`center`; 0 disables both).
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from timm.data import create_transform
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
@@ -28,9 +28,8 @@ from torch.utils.data import Subset
 
 from spot import report
 from spot.data.difficulty import difficulty_of
-from spot.data.images import Images, data_for, open_data
+from spot.data.images import Data, Images, Sample, Unread, data_for, open_data
 from spot.data.loader import loader
-from spot.data.scenes import Scenes
 from spot.draws import Draw, generator, seeded
 from spot.errors import InputError, unknown
 from spot.models.family import Source, at_budget, dense_model, hash_weights
@@ -43,6 +42,7 @@ from spot.training.optim import training_steps
 from spot.training.run_folder import RunFolder
 
 SHARD = 64  # images per target file
+SCENES = 2000  # default number of scenes, which have no end
 LAST = 3  # number of last blocks whose class attention is averaged
 LARGER = 1.5  # size of cached thumbnails relative to the network's input, so that they can be cropped
 POWER = 1.5  # predicted maps are raised to this power, which makes them narrower
@@ -56,19 +56,20 @@ class Crops(Images):
     """Photographs, followed by random crops of each, some mirrored. The crops are the same in every epoch."""
 
     def __init__(self, images: Images, crops: int, seed: int, data_config: dict[str, Any]) -> None:
-        vars(self).update(vars(images))
-        self.photographs, self.seed = len(images), seed
-        self.keys, self.order = [*images.keys] * (1 + crops), [*images.order] * (1 + crops)
+        keys = [*images.keys] * (1 + crops)
+        super().__init__(images.source, keys, images.classes, transform=images.transform, skip=images.skip)
+        self.whole, self.cropped, self.seed = images, copy.copy(images), seed
         size = {"input_size": data_config["input_size"][-2:], "interpolation": "bicubic"}
         normal = {name: data_config[name] for name in ("mean", "std")}
-        self.crop = create_transform(**size, **normal, is_training=True, scale=(CROP, 1.0), color_jitter=None)
+        augment = {"is_training": True, "scale": (CROP, 1.0), "color_jitter": None}
+        self.cropped.transform = create_transform(**size, **normal, **augment)
 
-    def transformed(self, image: Image.Image, index: int) -> Tensor:
-        crop, number = divmod(index, self.photographs)
+    def read(self, index: int) -> Sample | Unread:
+        crop, number = divmod(index, len(self.whole))
         if not crop:
-            return self.transform(image)
+            return self.whole.read(number)
         with seeded(self.seed, Draw.CROP, number, crop):
-            return self.crop(image)
+            return self.cropped.read(number)
 
 
 # Targets
@@ -79,9 +80,13 @@ def attention(model: SpotViT, teacher: SpotViT, images: Tensor) -> Tensor:
     return density(class_attention(teacher, convert_normalisation(images, model, teacher)).sqrt())
 
 
-def saliency_target(path: str) -> Target:
-    """Targets from a saliency source, such as an .onnx file."""
-    source = open_saliency(path)
+def open_target(name: str) -> Target:
+    """The function that computes targets: attention, or the maps of a saliency network in an .onnx file."""
+    if name == "attention":
+        return attention
+    if not name.endswith(".onnx"):
+        raise unknown("target", name, ("attention",), hint="or give an .onnx file of a saliency network")
+    source = open_saliency(name)
 
     def maps(model: SpotViT, teacher: SpotViT, images: Tensor) -> Tensor:
         return density(F.adaptive_avg_pool2d(source(rgb(images, model.data_config)), 28) + 1e-4)
@@ -90,9 +95,9 @@ def saliency_target(path: str) -> Target:
 
 
 @torch.no_grad()
-def class_attention(model: SpotViT, images: Tensor, last: int = LAST) -> Tensor:
+def class_attention(model: SpotViT, images: Tensor) -> Tensor:
     """Attention of the class token to the grid's cells, averaged over the last blocks: (B, rows, columns), sum 1."""
-    blocks = model.vit.blocks[-last:]
+    blocks = model.vit.blocks[-LAST:]
     inputs: list[tuple[Tensor, Tensor | None]] = []
 
     def keep(_: nn.Module, given: Any, named: Any) -> None:
@@ -154,7 +159,7 @@ def learn(
     source: Source,
     data: str | Path,
     out: str | Path,
-    how: LearnOptions | None = None,
+    options: LearnOptions | None = None,
     *,
     teacher: SpotViT | None = None,
     limit: int | None = None,
@@ -170,26 +175,29 @@ def learn(
         limit: maximum number of images.
         leave_out: a file that names images to exclude.
     """
-    out, how = Path(out), how or LearnOptions()
+    out, options = Path(out), options or LearnOptions()
+    target = open_target(options.target)
     if out.suffix != ".safetensors":
         raise InputError(f"a policy is written to a .safetensors file, got {out}")
     model, model_hash = at_budget(source), hash_weights(source)
     teacher_hash = model_hash if teacher is None else hash_weights(teacher)
     teacher = dense_model(source) if teacher is None else teacher
-    if how.target != "attention" and not how.target.endswith(".onnx"):
-        raise unknown("target", how.target, ("attention",), hint="or give an .onnx file of a saliency network")
-    images = images_of(model, data, limit, leave_out, split)
+    images: Data
+    if difficulty_of(data) is not None:
+        images = data_for(model, data, limit=limit or SCENES, split=split)
+    else:
+        images = open_data(data, transform=model.transform(), split=split, limit=limit, leave_out=leave_out)
     whole = len(images)
-    with seeded(how.seed, Draw.WEIGHTS):
-        policy = Policy(model.patch_size, about={"model": model.name, "hash": model_hash}, side=how.side)
-    settings = {**asdict(how), "model": model_hash, "teacher": teacher_hash, "images": whole}
-    if how.views and isinstance(images, Images):
-        images = Crops(images, how.views, how.seed, model.data_config)
+    with seeded(options.seed, Draw.WEIGHTS):
+        policy = Policy(model.patch_size, about={"model": model.name, "hash": model_hash}, side=options.side)
+    settings = {**asdict(options), "model": model_hash, "teacher": teacher_hash, "images": whole}
+    if options.views and isinstance(images, Images):
+        images = Crops(images, options.views, options.seed, model.data_config)
     folder = RunFolder(out.with_suffix(".learning"), settings)
     with folder.held():
-        thumbnails, targets = compute_targets(policy, model, teacher, images, how, folder.path)
-        targets = center_targets(targets, how.center, whole) if how.center else targets
-        fit(policy, thumbnails, targets, how, folder.path)
+        thumbnails, targets = compute_targets(target, model, teacher, images, options, folder.path)
+        targets = center_targets(targets, options.center, whole) if options.center else targets
+        fit(policy, thumbnails, targets, options, folder.path)
     policy.about["made"] = folder.settings
     policy.eval().requires_grad_(False)
     for part in (*policy.look.head.parameters(), policy.look.everywhere):
@@ -198,18 +206,9 @@ def learn(
     return policy
 
 
-def images_of(
-    model: SpotViT, data: str | Path, limit: int | None, leave_out: Path | None, split: str
-) -> Images | Scenes:
-    """Open the images, without the excluded ones."""
-    if difficulty_of(data) is not None:
-        return data_for(model, data, limit=limit or 2000, split=split)  # type: ignore[return-value]
-    return open_data(data, transform=model.transform(), split=split, limit=limit, leave_out=leave_out)
-
-
 @torch.no_grad()
 def compute_targets(
-    policy: Policy, model: SpotViT, teacher: SpotViT, images: Images | Scenes, how: LearnOptions, folder: Path
+    target: Target, model: SpotViT, teacher: SpotViT, images: Data, options: LearnOptions, folder: Path
 ) -> tuple[Tensor, Tensor]:
     """Thumbnails (M, 3, S, S) and targets (M, R, R) of all images, float16; computes the shards that are missing."""
     device = next(model.parameters()).device
@@ -217,28 +216,27 @@ def compute_targets(
     missing = [number for number, file in enumerate(files) if not file.exists()]
     rows = [row for number in missing for row in range(number * SHARD, min((number + 1) * SHARD, len(images)))]
     batches = loader(Subset(images, rows), SHARD) if rows else ()  # type: ignore[arg-type]
-    target = attention if how.target == "attention" else saliency_target(how.target)
     for number, batch in report.track(zip(missing, batches, strict=True), "targets", len(missing)):
         given = batch.images.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=how.precision == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
             wanted = target(model, teacher, given)
-        small = F.adaptive_avg_pool2d(given, int(policy.look.side * LARGER))
+        small = F.adaptive_avg_pool2d(given, int(options.side * LARGER))
         write_tensors(files[number], {"seen": small.half(), "targets": wanted.half()}, "spot_targets", {})
     shards = [read_tensors(file)[0] for file in files]
     return torch.cat([each["seen"] for each in shards]), torch.cat([each["targets"] for each in shards])
 
 
-def fit(policy: Policy, thumbnails: Tensor, targets: Tensor, how: LearnOptions, folder: Path) -> None:
+def fit(policy: Policy, thumbnails: Tensor, targets: Tensor, options: LearnOptions, folder: Path) -> None:
     """Train the policy's network to predict the target densities (KL divergence)."""
     network = policy.look.train()
-    optimizer = torch.optim.AdamW(network.parameters(), how.lr, weight_decay=0.1)
-    steps = math.ceil(len(thumbnails) / how.batch)
+    optimizer = torch.optim.AdamW(network.parameters(), options.lr, weight_decay=0.1)
+    steps = math.ceil(len(thumbnails) / options.batch)
     file = folder / "state.pt"
-    for number in training_steps(how.epochs * steps, network, optimizer, "policy", file=file, every=steps):
+    for number in training_steps(options.epochs * steps, network, optimizer, "policy", file=file, every=steps):
         epoch, step = divmod(number, steps)
-        order = torch.randperm(len(thumbnails), generator=generator(how.seed, Draw.ORDER, epoch))
-        rows = order[step * how.batch : (step + 1) * how.batch]
-        images, target = augmented(policy, thumbnails, targets, rows, generator(how.seed, Draw.CROP, epoch, step))
+        order = torch.randperm(len(thumbnails), generator=generator(options.seed, Draw.ORDER, epoch))
+        rows = order[step * options.batch : (step + 1) * options.batch]
+        images, target = augmented(policy, thumbnails, targets, rows, generator(options.seed, Draw.CROP, epoch, step))
         maps = network(images).flatten(1).log_softmax(1)
         F.kl_div(maps, target.flatten(1), reduction="batchmean").backward()
 

@@ -1,6 +1,6 @@
 """The training loop for all objectives, from one CPU to many nodes (through accelerate).
 
-    objective = OBJECTIVES[recipe.objective](model, recipe)
+    objective = OBJECTIVES[type(recipe)](model, recipe)
     stream = TrainingStream(images, recipe, model.data_config)
     Trainer(objective, stream, recipe, options, RunFolder(out, settings)).train()
 
@@ -90,7 +90,7 @@ class Trainer:
         self.model = objective.trained()
         self.progress = Progress()
         self.stopping = Stopping(shown=self.main)
-        self.sampler(range(0))  # refuses a batch that does not divide
+        self.batches(range(0))  # refuses a batch that does not divide
         prepare(objective, recipe)
         optimizer = build_optimizer(objective, recipe)
         self.average = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
@@ -105,9 +105,8 @@ class Trainer:
         raises KeyboardInterrupt, with the step from which the run resumes.
         """
         self.restore()
-        if self.options.tracker:
-            numbers = {name: value for name, value in vars(self.recipe).items() if isinstance(value, (int, float))}
-            self.accelerator.init_trackers("spot", config=numbers)
+        numbers = {name: value for name, value in vars(self.recipe).items() if isinstance(value, (int, float))}
+        self.accelerator.init_trackers("spot", config=numbers)  # none without the option tracker
         progress = self.progress
         batches = self.batches(range(progress.step, self.total))
         self.objective.train()
@@ -124,7 +123,7 @@ class Trainer:
                     line = f"step {progress.step}/{self.total}  loss {loss:.4f}  lr {rate:.2e}  {left:.0f} min left"
                     print(line, file=sys.stderr)
                     printed = now
-                self.track({"loss": loss, "lr": rate})
+                self.accelerator.log({"loss": loss, "lr": rate}, step=progress.step)
                 if self.ends_epoch() or progress.step == self.total:
                     self.close_epoch(rate, validate)
                 if self.stopping.agreed:
@@ -147,13 +146,11 @@ class Trainer:
         """The model with averaged weights if the recipe has ema, else the trained model."""
         return self.model if self.average is None else self.average.module
 
-    def sampler(self, steps: range) -> MicroBatchSampler:
-        process, processes = self.accelerator.process_index, self.accelerator.num_processes
-        return MicroBatchSampler(self.recipe.batch_size, steps, self.options.accumulate, process, processes)
-
     def batches(self, steps: range) -> Iterator[MicroBatch]:
         """This process's micro-batches in some steps."""
-        return micro_batches(self.stream, self.sampler(steps), self.options.workers)
+        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        sampler = MicroBatchSampler(self.recipe.batch_size, steps, self.options.accumulate, process, processes)
+        return micro_batches(self.stream, sampler, self.options.workers)
 
     def step(self, batches: Iterator[MicroBatch]) -> tuple[float, float]:
         """One optimiser step. Returns the mean loss over all processes, and the learning rate."""
@@ -224,11 +221,7 @@ class Trainer:
             save_figure(training_logs({self.recipe.name: progress.rows}), self.folder.path / "log.png")
             shown = {name: f"{value:.2e}" if name == "lr" else report.text(value, 3) for name, value in row.items()}
             report.errors.print("  ".join(f"{name} {value}" for name, value in shown.items()), soft_wrap=True)
-        self.track({name: value for name, value in row.items() if value is not None})
-
-    def track(self, values: dict[str, Any]) -> None:
-        if self.options.tracker:
-            self.accelerator.log(values, step=self.progress.step)
+        self.accelerator.log({name: value for name, value in row.items() if value is not None}, step=progress.step)
 
     def stateful(self) -> dict[str, Any]:
         """The objects whose state is in a checkpoint, besides the progress."""

@@ -23,7 +23,7 @@ from spot.errors import InputError
 from spot.models.family import share_of_change
 from spot.models.mae import MaskedAutoencoder, fill_decoder
 from spot.models.spot_vit import Features, SpotViT
-from spot.placement.priors import isotropic, omega, resolve_prior
+from spot.placement.priors import omega, resolve_prior
 from spot.placement.sizes import auto_scale, tiling_scale
 from spot.training.batches import MicroBatch
 from spot.training.recipes import DistilRecipe, MaskedRecipe, Recipe, SupervisedRecipe
@@ -64,20 +64,19 @@ class Supervised(Objective):
         self.cross_entropy = SoftTargetCrossEntropy()
 
     def forward(self, batch: MicroBatch) -> Outcome:
-        if bool((batch.labels < 0).any()):
+        if bool((batch.labels < 0).any()):  # some samples of shards may have none
             raise InputError("supervised training needs labels: one folder per class; without, use --recipe distil")
-        images, targets = apply_mixup(
-            self.recipe, batch, classes=self.model.num_classes, smoothing=self.recipe.smoothing
-        )
-        draw = generator(self.recipe.seed, Draw.BUDGET, batch.step)
-        tokens, prior = one_of(self.budgets, draw), one_of(self.recipe.priors, draw)
-        positions = draw_positions(self.model, self.recipe, prior, images, tokens, batch)
-        if self.recipe.object_shares and tokens < self.model.grid(images).shape[1]:
-            share = one_of(self.recipe.object_shares, draw)
-            positions = around_object(positions, images, batch, share, self.recipe.seed)
+        classes, smoothing = self.model.num_classes, self.recipe.smoothing
+        images, targets = apply_mixup(self.recipe, batch, classes=classes, smoothing=smoothing)
+        positions = self.place(images, batch, generator(self.recipe.seed, Draw.BUDGET, batch.step))
         with seeded(self.recipe.seed, Draw.DROP, batch.step, batch.first):
             logits = self.model(images, positions)
         return Outcome(self.cross_entropy(logits.float(), targets), (logits.argmax(1) == batch.labels).float().sum())
+
+    def place(self, images: Tensor, batch: MicroBatch, draw: Generator) -> Tensor:
+        """Positions (b, N, 2). The budget and the prior are drawn for the step."""
+        tokens, prior = one_of(self.budgets, draw), one_of(self.recipe.priors, draw)
+        return draw_positions(self.model, self.recipe, prior, images, tokens, batch)
 
 
 class Distil(Objective):
@@ -104,7 +103,7 @@ class Distil(Objective):
     def forward(self, batch: MicroBatch) -> Outcome:
         recipe, images = self.recipe, apply_mixup(self.recipe, batch, mode="elem")[0]
         with torch.no_grad():
-            target = self.predict(self._teacher[0].to(images.device), images, self.model.grid(images))
+            target = FeaturePass(self._teacher[0].to(images.device), self.depths)(images, self.model.grid(images))
         loss = images.new_zeros(())
         for number, (share, weight) in enumerate(zip(recipe.shares, recipe.weights, strict=True)):
             rows = self.rows(share, number, batch).to(images.device)
@@ -135,8 +134,6 @@ class Distil(Objective):
 
     def rows(self, share: float, number: int, batch: MicroBatch) -> Tensor:
         """Indices of the images in a forward pass, which uses a random share of the step's batch."""
-        if share >= 1:
-            return torch.arange(len(batch.images))
         draw = generator(self.recipe.seed, Draw.SHARE, batch.step, number)
         count = max(1, round(share * batch.batch_size))
         rows = torch.randperm(batch.batch_size, generator=draw)[:count] - batch.first
@@ -171,23 +168,23 @@ class Distil(Objective):
         return torch.cat([positions, scale[:, None, None].expand(-1, tokens, 1).to(positions)], -1)
 
     def student(self, images: Tensor, positions: Tensor, share: float, tokens: int) -> "DistilOutput":
-        """The student's forward pass on some of the images (r, C, H, W), at positions (r, N, 2 or 3)."""
-        return self.predict(self.model, images, positions, share)
+        """The student's forward pass on some of the images (r, C, H, W), at positions (r, N, 2 or 3).
 
-    def predict(self, model: SpotViT, images: Tensor, positions: Tensor, share: float = 1.0) -> "DistilOutput":
-        """A forward pass with weights interpolated from the teacher's (share = 0) to the model's (share = 1)."""
-        run = FeaturePass(model, self.depths)
+        share: how far its weights are interpolated from the teacher's (0) to its own (1).
+        tokens: the budget, for students that do not get one window for each token.
+        """
+        student = FeaturePass(self.model, self.depths)
         if share == 1:
-            return run(images, positions)
-        if model.vit.grad_checkpointing:
+            return student(images, positions)
+        if self.model.vit.grad_checkpointing:
             raise InputError("a recipe with min_tokens interpolates weights, which excludes gradient checkpointing")
         base = dict(self._teacher[0].named_parameters())
         weights = {
             f"model.{name}": torch.lerp(base[name].to(ours), ours, share)
-            for name, ours in model.named_parameters()
+            for name, ours in self.model.named_parameters()
             if name in base  # not the policy's
         }
-        return functional_call(run, weights, (images, positions))
+        return functional_call(student, weights, (images, positions))
 
     def difference(self, predicted: "DistilOutput", target: "DistilOutput", positions: Tensor) -> Tensor:
         """The distillation loss of each image: (b,)."""
@@ -244,7 +241,11 @@ class Masked(Objective):
         return batch.select(torch.rand(batch.batch_size, self.tokens, generator=draw)).argsort(1)[:, : self.visible]
 
 
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"supervised": Supervised, "distil": Distil, "mae": Masked}
+OBJECTIVES: dict[type[Recipe], Callable[..., Objective]] = {
+    SupervisedRecipe: Supervised,
+    DistilRecipe: Distil,
+    MaskedRecipe: Masked,
+}
 
 
 class FeaturePass(nn.Module):
@@ -329,26 +330,6 @@ def draw_positions(
     whole = images[:1].expand(batch.batch_size, *images.shape[1:])
     draw = generator(recipe.seed, Draw.PLACE, batch.step, *numbers)
     return batch.select(model.place(whole, tokens=tokens, prior=prior, generator=draw))
-
-
-def around_object(positions: Tensor, images: Tensor, batch: MicroBatch, share: float, seed: int) -> Tensor:
-    """Move the first share of the positions (b, N, 2) into a square around each scene's object.
-
-    The square's side is 32 to 96 pixels. Its centre is at most a sixth of the side from the object's centre, in y
-    and in x. Its tokens are on an even grid, with random offsets of up to half a cell.
-    """
-    if batch.centers is None:
-        raise InputError("object_shares needs the places of objects, which are known only for the built-in scenes")
-    tokens, size = round(share * positions.shape[1]), torch.tensor(images.shape[-2:])
-    if not tokens:
-        return positions
-    draw, count = generator(seed, Draw.NEAR, batch.step), batch.batch_size
-    side = 32 * 3 ** batch.select(torch.rand(count, 1, 1, generator=draw)) / size
-    shift = batch.select(torch.rand(count, 1, 2, generator=draw)) - 0.5
-    moves = (batch.select(torch.rand(count, tokens, 2, generator=draw)) - 0.5) / tokens**0.5
-    corner = (batch.centers[:, None].cpu() + (shift / 3 - 0.5) * side).clamp(min=0).minimum(1 - side)
-    inside = (corner + side * (isotropic(images[:1, :, :8, :8].cpu(), tokens) + moves)).to(positions)
-    return torch.cat([inside, positions[:, tokens:, :2]], 1).clamp(*omega(images))
 
 
 def apply_mixup(

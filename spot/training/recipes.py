@@ -1,7 +1,7 @@
 """Training recipes: the paper's protocols (tab:all_config) and ours, as typed dataclasses.
 
 A recipe is a frozen dataclass that validates its fields. Change a field with `override(recipe, {"lr": 1e-4})`, or on
-the command line with `--set lr=1e-4`. To add a recipe, list an instance in RECIPES. Comments give the origin of values
+the command line with `--set lr=1e-4`. To add a recipe, list an instance in ALL. Comments give the origin of values
 that are not in the paper's table. Images use the checkpoint's normalisation, not the table's.
 """
 
@@ -37,13 +37,10 @@ FractionBelow1 = Annotated[float, Range("at least 0 and below 1", lambda number:
 class Recipe:
     """The fields that all kinds of recipes share."""
 
-    objective: ClassVar[str]  # its loss, by name in OBJECTIVES of spot/training/objectives.py
+    objective: ClassVar[str]  # the kind of loss, which the verbs accept or refuse
 
     name: str
     origin: str  # where the values come from
-    cost: str  # hardware and time
-    expected: str  # accuracy to expect
-    command: str
 
     batch_size: Count = 2048  # images per optimiser step, over all processes and accumulation
     epochs: Positive = 50
@@ -101,7 +98,6 @@ class SupervisedRecipe(Recipe):
     smoothing: FractionBelow1 = 0.1
     global_pool: Literal["token", "avg"] | None = None  # None: the ViT's own pooling
     budgets: tuple[Count, ...] = ()  # numbers of tokens, one drawn per step; (): the number of cells of the ViT's grid
-    object_shares: tuple[Fraction, ...] = ()  # scenes only: shares of tokens around the object, one drawn per step
 
 
 @dataclass(frozen=True)
@@ -176,157 +172,106 @@ def convert(value: Any, hint: Any) -> Any:
     return value
 
 
+# Above each recipe: the command, what it cost on our hardware, and the accuracy to expect.
 # Not formatted, so that a recipe's values share lines.
 # fmt: off
+
+# spot retrofit vit_base_patch16_224.augreg_in1k --recipe cls-in1k --data imagenet --out runs/in1k
+# 50 epochs of ImageNet-1k at 224 × 224 are days of one large GPU, or hours of eight; not run by us. See the paper's
+# rows CLS-IN1k.
 PAPER = SupervisedRecipe(
     name="cls-in1k",
     origin="SPoT paper, table of training protocols for retrofitting, CLS-IN1k; positions i.i.d. uniform, as its "
     "equation says",
-    cost="50 epochs of ImageNet-1k at 224 × 224: days of one large GPU, or hours of eight; not run by us",
-    expected="see the paper's CLS-IN1k rows",
-    command="spot retrofit vit_base_patch16_224.augreg_in1k --recipe cls-in1k --data imagenet --out runs/in1k",
 )
 
-TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+# The same for vit_base_patch16_224.augreg2_in21k_ft_in1k, rows CLS-IN21k.
+PAPER_21K = replace(PAPER, name="cls-in21k", origin=PAPER.origin.replace("CLS-IN1k", "CLS-IN21k"), drop_path=0.2)
+
+# spot pretrain vit_base_patch16_224.mae --weights mae_pretrain_vit_base_full.pth --recipe mae-in1k --data imagenet \
+#     --out runs/mae
+# As long as cls-in1k. It has no accuracy of its own: fine-tune afterwards with mae-finetune.
+MAE = MaskedRecipe(
+    name="mae-in1k",
+    origin=f"{PAPER.origin.replace('CLS', 'MAE')}; hidden pixels normalised as in He et al.",
+    batch_size=4096, betas=(0.9, 0.95), lr=3e-3, drop_path=0.0, randaug=None, llrd=0.75,
+)
+
+# spot finetune runs/mae/model --recipe mae-finetune --data imagenet --out runs/mae-ft
+# 100 epochs of ImageNet-1k are days of one large GPU; not run by us. See the paper's rows MAE-IN1k.
+MAE_FINETUNE = SupervisedRecipe(
+    name="mae-finetune",
+    origin="He et al. (2022), table of end-to-end fine-tuning, ViT-B; the SPoT paper's footnote: cosine "
+    "warm-up from 1e-7 to 1e-3, clipping 3. Here later layers learn faster, as is usual in fine-tuning",
+    batch_size=1024, epochs=100, lr=1e-3, betas=(0.9, 0.999), faster="late", warmup_shape="cosine",
+    warmup_lr=1e-7, clip_grad=3.0, randaug=(9, 0.5), global_pool="avg",
+)
+
+# spot finetune vit-ti --recipe finetune-small --data photos --out runs/mine
+# 10 classes of 30 images: 56 steps, 9 seconds of one CPU core. 87.2 / 92.3 / 95.0 / 95.7 % at 25 / 49 / 100 / 196
+# isotropic tokens (docs/results/ablations).
+FINETUNE_SMALL = SupervisedRecipe(
+    name="finetune-small",
+    origin="ours: a retrofitted ViT on a few hundred images of one's own",
+    batch_size=16, epochs=3, lr=5e-4, betas=(0.9, 0.999), llrd=0.75, faster="late", warmup_epochs=0.3,
+    clip_grad=1.0, drop_path=0.0, crop_scale=(0.35, 1.0), randaug=None, mix_share=0.0,
+    budgets=(16, 25, 25, 25, 36, 49, 49, 100), priors=("isotropic",) * 4 + ("center", "sobol", "uniform"),
+)
+
+# spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil --data images --out runs/tiny
+# 5,500 images, 688 steps: 40 minutes of one CPU core. At 25 / 49 / 100 / 196 isotropic tokens, % of 2,000 validation
+# images: ViT-Ti/16 39.3 / 57.4 / 67.5 / 72.6 (untrained 2.9 / 32.8 / 66.6 / 73.8), DeiT-Ti/16 42.4 / 57.8 / 66.4 /
+# 71.3.
 DISTIL = DistilRecipe(
     name="distil",
     origin="ours: the practical retrofit, from unlabelled images",
-    cost="ViT-Ti/16 on 5,500 images, 688 steps: 40 minutes of one CPU core",
-    expected="isotropic at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: ViT-Ti/16 39.3 / 57.4 / "
-    "67.5 / 72.6 (untrained 2.9 / 32.8 / 66.6 / 73.8), DeiT-Ti/16 42.4 / 57.8 / 66.4 / 71.3",
-    command=f"spot retrofit {TINY} --recipe distil --data images --out runs/tiny",
     batch_size=32, epochs=4, lr=3e-4, weight_decay=0.0, llrd=0.8, head_rate=0.0, warmup_epochs=0.2, clip_grad=1.0,
     drop_path=0.0, ema=0.995, crop_scale=(0.35, 1.0), randaug=None, cutmix=0.0, mix_share=0.5, blend=0.8,
 )
 
-PHOTOGRAPHS: tuple[Recipe, ...] = (
-    PAPER,
-    replace(
-        PAPER,
-        name="cls-in21k",
-        origin=PAPER.origin.replace("CLS-IN1k", "CLS-IN21k"),
-        expected="see the paper's CLS-IN21k rows",
-        command="spot retrofit vit_base_patch16_224.augreg2_in21k_ft_in1k --recipe cls-in21k "
-        "--data imagenet --out runs/in21k",
-        drop_path=0.2,
-    ),
-    MaskedRecipe(
-        name="mae-in1k",
-        origin=f"{PAPER.origin.replace('CLS', 'MAE')}; hidden pixels normalised as in He et al.",
-        cost=PAPER.cost,
-        expected="no accuracy of its own: fine-tune afterwards with mae-finetune",
-        command="spot pretrain vit_base_patch16_224.mae --weights mae_pretrain_vit_base_full.pth --recipe mae-in1k "
-        "--data imagenet --out runs/mae",
-        batch_size=4096, betas=(0.9, 0.95), lr=3e-3, drop_path=0.0, randaug=None, llrd=0.75,
-    ),
-    SupervisedRecipe(
-        name="mae-finetune",
-        origin="He et al. (2022), table of end-to-end fine-tuning, ViT-B; the SPoT paper's footnote: cosine "
-        "warm-up from 1e-7 to 1e-3, clipping 3. Here later layers learn faster, as is usual in fine-tuning",
-        cost="100 epochs of ImageNet-1k at 224 × 224: days of one large GPU; not run by us",
-        expected="see the paper's MAE-IN1k rows",
-        command="spot finetune runs/mae/model --recipe mae-finetune --data imagenet --out runs/mae-ft",
-        batch_size=1024, epochs=100, lr=1e-3, betas=(0.9, 0.999), faster="late", warmup_shape="cosine",
-        warmup_lr=1e-7, clip_grad=3.0, randaug=(9, 0.5), global_pool="avg",
-    ),
-    SupervisedRecipe(
-        name="finetune-small",
-        origin="ours: a retrofitted ViT on a few hundred images of one's own",
-        cost="ViT-Ti/16, 10 classes of 30 images: 56 steps, 9 seconds of one CPU core",
-        expected="87.2 / 92.3 / 95.0 / 95.7 % at 25 / 49 / 100 / 196 isotropic tokens (docs/results/ablations)",
-        command=f"spot finetune {TINY}+spot --recipe finetune-small --data photos --out runs/mine",
-        batch_size=16, epochs=3, lr=5e-4, betas=(0.9, 0.999), llrd=0.75, faster="late", warmup_epochs=0.3,
-        clip_grad=1.0, drop_path=0.0, crop_scale=(0.35, 1.0), randaug=None, mix_share=0.0,
-        budgets=(16, 25, 25, 25, 36, 49, 49, 100), priors=("isotropic",) * 4 + ("center", "sobol", "uniform"),
-    ),
+# spot retrofit vit_tiny_patch16_224.augreg_in21k_ft_in1k --recipe distil-sizes --data images \
+#     --leave-out tools/set_aside.txt --out runs/tiny-sizes
+# 5,000 images, 1,562 steps in bfloat16: 40 minutes of one CPU core. As a delta with min_tokens=16: ViT-Ti/16 43.6 /
+# 59.7 / 69.5 / 73.8, DeiT-Ti/16 (6 epochs) 45.8 / 59.2 / 67.8 / 71.3. Measured with three fixed views of each image,
+# whose teacher outputs were cached (version 0.2, field views).
+DISTIL_SIZES = replace(
     DISTIL,
-    replace(
-        DISTIL,
-        name="distil-sizes",
-        origin="ours: distil, with windows that grow as tokens get fewer",
-        cost="ViT-Ti/16 on 5,000 images, 1,562 steps in bfloat16: 40 minutes of one CPU core with cached views",
-        expected="as a delta with min_tokens=16, at 25 / 49 / 100 / 196 tokens, % of 2,000 validation images: "
-        "ViT-Ti/16 43.6 / 59.7 / 69.5 / 73.8, DeiT-Ti/16 (6 epochs) 45.8 / 59.2 / 67.8 / 71.3. Measured with three "
-        "fixed views of each image, whose teacher outputs were cached (version 0.2, field views)",
-        command=f"spot retrofit {TINY} --recipe distil-sizes "
-        "--data images --leave-out tools/set_aside.txt --out runs/tiny-sizes",
-        epochs=10, lr=4e-4, warmup_epochs=0.3, ema=0.998, scale_std=0.22, shares=(0.75, 0.75, 0.4, 0.1875),
-        weights=(0.6, 1.0, 1.0, 1.5), blend=1.0,
-    ),
-    replace(
-        DISTIL,
-        name="distil-again",
-        origin="ours: continues from a retrofit and its policy, with budget-dependent weights (min_tokens=16)",
-        cost="ViT-Ti/16 on 5,000 images, 1,875 steps in bfloat16: 65 minutes of one CPU core",
-        expected="see spot/assets/RETROFITS.md",
-        command=f"spot retrofit {TINY}+spot --recipe distil-again "
-        "--data images --leave-out tools/set_aside.txt --out runs/tiny-again",
-        epochs=12, lr=3e-4, warmup_epochs=0.3, ema=0.998, scale_std=0.22, blend=1.0, seed=2, min_tokens=16,
-        budgets=((16, 25, 25, 36), (49, 49, 64), (81, 100, 100, 121)), shares=(0.75, 0.75, 0.5),
-        weights=(0.6, 1.0, 1.0), priors=("isotropic",) * 4 + ("learned",) * 3 + ("center", "sobol", "uniform"),
-    ),
+    name="distil-sizes",
+    origin="ours: distil, with windows that grow as tokens get fewer",
+    epochs=10, lr=4e-4, warmup_epochs=0.3, ema=0.998, scale_std=0.22, shares=(0.75, 0.75, 0.4, 0.1875),
+    weights=(0.6, 1.0, 1.0, 1.5), blend=1.0,
 )
 
-
-def scenes(kind: type[Recipe], name: str, minutes: int, command: str, **values: Any) -> Recipe:
-    """A recipe for the built-in models, nano ViTs on scenes. Scenes never repeat; an epoch has 8,192 of them."""
-    common: dict[str, Any] = {
-        "origin": "ours: nano ViTs on the built-in scenes",
-        "cost": f"about {minutes} minutes of one CPU core",
-        "expected": "see spot/assets/README.md",
-        "command": f"spot {command} --recipe {name}",
-        "batch_size": 64, "img_size": 64, "priors": ("isotropic",),  # the grid, unless a recipe has budgets
-        "optimizer": "muon", "lr": 3e-3, "warmup_epochs": 0.2, "betas": (0.9, 0.95), "llrd": 1.0, "clip_grad": 1.0,
-        "drop_path": 0.0, "mix_share": 0.0, "randaug": None,
-    }
-    return kind(name=name, **{**common, **values})
-
-
-NANO = "pretrain vit_tiny_patch16_224 --fresh img_size=64 patch_size=8 embed_dim=128 depth=6 num_heads=4 num_classes=32"
-NEEDLE = (
-    "pretrain vit_small_patch16_rope_224 --fresh img_size=192 patch_size=8 embed_dim=128 depth=6 num_heads=4 "
-    "init_values=1.0 num_classes=32"
-)
-ANYWHERE = ("isotropic", "isotropic", "center", "sobol", "uniform")
-
-SCENES: tuple[Recipe, ...] = (
-    scenes(
-        SupervisedRecipe, "scenes", 6, f"{NANO} --data scenes --out runs/scenes",
-        epochs=4, warmup_epochs=0.25, smoothing=0.0,
-    ),
-    scenes(
-        SupervisedRecipe, "scenes-retrofit", 2, "retrofit runs/scenes/model --data scenes --out runs/retrofitted",
-        epochs=2.5, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, budgets=(9, 16, 16, 25, 36, 64), priors=ANYWHERE,
-    ),
-    scenes(
-        DistilRecipe, "scenes-distil", 3, "retrofit runs/scenes/model --data scenes --out runs/distilled",
-        epochs=1.5, lr=1e-3, warmup_epochs=0.1, budgets=((9, 16), (16, 25), (36, 49), (64,)),
-        shares=(0.5, 0.5, 0.5, 0.25), weights=(1.0, 1.0, 1.0, 1.0), priors=ANYWHERE, balance=0.0,
-    ),
-    scenes(
-        MaskedRecipe, "scenes-mae", 2, f"{NANO} --data scenes --out runs/mae",
-        expected="no accuracy of its own: fine-tune afterwards with scenes-finetune",
-        epochs=3, decoder_width=64, decoder_depth=2, decoder_heads=2,
-    ),
-    scenes(
-        SupervisedRecipe, "scenes-finetune", 5, "finetune runs/mae/model --data scenes --out runs/finetuned",
-        epochs=3.5, smoothing=0.0, global_pool="avg",
-    ),
-    scenes(
-        SupervisedRecipe, "scenes-needle-crops", 8, f"{NEEDLE} --data needle:64 --out runs/needle-crops",
-        img_size=192, epochs=8, warmup_epochs=0.25, smoothing=0.0, budgets=(25, 36, 49, 49, 64),
-        priors=("isotropic", "isotropic", "sobol", "uniform"), precision="bf16",
-    ),
-    scenes(
-        SupervisedRecipe, "scenes-needle", 8, "retrofit runs/needle-crops/model --data needle --out runs/needle",
-        img_size=192, batch_size=32, epochs=1.2, lr=1e-3, warmup_epochs=0.1, smoothing=0.0, ema=0.98,
-        budgets=(49, 64, 64, 64, 100, 144, 576), object_shares=(0.0, 0.4, 0.6, 0.8, 1.0),
-        priors=("isotropic", "sobol"), precision="bf16",
-    ),
+# spot retrofit vit-ti --recipe distil-again --data images --leave-out tools/set_aside.txt --out runs/tiny-again
+# 5,000 images, 1,875 steps in bfloat16: 65 minutes of one CPU core. See spot/assets/RETROFITS.md.
+DISTIL_AGAIN = replace(
+    DISTIL,
+    name="distil-again",
+    origin="ours: continues from a retrofit and its policy, with budget-dependent weights (min_tokens=16)",
+    epochs=12, lr=3e-4, warmup_epochs=0.3, ema=0.998, scale_std=0.22, blend=1.0, seed=2, min_tokens=16,
+    budgets=((16, 25, 25, 36), (49, 49, 64), (81, 100, 100, 121)), shares=(0.75, 0.75, 0.5),
+    weights=(0.6, 1.0, 1.0), priors=("isotropic",) * 4 + ("learned",) * 3 + ("center", "sobol", "uniform"),
 )
 
+# docs/training.md has the commands of both: 6 and 2 minutes of one CPU core. See spot/assets/README.md.
+SCENES = SupervisedRecipe(
+    name="scenes",
+    origin="ours: nano ViTs on the built-in scenes, which never repeat; an epoch has 8,192 of them",
+    batch_size=64, epochs=4, img_size=64, priors=("isotropic",), optimizer="muon", lr=3e-3, betas=(0.9, 0.95), llrd=1.0,
+    warmup_epochs=0.25, clip_grad=1.0, drop_path=0.0, mix_share=0.0, randaug=None, smoothing=0.0,
+)
+SCENES_RETROFIT = replace(
+    SCENES,
+    name="scenes-retrofit",
+    epochs=2.5, lr=1e-3, warmup_epochs=0.1, budgets=(9, 16, 16, 25, 36, 64),
+    priors=("isotropic", "isotropic", "center", "sobol", "uniform"),
+)
+
+ALL: tuple[Recipe, ...] = (
+    PAPER, PAPER_21K, MAE, MAE_FINETUNE, FINETUNE_SMALL, DISTIL, DISTIL_SIZES, DISTIL_AGAIN, SCENES, SCENES_RETROFIT,
+)
 # fmt: on
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*PHOTOGRAPHS, *SCENES)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in ALL}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -336,18 +281,15 @@ def find_recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-DESCRIPTIVE = ("origin", "cost", "expected", "command")
-
-
 def as_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's objective, name and fields, without the descriptive texts: all that determines a run's outcome."""
-    values = {name: value for name, value in asdict(recipe).items() if name not in DESCRIPTIVE}
+    """The recipe's objective, name and fields, without its origin: all that determines a run's outcome."""
+    values = {name: value for name, value in asdict(recipe).items() if name != "origin"}
     return {"objective": recipe.objective, **values}
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """A copy of a recipe with changed fields."""
-    names = [field.name for field in fields(recipe) if field.name not in ("name", *DESCRIPTIVE)]
+    names = [field.name for field in fields(recipe) if field.name not in ("name", "origin")]
     for name in changes:
         if name not in names:
             raise unknown(f"field of recipe {recipe.name}", name, names)

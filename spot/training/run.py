@@ -67,7 +67,7 @@ def run(
     folder = RunFolder(options.out, settings)
     this_process().wait_for_everyone()  # all processes check the folder before one writes to it
     given = [each for each in (teacher, decoder) if each is not None]  # at most one, depending on the recipe
-    loss = (objective or OBJECTIVES[recipe.objective])(model, recipe, *given)
+    loss = (objective or OBJECTIVES[type(recipe)])(model, recipe, *given)
     config = model.data_config
     stream = SceneStream(images, config) if isinstance(images, Scenes) else TrainingStream(images, recipe, config)
     trainer = Trainer(loss, stream, recipe, options, folder)
@@ -95,7 +95,7 @@ def training_images(model: SpotViT, recipe: Recipe, options: TrainOptions) -> Im
         if recipe.img_size != size and model.vit.pos_embed is not None:  # rotary ViTs have no fixed size
             raise InputError(
                 f"scenes have {size} pixels a side, recipe {recipe.name} wants {recipe.img_size}; "
-                "--recipe scenes, scenes-retrofit and so on are for them"
+                "use --recipe scenes or scenes-retrofit"
             )
         if supervised and model.num_classes != count:
             raise InputError(f"scenes have {count} classes, the model {model.num_classes}; use spot finetune")

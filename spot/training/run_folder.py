@@ -73,13 +73,11 @@ class RunFolder:
         """Finished checkpoints, newest first."""
         return sorted((self.path / "checkpoints").glob("[0-9]*.pt"), reverse=True)
 
-    def save(self, state: Mapping[str, Any], step: int) -> Path:
+    def save(self, state: Mapping[str, Any], step: int) -> None:
         """Write a checkpoint and remove old ones."""
-        file = self.path / "checkpoints" / f"{step:08d}.pt"
-        write_state(file, dict(state))
+        write_state(self.path / "checkpoints" / f"{step:08d}.pt", dict(state))
         for old in self.checkpoints()[KEPT:]:
             old.unlink(missing_ok=True)
-        return file
 
     def load(self) -> dict[str, Any] | None:
         """The newest checkpoint that can be read, or None."""

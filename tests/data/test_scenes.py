@@ -18,20 +18,20 @@ CLEAN = Difficulty(noise=0, distractors=(0, 0))
 SMALL = Difficulty(noise=0, distractors=(0, 0), image_size=16)  # positions are the same at any size
 
 
-def same(first, second) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, torch.Tensor))
-
-
 # ------------------------------------------------------------------------- the same everywhere
 
 
-def test_the_scenes_of_this_release_are_these_bytes():
-    # Whoever changes this line changes the data set: shipped weights and results no longer belong to it.
-    images = draw_scenes(range(64), seed=2).images.mul(255).round().byte().numpy()
-    assert (
-        hashlib.sha256(images.tobytes()).hexdigest()
-        == "b8b5272d02d4ff37f15955149514075e264a9191171a644bbe347ddae037c2a4"
-    )
+@pytest.mark.parametrize(
+    "difficulty, count, expected",
+    [
+        # Whoever changes these lines changes the data sets: shipped weights and results no longer belong to them.
+        (Difficulty(), 64, "b8b5272d02d4ff37f15955149514075e264a9191171a644bbe347ddae037c2a4"),
+        (needle(), 8, "6d776dff1add216122b24e8288de4d852a73b953533d425eb98f00d6c834e59f"),
+    ],
+)
+def test_the_scenes_of_this_release_are_these_bytes(difficulty, count, expected):
+    images = draw_scenes(range(count), seed=2, difficulty=difficulty).images.mul(255).round().byte().numpy()
+    assert hashlib.sha256(images.tobytes()).hexdigest() == expected
 
 
 @settings(max_examples=15, deadline=None)
@@ -146,17 +146,18 @@ def test_color_place_and_amount_of_light_do_not_give_the_class_away(many):
 # ------------------------------------------------------------------------- where the object is
 
 
-def test_without_center_bias_the_object_is_equally_likely_anywhere():
-    centers = draw_scenes(range(4000), difficulty=replace(SMALL, radius=(0.2, 0.2), center_bias=0.0)).centers.double()
-    ranks = ((centers - 0.2) / 0.6).sort(0).values  # uniform on [0, 1] if the claim holds
-    steps = torch.linspace(0, 1, 4000, dtype=torch.float64)[:, None]
-    assert (ranks - steps).abs().max() < 1.95 / 4000**0.5  # Kolmogorov and Smirnov, 0.1 %
-
-
-def test_objects_are_not_aligned_with_the_patch_grid():
-    cells = draw_scenes(range(4096), difficulty=SMALL).centers.double() * 8
-    ranks = (cells - cells.floor()).sort(0).values
-    assert (ranks - torch.linspace(0, 1, 4096, dtype=torch.float64)[:, None]).abs().max() < 1.95 / 4096**0.5
+@pytest.mark.parametrize(
+    "difficulty, uniform",
+    [
+        # Without a bias to the middle the object is equally likely anywhere; otherwise still in the cells of the grid.
+        (replace(SMALL, radius=(0.2, 0.2), center_bias=0.0), lambda centers: (centers - 0.2) / 0.6),
+        (SMALL, lambda centers: centers * 8 % 1),
+    ],
+)
+def test_objects_are_anywhere(difficulty, uniform):
+    ranks = uniform(draw_scenes(range(4096), difficulty=difficulty).centers.double()).sort(0).values
+    steps = torch.linspace(0, 1, 4096, dtype=torch.float64)[:, None]
+    assert (ranks - steps).abs().max() < 1.95 / 4096**0.5  # Kolmogorov and Smirnov, 0.1 %
 
 
 @settings(max_examples=10, deadline=None)
@@ -223,15 +224,6 @@ def test_wrong_splits_lengths_and_batch_sizes_are_refused():
 
 
 # ------------------------------------------------------------------------- a small object in a large picture
-
-
-def test_the_needle_scenes_of_this_release_are_these_bytes():
-    images = draw_scenes(range(8), seed=2, difficulty=needle()).images.mul(255).round().byte().numpy()
-    assert images.shape == (8, 3, 192, 192)
-    assert (
-        hashlib.sha256(images.tobytes()).hexdigest()
-        == "6d776dff1add216122b24e8288de4d852a73b953533d425eb98f00d6c834e59f"
-    )
 
 
 @pytest.mark.parametrize("size", [128, 256])

@@ -13,16 +13,11 @@ Y, X = 0.8 * DOWN - 0.6 * RIGHT, 0.6 * DOWN + 0.8 * RIGHT  # turned, so that no 
 
 
 @pytest.mark.parametrize("name", OUTLINES)
-def test_every_outline_has_the_area_of_the_unit_disc_and_its_centroid_in_the_middle(name):
+def test_every_outline_has_the_area_of_the_unit_disc_and_its_centroid_in_the_middle_and_is_within_reach(name):
     inside = OUTLINES[name](Y, X) < 0
     assert inside.sum() * STEP**2 == pytest.approx(np.pi, rel=3e-3)
     assert Y[inside].mean() == pytest.approx(0, abs=3e-3)
     assert X[inside].mean() == pytest.approx(0, abs=3e-3)
-
-
-@pytest.mark.parametrize("name", OUTLINES)
-def test_every_outline_is_within_reach(name):
-    inside = OUTLINES[name](Y, X) < 0
     assert np.hypot(Y, X)[inside].max() <= REACH
 
 

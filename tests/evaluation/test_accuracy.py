@@ -44,11 +44,20 @@ def batch(labels: list[int]) -> Batch:
     return Batch(torch.empty(len(labels), 0), torch.tensor(labels), [f"image {label}" for label in labels])
 
 
-def test_the_rank_is_how_many_classes_came_before_the_label():
-    logits = torch.tensor([[0.1, 0.9, 0.5, 0.2], [0.1, 0.9, 0.5, 0.2], [0.1, 0.9, 0.5, 0.2]])
-    verdict = judge(logits, batch([1, 2, 0]))
-    assert verdict[:, 0].tolist() == [1, 1, 1]
-    assert verdict[:, 1].tolist() == [0, 1, 3]
+@pytest.mark.parametrize(
+    "logits, label, prediction, rank",
+    [
+        ([0.1, 0.9, 0.5, 0.2], 1, 1, 0),
+        ([0.1, 0.9, 0.5, 0.2], 2, 1, 1),
+        ([0.1, 0.9, 0.5, 0.2], 0, 1, 3),
+        ([0.0] * 6, 0, 0, 0),  # the lower of two equal classes comes first
+        ([0.0] * 6, 5, 0, 5),
+        ([np.nan] * 6, 0, 0, 6),  # a model that predicts NaN is wrong
+        ([1.0, np.nan, 0.0], 0, 1, 1),
+    ],
+)
+def test_the_rank_is_how_many_classes_came_before_the_label(logits, label, prediction, rank):
+    assert judge(torch.tensor([logits]), batch([label]))[0, :2].tolist() == [prediction, rank]
 
 
 def test_the_loss_is_minus_the_log_of_the_labels_probability():
@@ -56,21 +65,13 @@ def test_the_loss_is_minus_the_log_of_the_labels_probability():
     torch.testing.assert_close(verdict[:, 2], torch.tensor([np.log(4), -np.log(0.75)]))
 
 
-def test_equal_logits_give_the_lower_class_and_no_more_credit():
-    assert judge(torch.zeros(1, 6), batch([0]))[0, 1] == 0
-    assert judge(torch.zeros(1, 6), batch([5]))[0, 1] == 5
-
-
-def test_a_model_that_answers_nan_is_wrong():
-    assert judge(torch.full((1, 6), torch.nan), batch([0]))[0, 1] == 6
-    assert judge(torch.tensor([[1.0, torch.nan, 0.0]]), batch([0]))[0, 1] == 1
-
-
-def test_images_without_a_label_or_with_an_impossible_one_are_named():
-    with pytest.raises(InputError, match="image -1 has no label"):
-        judge(torch.zeros(1, 6), batch([-1]))
-    with pytest.raises(InputError, match="image 6 has label 6, but the model has 6 classes"):
-        judge(torch.zeros(1, 6), batch([6]))
+@pytest.mark.parametrize(
+    "label, sentence",
+    [(-1, "image -1 has no label"), (6, "image 6 has label 6, but the model has 6 classes")],
+)
+def test_images_without_a_label_or_with_an_impossible_one_are_named(label, sentence):
+    with pytest.raises(InputError, match=sentence):
+        judge(torch.zeros(1, 6), batch([label]))
 
 
 @pytest.mark.parametrize(
@@ -111,26 +112,19 @@ def test_predictions_are_those_of_one_image_at_a_time(nano, data, batch_size):
     assert found.predictions[1].tolist() != found.predictions[2].tolist()  # the seed does something
 
 
-def test_a_row_is_what_its_images_say(nano, data):
-    found = evaluate(nano, loader(data, 8), [Setting("isotropic", 4)])
-    right = sum(
-        int(p == key.split("/")[0]) for p, key in zip(map(str, found.predictions[0].tolist()), found.keys, strict=True)
-    )
-    (row,) = found.rows()
-    assert (row["placement"], row["tokens"], row["images"]) == ("isotropic", 4, IMAGES)
-    assert row["top1"] == pytest.approx(100 * right / IMAGES)
-    assert row["low"] <= row["top1"] <= row["high"]
-    assert row["top5"] >= row["top1"]
-    assert row["std"] is None
-
-
-def test_seeds_are_pooled_into_a_mean_and_a_deviation(nano, data):
-    found = evaluate(nano, loader(data, 8), [Setting("uniform", 4, seed) for seed in range(3)])
-    each = [100 * np.mean((found.ranks[index] == 0).numpy()) for index in range(3)]
-    (row,) = found.rows()
-    assert row["top1"] == pytest.approx(np.mean(each))
-    assert row["std"] == pytest.approx(np.std(each, ddof=1))
-    assert (row["seeds"], row["images"]) == (3, IMAGES)
+def test_a_row_is_what_its_images_say_and_pools_its_seeds(nano, data):
+    settings = [Setting("isotropic", 4), *(Setting("uniform", 4, seed) for seed in range(3))]
+    found = evaluate(nano, loader(data, 8), settings)
+    labels = [int(key.split("/")[0]) for key in found.keys]
+    right = [100 * np.mean(np.array(predictions) == labels) for predictions in found.predictions.tolist()]
+    one, pooled = found.rows()
+    assert (one["placement"], one["tokens"], one["images"]) == ("isotropic", 4, IMAGES)
+    assert one["top1"] == pytest.approx(right[0])
+    assert one["low"] <= one["top1"] <= one["high"] and one["top5"] >= one["top1"]
+    assert one["std"] is None
+    assert pooled["top1"] == pytest.approx(np.mean(right[1:]))
+    assert pooled["std"] == pytest.approx(np.std(right[1:], ddof=1))
+    assert (pooled["seeds"], pooled["images"]) == (3, IMAGES)
 
 
 def test_every_image_is_decoded_once_for_all_settings(nano, folder):
@@ -149,13 +143,6 @@ def test_every_image_is_decoded_once_for_all_settings(nano, folder):
 # What a setting can be ------------------------------------------------------------------------------
 
 
-def test_without_a_setting_of_its_own_the_models_budget_counts(nano, data):
-    nano.tokens = 7
-    found = evaluate(nano, loader(data, 8), [Setting("center")])
-    assert found.settings[0].tokens == 7
-    assert (nano.tokens, nano.prior) == (7, "isotropic")  # left as it was
-
-
 def test_placements_are_found_by_key_and_not_by_order(nano, data):
     keys = list(reversed(data.keys))
     positions = torch.rand(len(keys), 5, 2, generator=torch.Generator().manual_seed(3))
@@ -165,12 +152,6 @@ def test_placements_are_found_by_key_and_not_by_order(nano, data):
         expected = {key: int(nano(image[None], by_key[key][None]).argmax()) for image, _, key in data}
     assert found.predictions[0].tolist() == [expected[key] for key in found.keys]
     assert found.settings[0].tokens == 5
-
-
-def test_an_image_without_a_placement_is_named(nano, data):
-    placements = Placements(data.keys[1:], torch.rand(len(data) - 1, 5, 2))
-    with pytest.raises(InputError, match=r"no placement for image '0/00\.png'"):
-        evaluate(nano, loader(data, 8), [Setting(placements)])
 
 
 def test_other_models_answer_the_same_call(nano, data):
@@ -189,38 +170,31 @@ def test_other_models_answer_the_same_call(nano, data):
     assert [row["tokens"] for row in found.rows()] == [16, 16, 16, 5]
 
 
-@pytest.mark.parametrize("baseline", [PatchDropout, ElasticViT])
-def test_random_baselines_do_not_depend_on_the_batch_either(nano, data, baseline):
-    results = [
-        evaluate(nano, loader(data, size), [Setting(model=baseline(nano, 5))]).predictions for size in (1, 4, 23)
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
-def test_salient_placements_draw_from_maps_found_by_key(nano, data):
+def test_salient_placements_draw_from_maps_found_by_key_or_the_models_own(nano, data):
     calls = []
 
     def corner(images, keys):
-        calls.append(list(keys))
+        calls.extend(keys)
         maps = torch.zeros(len(images), *images.shape[-2:])
         maps[:, :4, :4] = 1
         return maps
 
-    found = evaluate(nano, loader(data, 8), [Setting("salient", 4), Setting("salient", 9)], saliency=corner)
-    assert [row["placement"] for row in found.rows()] == ["salient", "salient"]
-    assert [key for keys in calls for key in keys] == list(data.keys)  # once per batch, not per setting
+    settings = [Setting("salient", 4), Setting("salient", 9)]
+    found = evaluate(nano, loader(data, 8), settings, saliency=corner)
+    assert calls == list(data.keys)  # once per batch, not per setting
+    own = evaluate(nano, loader(data, 8), settings)
+    assert torch.equal(own.losses, evaluate(nano, loader(data, 8), settings, saliency=nano.saliency_maps).losses)
+    assert not torch.equal(own.losses, found.losses)
 
 
-def test_salient_placements_without_maps_have_the_models_own(nano, data):
-    maps = evaluate(nano, loader(data, 8), [Setting("salient", 4)], saliency=nano.saliency_maps)
-    assert torch.equal(evaluate(nano, loader(data, 8), [Setting("salient", 4)]).losses, maps.losses)
-
-
-def test_data_and_placements_may_be_names(nano, folder):
-    found = spot.evaluate(nano, folder, ["isotropic", "patch-dropout"]).rows()
-    assert [(row["placement"], row["tokens"]) for row in found] == [("isotropic", 16), ("patch-dropout", 16)]
+def test_data_and_placements_may_be_names_and_the_budget_is_the_models(nano, folder):
+    nano.tokens = 7
+    found = spot.evaluate(nano, folder, ["isotropic", "center", "patch-dropout"]).rows()
+    assert [(row["placement"], row["tokens"]) for row in found] == [
+        ("isotropic", 7), ("center", 7), ("patch-dropout", 16)
+    ]  # fmt: skip
     assert spot.evaluate(nano, folder).rows()[0]["top1"] == found[0]["top1"]  # the model's own
+    assert (nano.tokens, nano.prior) == (7, "isotropic")  # left as it was
 
 
 def test_baselines_go_by_their_names(nano, data):
@@ -235,23 +209,21 @@ def test_baselines_go_by_their_names(nano, data):
     assert torch.equal(found.losses, expected.losses)
     assert [row["placement"] for row in found.rows()] == list(names)
     assert [setting.random for setting in found.settings] == [BASELINES[name].random for name in names]
-    assert [setting.model.random for setting in found.settings] == [BASELINES[name].random for name in names]
-    with pytest.raises(InputError, match="plain ViT has all 16 tokens of its grid, not 5"):
-        with_models(nano, [Setting("plain", 5)])
 
 
-def test_a_budget_that_contradicts_the_placements_is_refused(nano, data):
-    with pytest.raises(InputError, match="have 5 tokens, not 6"):
-        evaluate(nano, loader(data), [Setting(Placements(["a"], torch.rand(1, 5, 2)), 6)])
-    with pytest.raises(InputError, match="has 5 tokens, not 6"):
-        evaluate(nano, loader(data), [Setting(tokens=6, model=PatchDropout(nano, 5))])
-    with pytest.raises(InputError, match="at least 1"):
-        evaluate(nano, loader(data), [Setting("isotropic", 0)])
-
-
-def test_an_unknown_prior_is_refused_before_any_image_is_read(nano, data):
-    with pytest.raises(InputError, match="'isotropic'"):
-        evaluate(nano, loader(data), [Setting("isotropc", 4)])
+@pytest.mark.parametrize(
+    "make, sentence",
+    [
+        (lambda nano: Setting(Placements(["a"], torch.rand(1, 5, 2)), 6), "have 5 tokens, not 6"),
+        (lambda nano: Setting(tokens=6, model=PatchDropout(nano, 5)), "has 5 tokens, not 6"),
+        (lambda nano: Setting("plain", 5), "plain ViT has all 16 tokens of its grid, not 5"),
+        (lambda nano: Setting("isotropic", 0), "at least 1"),
+        (lambda nano: Setting("isotropc", 4), "'isotropic'"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_before_any_image_is_read(nano, make, sentence):
+    with pytest.raises(InputError, match=sentence):
+        with_models(nano, [make(nano)])
 
 
 def test_a_model_in_training_is_left_in_training(nano, data):

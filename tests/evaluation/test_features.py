@@ -1,4 +1,4 @@
-"""Features of a data set: the model's own, in order, resumable, refused under other settings."""
+"""Features of a data set: the model's own, in order, refused under other settings. tests/faults kills and resumes."""
 
 import pytest
 import torch
@@ -11,10 +11,6 @@ from spot.errors import InputError
 from spot.evaluation.features import embed
 from spot.placement.files import Placements
 from tests.conftest import make_nano
-
-
-def nano_64():
-    return make_nano(img_size=64)
 
 
 @torch.no_grad()
@@ -38,30 +34,6 @@ def test_features_are_what_enters_the_classifier_in_the_data_s_order(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["f.safetensors"]
 
 
-def test_a_run_that_was_killed_goes_on_and_writes_the_same_bytes(tmp_path, monkeypatch):
-    model, settings = nano_64().at(tokens=4), {"batch_size": 3}
-    data = data_for(model, "scenes", limit=10)
-    embed(model, data, tmp_path / "whole.safetensors", **settings)
-    real, batches = model.forward_features, []
-
-    def killed(images, positions):
-        if len(batches) == 2:
-            raise KeyboardInterrupt
-        batches.append(len(images))
-        return real(images, positions)
-
-    monkeypatch.setattr(model, "forward_features", killed)
-    with pytest.raises(KeyboardInterrupt):
-        embed(model, data, tmp_path / "f.safetensors", **settings)
-    assert not (tmp_path / "f.safetensors").exists()
-    monkeypatch.setattr(model, "forward_features", lambda *given: (batches.append(len(given[0])), real(*given))[1])
-    with pytest.raises(InputError, match="tokens=4, now tokens=5"):
-        embed(model.at(tokens=5), data, tmp_path / "f.safetensors", batch_size=3)
-    embed(model, data, tmp_path / "f.safetensors", **settings)
-    assert batches == [3, 3, 3, 1]  # none twice
-    assert (tmp_path / "f.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
-
-
 def test_folders_of_classes_that_the_model_does_not_have_are_embedded_too(tmp_path):
     for name, colour in (("ant", "red"), ("bee", "blue")):
         (tmp_path / "pets" / name).mkdir(parents=True)
@@ -76,6 +48,10 @@ def test_bad_input_is_one_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["embed", "scenes", "--model", "scenes-a", "--out", str(tmp_path / "f.npy")])
     assert "a .safetensors file" in capsys.readouterr().err
-    model = nano_64()
+    model = make_nano(img_size=64)
+    data = data_for(model, "scenes", limit=2)
     with pytest.raises(InputError, match="at least 1 image"):
-        embed(model, data_for(model, "scenes", limit=2), tmp_path / "f.safetensors", batch_size=0)
+        embed(model, data, tmp_path / "f.safetensors", batch_size=0)
+    embed(model.at(tokens=4), data, tmp_path / "f.safetensors")
+    with pytest.raises(InputError, match="tokens=4, now tokens=5"):
+        embed(model.at(tokens=5), data, tmp_path / "f.safetensors")

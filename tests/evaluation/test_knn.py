@@ -126,24 +126,17 @@ def test_a_file_of_other_features_is_refused(nano, images, tmp_path):
     assert "images without labels" in refused()
 
 
-def test_images_are_their_own_nearest_neighbours(nano, images):
+def test_images_are_their_own_nearest_neighbours_and_seeds_give_a_mean_and_a_deviation(nano, images):
     settings = [Setting("uniform", 4, seed) for seed in (0, 1)] + [Setting(name="dropout", model=PatchDropout(nano, 4))]
     found = evaluate(nano, loader(images(), 4), settings, features=True)
-    banks = compute_banks(nano, loader(images(), 5), settings)
-    first, second = knn_rows(found, banks, k=1)
-    assert first == {"knn": 100.0, "knn_std": 0.0, "knn_top5": 100.0}
-    assert second == {"knn": 100.0, "knn_std": None, "knn_top5": 100.0}
-    crossed = knn_rows(found, [banks[1], banks[0], banks[2]], k=1)[0]["knn"]
-    assert crossed < 100  # another seed's placements are other features
-
-
-def test_seeds_give_a_mean_and_a_deviation(nano, images):
-    found = evaluate(nano, loader(images(), 8), [Setting("uniform", 4, seed) for seed in (0, 1)], features=True)
-    right = Bank(found.features[0], found.labels)
-    wrong = Bank(found.features[1], found.labels.roll(1))
-    (row,) = knn_rows(found, [right, wrong], k=1)
-    assert row["knn"] == pytest.approx(50)
-    assert row["knn_std"] == pytest.approx(math.sqrt(5000))  # of 100 and 0, with one degree of freedom less
+    first, second, dropout = compute_banks(nano, loader(images(), 5), settings)
+    one, other = knn_rows(found, [first, second, dropout], k=1)
+    assert one == {"knn": 100.0, "knn_std": 0.0, "knn_top5": 100.0}
+    assert other == {"knn": 100.0, "knn_std": None, "knn_top5": 100.0}
+    assert knn_rows(found, [second, first, dropout], k=1)[0]["knn"] < 100  # other placements are other features
+    half = knn_rows(found, [first, second._replace(labels=second.labels.roll(1)), dropout], k=1)[0]
+    assert half["knn"] == pytest.approx(50)
+    assert half["knn_std"] == pytest.approx(math.sqrt(5000))  # of 100 and 0, with one degree of freedom less
 
 
 def test_a_bank_of_scenes_has_50000_of_the_million():

@@ -7,12 +7,11 @@ import pytest
 from PIL import Image
 
 from spot.cli import main
-from spot.errors import InputError
 from spot.evaluation.early_exit import possible_stages, stage_seconds
 from spot.export.bench import Timed, bench, onnx_stage, shipped_accuracies, table_rows
 from spot.models.cascade import Cascade, Stage
 from spot.models.checkpoints import save_folder
-from tests.conftest import make_nano
+from tests.conftest import VIT_TINY, make_nano
 
 
 @pytest.fixture
@@ -63,21 +62,17 @@ def test_every_runtime_runs_the_plain_vit_and_every_method(folder, tmp_path, cap
     assert "as fast" in " ".join(capsys.readouterr().out.split())
 
 
-def test_budgets_are_by_default_parts_of_the_grid(folder, tmp_path):
-    rows = rows_of(tmp_path, folder, "--baseline", "plain", "--batch-size", "1")
-    assert [row["tokens"] for row in rows] == [16, 2, 4, 8, 16]
-
-
 def test_accuracy_is_the_card_s_and_another_timm_model_is_a_row_and_a_point(tmp_path):
+    """Without budgets, parts of the grid are timed."""
     known = shipped_accuracies("scenes-a")
-    given = ("--tokens", "9", "--batch-size", "1", "--baseline", "plain", "--against", "test_vit=41.5")
+    given = ("--batch-size", "1", "--baseline", "plain", "--against", "test_vit=41.5")
     rows = rows_of(tmp_path, "scenes-a", *given, "--plot", str(tmp_path / "bench.png"))
-    assert [(row["model"], row["method"], row["accuracy"]) for row in rows] == [
-        ("scenes-a", "plain", known["plain", 64]),
-        ("scenes-a", "spot", known["spot", 9]),
-        ("test_vit", "timm", 41.5),
+    assert [(row["model"], row["method"], row["tokens"], row["accuracy"]) for row in rows] == [
+        ("scenes-a", "plain", 64, known["plain", 64]),
+        *(("scenes-a", "spot", tokens, known.get(("spot", tokens))) for tokens in (8, 16, 32, 64)),
+        ("test_vit", "timm", None, 41.5),
     ]
-    assert known["plain", 64] == known["spot", 64] > known["spot", 9]
+    assert known["plain", 64] == known["spot", 64] > known["spot", 16]
     assert (tmp_path / "bench.png").is_file()
 
 
@@ -112,27 +107,39 @@ def photographs(tmp_path):
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize(("threshold", "stages", "cost"), [(0.0, [1.0, 0.0], 10), (2.0, [1.0, 1.0], 50)])
-def test_a_cascade_takes_the_stages_that_photographs_need(folder, photographs, tmp_path, threshold, stages, cost):
+@pytest.mark.parametrize(
+    ("threshold", "given", "methods", "stages", "cost"),
+    [
+        (0.0, ("--runtime", "eager", "onnx"), ["plain", "plain", "cascade", "cascade"], [1.0, 0.0], 10),
+        (2.0, ("--tokens", "9"), ["plain", "spot", "cascade"], [1.0, 1.0], 50),
+    ],
+)
+def test_a_cascade_takes_the_stages_that_photographs_need(
+    folder, photographs, tmp_path, threshold, given, methods, stages, cost
+):
     file = tmp_path / "nano.json"
     Cascade(make_nano(), [Stage(4, 10, threshold), Stage(16, 40)]).save(file)
-    given = ("--early-exit", str(photographs), "--cascade", str(file), "--batch-size", "3", "--tokens", "9")
-    plain, spot, cascade = rows_of(tmp_path, folder, *given, "--baseline", "plain")
-    assert [each["method"] for each in (plain, spot, cascade)] == ["plain", "spot", "cascade"]
+    words = ("--early-exit", str(photographs), "--cascade", str(file), "--batch-size", "3", "--baseline", "plain")
+    rows = rows_of(tmp_path, folder, *words, *given)
+    assert [row["method"] for row in rows] == methods
+    plain, cascade = rows[0], rows[-1]
     assert cascade["stages"] == stages and cascade["GMACs"] == cost / 1e9 and plain["stages"] == []
     assert cascade["low"] <= cascade["speed-up"] <= cascade["high"]
 
 
-def test_a_cascade_s_files_stop_where_it_does(folder, photographs, tmp_path):
-    file = tmp_path / "nano.json"
-    Cascade(make_nano(), [Stage(4, 10, 0.0), Stage(16, 40)]).save(file)
-    rows = bench([folder], photographs=photographs, cascade=file, runtimes=("onnx",), rounds=1)
-    assert [(row["method"], row["stages"]) for row in rows] == [("plain", []), ("cascade", [1.0, 0.0])]
+def test_all_models_of_a_family_and_others_are_on_the_device(shared_data, monkeypatch):
+    """No device of its own is needed: tensors on `meta` have no numbers."""
 
+    def called(calls, images, rounds, clock):
+        assert {call(images(0)[0]).device.type for call in calls.values()} == {"meta"}
+        return {key: [1.0] for key in calls}
 
-def test_a_folder_without_photographs_is_refused(folder, tmp_path):
-    with pytest.raises(InputError, match="photographs were expected"):
-        bench([folder], photographs=tmp_path / "nano", cascade=tmp_path / "nano.json")
+    monkeypatch.setattr("spot.export.bench.interleaved", called)
+    weights = shared_data / "weights" / f"{VIT_TINY}.safetensors"
+    rows = bench(
+        ["vit-ti"], tokens=(25,), baselines=("tome-cost",), against=("test_vit",), weights=weights, device="meta"
+    )
+    assert [row["method"] for row in rows] == ["plain", "spot", "tome-cost", "timm"]
 
 
 def test_stages_are_timed_as_files():

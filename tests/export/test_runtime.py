@@ -58,16 +58,6 @@ def test_prediction_needs_no_torch_and_starts_within_a_second(exported, tmp_path
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
 
 
-def test_folders_and_patterns_are_read_as_without_onnx(exported, tmp_path):
-    (tmp_path / "photos").mkdir()
-    photo(tmp_path / "photos" / "a.jpg")
-    (tmp_path / "photos" / "notes.pdf").write_text("Pillow writes PDF, and does not read it")
-    for source in (tmp_path / "photos", tmp_path / "pho*" / "*.jpg"):
-        main(["predict", "--runtime", "onnx", str(exported.path), str(source), "--json", str(tmp_path / "out.json")])
-        rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-        assert {row["image"] for row in rows} == {str(tmp_path / "photos" / "a.jpg")}
-
-
 def refused(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
         main(["predict", "--runtime", "onnx", *map(str, arguments)])
@@ -99,6 +89,7 @@ def test_bad_input_is_one_sentence(exported, tmp_path, capsys):
         (np.zeros((1, 32, 32, 3), np.uint8), np.zeros((1, 257, 2)), "takes 2 to 256 tokens, got 257"),
         (np.zeros((1, 32, 32, 3), np.uint8), np.zeros((2, 5, 2)), r"shape \(1, N, 2\), got \(2, 5, 2\)"),
         (np.zeros((1, 32, 32, 3), np.uint8), np.full((1, 5, 2), np.nan), "must be finite"),
+        (np.zeros((1, 32, 32, 3), np.uint8), np.ones((1, 5, 3)), "export it with --sizes"),
         (np.zeros((1, 32, 32, 3), np.float32), None, r"uint8 of shape \(B, H, W, 3\), got float32"),
         (np.zeros((32, 32, 3), np.uint8), None, r"got uint8 \(32, 32, 3\)"),
     ],

@@ -10,6 +10,7 @@ from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import windows_and_blocks_macs
 from spot.training.batches import MicroBatch
+from spot.training.objectives import FeaturePass
 from tests.conftest import make_nano
 from tests.training.small_run import small_recipe
 
@@ -52,7 +53,7 @@ def test_resize_shows_the_grid_of_a_smaller_image():
 
 def test_merging_is_taught_at_the_cost_of_the_budget():
     distil, step = objective(Merged, features=1.0), part()
-    kept = distil.predict(distil._teacher[0], step.images, distil.model.grid(step.images))
+    kept = FeaturePass(distil.model, distil.depths)(step.images, distil.model.grid(step.images))
     merged = distil.student(step.images, step.images, 1.0, 9)
     expected = tome_at_cost(make_nano(), 9)
     torch.testing.assert_close(merged.logits, expected(step.images))

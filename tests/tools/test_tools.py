@@ -26,9 +26,9 @@ STEPS = (
 )
 
 
-def in_this_process(*words):
-    """Instead of a new process for each verb, which imports everything anew."""
-    main([str(word) for word in words])
+def in_this_process(*words, program=None):
+    """Instead of a new process for each verb, which imports everything anew. A policy learns for one epoch."""
+    main([*map(str, words), *(("--epochs", "1", "--views", "1") if words[0] == "learn" else ())])
 
 
 def test_assets_are_trained_shipped_measured_and_described_and_what_is_done_is_kept(tmp_path, monkeypatch):
@@ -49,7 +49,7 @@ def test_assets_are_trained_shipped_measured_and_described_and_what_is_done_is_k
             cells = [f"{row['top1']:.1f}" for row in rows if row["placement"] == prior]
             assert len(cells) == 2
             assert f"| {name} | {prior} | {' | '.join(cells)} |" in text
-    assert "spot retrofit runs/assets/small/model" in text
+    assert "python -m tools.recipes retrofit runs/assets/small/model" in text
     assert str(tmp_path) not in text
 
     bytes_before = (assets / "taught.safetensors").read_bytes()
@@ -73,13 +73,13 @@ FEW = (
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    """A ViT's weights and 24 photographs of noise."""
+    """A ViT's weights, 24 photographs of noise in images, and half of them in train."""
     folder = tmp_path_factory.mktemp("real")
-    images = folder / "images" / "n01440764"
-    images.mkdir(parents=True)
-    for number in range(24):
-        pixels = np.random.default_rng(number).integers(0, 255, (160, 160, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(images / f"{number}.png")
+    for images, count in ((folder / "images" / "n01440764", 24), (folder / "train" / "n01440764", 12)):
+        images.mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng(number).integers(0, 255, (160, 160, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(images / f"{number}.png")
     save_file(timm.create_model(NAME).state_dict(), folder / f"{NAME}.safetensors")
     (folder / "aside.txt").write_text("n01440764/3.png\nn01440764/5.png\n")
     return folder
@@ -94,7 +94,7 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
     for name, value in changes.items():
         monkeypatch.setattr(make_retrofits, name, value)
     monkeypatch.setattr(program, "SET_ASIDE", real / "aside.txt")
-    make_retrofits.main(real, real / "images", real / "images", tmp_path / "runs")
+    make_retrofits.main(real, real / "train", real / "images", tmp_path / "runs")
     delta = tmp_path / f"{NAME}+spot.safetensors"
     assert is_delta(delta)
     shares = json.loads((tmp_path / "runs" / NAME / "shares.json").read_text())
@@ -103,7 +103,7 @@ def test_a_retrofit_is_trained_shipped_as_a_delta_and_measured(real, tmp_path, m
     assert family.min_tokens == 16 and family.model(tokens=16).policy is not None
     assert json.loads((tmp_path / "models.json").read_text())[f"{NAME}+spot"]["accuracy"].keys() == {"4", "100"}
     run = json.loads((tmp_path / "runs" / NAME / "run.json").read_text())
-    assert run["settings"]["images"]["count"] == 22
+    assert run["settings"]["images"]["count"] == 10
     card = (tmp_path / "RETROFITS.md").read_text()
     assert spot.Cascade.load(delta.with_suffix(".cascade.json"), family).budgets[-1] == 100
     recipe = json.loads((tmp_path / "runs" / f"{NAME}-again" / "run.json").read_text())["settings"]

@@ -1,4 +1,4 @@
-"""A training run small enough for tests, also as a program that can be killed or run in two processes."""
+"""A training run small enough for tests, also as a program that can be interrupted."""
 
 import json
 import sys
@@ -17,27 +17,18 @@ from spot.training.run import run
 from tests.conftest import make_nano
 
 SMALL = {"img_size": 32, "batch_size": 8, "epochs": 3.0, "lr": 1e-3, "ema": 0.9}
+DISTIL = {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0}
 OWN = {
-    "distil": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
-    "distil-sizes": {"budgets": ((4, 9), (16,)), "shares": (1.0, 0.5), "weights": (1.0, 1.0), "head_rate": 1.0},
-    "distil-again": {
-        "budgets": ((4, 9),),
-        "shares": (1.0,),
-        "weights": (1.0,),
-        "head_rate": 1.0,
-        "min_tokens": 4,
-        "priors": ("isotropic", "sobol"),
-    },
-    "cls-in1k": {},
-    "cls-in21k": {},
-    "mae-finetune": {},
+    "distil": DISTIL,
+    "distil-sizes": DISTIL,
+    "distil-again": {**DISTIL, "min_tokens": 4, "priors": ("isotropic", "sobol")},
     "finetune-small": {"budgets": (4, 9, 16)},
     "mae-in1k": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2},
 }
 
 
 def small_recipe(name: str, **changes) -> Recipe:
-    values = {**SMALL, **OWN[name], **changes}
+    values = {**SMALL, **OWN.get(name, {}), **changes}
     return override(RECIPES[name], {"warmup_epochs": values["epochs"] / 6, **values})
 
 

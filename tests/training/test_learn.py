@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torchvision.transforms.functional import to_pil_image
 
 import spot
-from spot.data.images import data_for
+from spot.data.images import data_for, open_data
 from spot.data.loader import loader
 from spot.data.scenes import Scenes
 from spot.errors import InputError
@@ -19,7 +19,7 @@ from spot.options import LearnOptions
 from spot.store import read_tensors
 from spot.training import learn as module
 from spot.training import optim
-from spot.training.learn import Crops, center_targets, class_attention, convert_normalisation, images_of, learn
+from spot.training.learn import Crops, center_targets, class_attention, convert_normalisation, learn
 from spot.training.new_weights import random_vit
 
 HOW = LearnOptions(epochs=3, batch=16, side=32, center=0)
@@ -82,7 +82,7 @@ def test_crops_follow_the_photographs_and_never_change(model, tmp_path):
     scenes = Scenes("test", 3)
     for number in range(3):
         to_pil_image(scenes[number][0]).save(tmp_path / f"{number}.png")
-    images = images_of(model, tmp_path, None, None, "train")
+    images = open_data(tmp_path, transform=model.transform())
     views, again = (Crops(images, 2, HOW.seed, model.data_config) for _ in range(2))
     assert len(views) == 9 and list(views.keys) == 3 * list(images.keys)
     for number in range(3):

@@ -39,14 +39,16 @@ def test_a_vit_that_cannot_be_built_is_one_sentence(option):
         random_vit("vit_tiny_patch16_224", {**SHAPE, **option})
 
 
-def test_a_new_head_stands_on_the_same_encoder():
+def test_a_new_head_stands_on_the_same_encoder_and_depends_on_the_seed_only():
     model = make_nano()
-    new = with_classifier(model, 5, "token")
+    new, again = (with_classifier(model, 5, "token", seed=1) for _ in range(2))
     assert new(IMAGES).shape == (2, 5)
     torch.testing.assert_close(new.forward_features(IMAGES), model.forward_features(IMAGES))
+    assert torch.equal(new.vit.head.weight, again.vit.head.weight)
+    assert with_classifier(new, 5, None) is new  # it classifies so already
 
 
-def test_mean_pooling_normalises_the_mean_of_the_placed_tokens():
+def test_mean_pooling_normalises_the_mean_of_the_placed_tokens(tmp_path):
     model = make_nano()
     new = with_classifier(model, 5, "avg")
     positions = torch.rand(2, 7, 2, generator=torch.Generator().manual_seed(1))
@@ -55,14 +57,8 @@ def test_mean_pooling_normalises_the_mean_of_the_placed_tokens():
     by_hand = (mean - mean.mean(1, keepdim=True)) / (mean.var(1, keepdim=True, unbiased=False) + 1e-6).sqrt()
     pooled = new.forward_head(new.forward_features(IMAGES, positions), pre_logits=True)
     torch.testing.assert_close(pooled, by_hand)
-
-
-def test_the_same_seed_gives_the_same_head_and_saving_keeps_it(tmp_path):
-    first, again = (with_classifier(make_nano(), 5, "avg", seed=1) for _ in range(2))
-    assert torch.equal(first.vit.head.weight, again.vit.head.weight)
-    first.save_pretrained(tmp_path / "model")
-    torch.testing.assert_close(spot.load(tmp_path / "model")(IMAGES), first.eval()(IMAGES))
-    assert with_classifier(first, 5, None) is first  # it classifies so already
+    new.save_pretrained(tmp_path / "model")
+    torch.testing.assert_close(spot.load(tmp_path / "model")(IMAGES), new.eval()(IMAGES))
 
 
 def classes_of(folder, *names):

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from spot.draws import Draw, generator
 from spot.errors import InputError
 from spot.training.batches import MicroBatch
-from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, around_object, sample_map
+from spot.training.objectives import OBJECTIVES, Distil, Masked, Supervised, sample_map
 from spot.training.recipes import RECIPES
 from tests.conftest import make_nano, random_policy
 from tests.training.small_run import small_recipe
@@ -44,26 +44,6 @@ def test_supervised_on_the_grid_is_the_cross_entropy_of_the_timm_model():
     torch.testing.assert_close(smooth, F.cross_entropy(logits, LABELS, label_smoothing=0.1))
 
 
-def test_the_share_asked_for_stands_around_the_object_and_the_rest_anywhere():
-    images = torch.zeros(64, 3, 192, 192)
-    centers = torch.rand(64, 2, generator=torch.Generator().manual_seed(1))
-    part = MicroBatch(3, 0, 64, images, torch.zeros(64, dtype=torch.int64), centers=centers)
-    even = 0.1 + 0.8 * torch.rand(64, 40, 2, generator=torch.Generator().manual_seed(2))
-    moved = around_object(even, images, part, 0.75, seed=0)
-    assert torch.equal(moved[:, 30:], even[:, 30:]) and moved.min() > 0 and moved.max() < 1
-    pixels = 192 * (moved[:, :30].amax(1) - moved[:, :30].amin(1))
-    assert pixels.min() > 20 and pixels.max() < 96
-    middle = (moved[:, :30].amax(1) + moved[:, :30].amin(1)) / 2
-    inner = (centers - 0.5).abs().amax(1) < 0.2  # elsewhere the square is moved into the frame
-    assert 192 * (middle - centers)[inner].abs().max() < 96 / 6 + 10
-    two = [part._replace(first=at, images=images[:32], centers=centers[at : at + 32]) for at in (0, 32)]
-    halves = [around_object(even[one.first : one.first + 32], one.images, one, 0.75, seed=0) for one in two]
-    assert torch.equal(torch.cat(halves), moved)
-    assert torch.equal(around_object(even, images, part, 0.0, seed=0), even)
-    with pytest.raises(InputError, match="only for the built-in scenes"):
-        around_object(even, images, part._replace(centers=None), 0.5, seed=0)
-
-
 def test_mixing_changes_images_the_same_way_every_time():
     objective = Supervised(make_nano(), small_recipe("cls-in1k", drop_path=0.0))
     first, again = objective(WHOLE).loss, objective(WHOLE).loss
@@ -82,7 +62,7 @@ def test_a_step_of_every_recipe_sees_windows_off_the_grid(name):
     model.prior = "center"  # a recipe says itself where tokens go
     recipe = small_recipe(name)
     positions = []
-    objective = OBJECTIVES[recipe.objective](model, recipe)
+    objective = OBJECTIVES[type(recipe)](model, recipe)
     objective.trained().tokenizer.register_forward_pre_hook(lambda _, given: positions.append(given[1]))
     for step in range(4):
         objective(WHOLE._replace(step=step)).loss.backward()
@@ -97,7 +77,7 @@ def test_a_step_of_every_recipe_sees_windows_off_the_grid(name):
 def test_a_prior_that_cannot_be_trained_with_is_refused_before_training(name, prior, sentence):
     recipe = small_recipe(name, priors=(prior,))
     with pytest.raises(InputError, match=sentence):
-        OBJECTIVES[recipe.objective](make_nano(), recipe)
+        OBJECTIVES[type(recipe)](make_nano(), recipe)
 
 
 def positions_of(objective, part: MicroBatch = WHOLE) -> torch.Tensor:
@@ -121,6 +101,14 @@ def test_training_places_tokens_where_the_model_does(tokens):
         assert torch.equal(positions_of(objective, STILL), expected)
 
 
+def test_supervised_draws_a_budget_and_a_prior_for_each_step():
+    recipe = small_recipe("cls-in1k", budgets=(4, 9), priors=("center", "isotropic"), **PLAIN)
+    objective = Supervised(make_nano(), recipe)
+    placed = [positions_of(objective, WHOLE._replace(step=step)) for step in range(20)]
+    assert {positions.shape[1] for positions in placed} == {4, 9}
+    assert len({positions.numpy().tobytes() for positions in placed}) == 4
+
+
 def test_the_draws_of_a_step_do_not_follow_those_of_another_draw():
     """Step 13 placed tokens with the numbers that chose the budget of step 11, its own name and step exchanged."""
     model, tokens = make_nano(), 5
@@ -138,12 +126,8 @@ def distil(**changes) -> Distil:
     return Distil(make_nano(), small_recipe("distil", **changes))
 
 
-def test_the_untrained_student_on_the_grid_has_nothing_to_learn():
-    loss = distil(**one_pass(16))(WHOLE).loss
-    assert abs(loss) < 1e-5
-
-
-def test_off_the_grid_it_has_and_the_teacher_stays_as_it_was():
+def test_only_off_the_grid_has_the_student_to_learn_and_the_teacher_stays_as_it_was():
+    assert abs(distil(**one_pass(16))(WHOLE).loss) < 1e-5
     objective = distil()
     before = [parameter.clone() for parameter in objective._teacher[0].parameters()]
     loss = objective(WHOLE).loss
@@ -181,7 +165,7 @@ def test_the_loss_is_the_divergence_of_classes_and_the_cosine_distance_of_featur
 @pytest.mark.parametrize("name", ["distil", "mae-in1k"])
 def test_the_loss_of_a_batch_is_the_mean_of_its_halves(name):
     recipe = small_recipe(name, **PLAIN)
-    objective = OBJECTIVES[recipe.objective](make_nano(), recipe)
+    objective = OBJECTIVES[type(recipe)](make_nano(), recipe)
     torch.testing.assert_close(sum(objective(half).loss for half in halves()) / 2, objective(WHOLE).loss)
 
 

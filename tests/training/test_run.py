@@ -1,15 +1,19 @@
-"""What a run reads: images that are left out, and how often each image is drawn."""
+"""What a run reads: images that are left out, how often each image is drawn, and the built-in scenes."""
 
+import csv
 from pathlib import Path
 
 import pytest
 import torch
 
 from spot.data.loader import loader
+from spot.data.scenes import Scenes
 from spot.errors import InputError
 from spot.options import TrainOptions
 from spot.training import run as module
-from spot.training.run import sampling_weights, training_images
+from spot.training.new_weights import random_vit
+from spot.training.recipes import find_recipe, override
+from spot.training.run import run, sampling_weights, training_images
 from spot.training.run_folder import RunFolder
 from tests.conftest import make_nano
 from tests.training.small_run import make_images, small_recipe
@@ -44,3 +48,36 @@ def test_images_are_drawn_by_how_often_the_teacher_predicts_their_class(tmp_path
     torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-6)
     monkeypatch.setattr(module, "evaluate", None)  # a resumed run reads what was predicted
     assert torch.equal(sampling_weights(model, recipe, images, folder, 0), weights)
+
+
+NANO = {"img_size": 64, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 32}
+
+
+def test_a_nano_learns_from_scenes(tmp_path):
+    recipe = override(find_recipe("scenes"), {"epochs": 3.0, "batch_size": 16, "lr": 1e-2})
+    run(random_vit("vit_tiny_patch16_224", NANO), recipe, TrainOptions(data="scenes", out=tmp_path, limit=256))
+    losses = [float(row["loss"]) for row in csv.DictReader((tmp_path / "log.csv").open())]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "recipe, changes, shape, sentence",
+    [
+        ("scenes", {}, {"num_classes": 10}, "scenes have 32 classes, the model 10"),
+        ("distil", {"img_size": 64}, {}, "balance=0"),
+        ("scenes", {"img_size": 32}, {"img_size": 32}, "scenes have 64 pixels a side, recipe scenes wants 32"),
+        ("scenes", {}, {"img_size": 32}, r"the model \(32, 32\)"),
+    ],
+)
+def test_what_does_not_fit_the_scenes_is_one_sentence(recipe, changes, shape, sentence, tmp_path):
+    model = random_vit("vit_tiny_patch16_224", {**NANO, **shape})
+    with pytest.raises(InputError, match=sentence):
+        training_images(model, override(find_recipe(recipe), changes), TrainOptions(data="scenes", out=tmp_path))
+
+
+def test_a_rotary_vit_trains_on_crops_of_its_images(tmp_path):
+    """Its positions are relative, so that it takes a crop for a part of the picture."""
+    model = random_vit("vit_small_patch16_rope_224", {**NANO, "init_values": 1.0, "img_size": 192})
+    recipe = override(find_recipe("scenes"), {"img_size": 192})
+    images = training_images(model, recipe, TrainOptions(data="needle:64", out=tmp_path))
+    assert isinstance(images, Scenes) and images.difficulty.image_size == 64
