@@ -61,9 +61,9 @@ def against_scale_1(images: Tensor, tokens: int, rounds: int) -> list[dict]:
     """Windows of scale 2, and building the two levels of their pyramid, against windows of scale 1."""
     positions = torch.rand(BATCH, tokens, 2)
     large = sized(positions, 2.0)
-    small = {"windows of scale 1": lambda images: spot.windows(images, positions, SIZE)}
+    small = {"windows of scale 1": partial(spot.windows, positions=positions, size=SIZE)}
     calls = {
-        "windows of scale 2": lambda images: spot.windows(images, large, SIZE),
+        "windows of scale 2": partial(spot.windows, positions=large, size=SIZE),
         "building two levels": lambda images: pyramid(images, 1),
     }
     return [compared({"spot": call, **small}, images, rounds, name, tokens) for name, call in calls.items()]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from paper.backbone import Backbone
 from paper.lab import Lab
-from paper.statistics import accuracy_row, difference
-from paper.study import Result, Row, Study, Table, cell, figure, signed
+from paper.statistics import Predictions, accuracy_row, difference
+from paper.study import Result, Row, Study, Table, cell, figure, number, signed
 from paper.timing import in_first_process
 from spot.data.loader import Batch, loader
 from spot.errors import InputError
@@ -83,11 +83,11 @@ def run(lab: Lab) -> Result:
                 rows.append(about | {"method": method, "tokens": names, "lose": 100 * lose, **row, "agreed": agreed})
                 if lose == 0.01:
                     rows[-1] |= timed(lab, backbone, cascade_of(backbone, chosen, prior))
-        for (rival, tokens), (made,) in rivals(lab, backbone, budgets).items():
+        for (rival, tokens), made in rivals(lab, backbone, budgets).items():
             price = macs(lab.model(backbone, Setting(rival, tokens)))
             rows.append(about | {"method": rival, "tokens": tokens, **measured_row(made.right, base, price / dense)})
     notes = [
-        lab.differs(searched=False),
+        lab.conditions(searched=False),
         f"Cascades are calibrated on {calibrated} other images without their labels, for at most this expected loss of "
         "accuracy in points, estimated from the dense ViT's probabilities. agreed: how often the cascade predicts the "
         "dense ViT's class on the study's images. 196–30: similar tokens are merged (ToMe) until 30 are left. Costs "
@@ -190,7 +190,7 @@ def measured_row(right: Tensor, base: Tensor, cost: float) -> Row:
     return {"share": cost, **accuracy_row(right), **({} if right is base else difference(base, right))}
 
 
-def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[str, int], list[Any]]:
+def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[str, int], Predictions]:
     """ToMe and the smaller image at the same budgets, if these are possible."""
     settings = {}
     for rival in RIVALS:
@@ -199,8 +199,8 @@ def rivals(lab: Lab, backbone: Backbone, budgets: Sequence[int]) -> dict[tuple[s
                 lab.candidate(backbone, Setting(rival, tokens))
             except InputError:  # merging cannot reach this budget, or there is no such image size
                 continue
-            settings[rival, tokens] = [Setting(rival, tokens)]
-    return lab.accuracies(backbone, settings)
+            settings[rival, tokens] = Setting(rival, tokens)
+    return lab.accuracy(backbone, settings)
 
 
 def timed(lab: Lab, backbone: Backbone, cascade: Cascade) -> Row:
@@ -237,11 +237,8 @@ def published() -> list[Row]:
 
 TABLE: Table = {
     "backbone": "backbone", "method": "method", "tokens": "tokens", "lose %": "lose",
-    "agreed %": lambda row: f"{row['agreed']:.1f}" if "agreed" in row else "",
-    "MACs": lambda row: f"{row['share']:.2f}", "top-1 %": cell,
-    "change": signed,
-    "time, batch 1": lambda row: f"{row['time 1']:.2f}" if "time 1" in row else "",
-    "batch 32": lambda row: f"{row['time 32']:.2f}" if "time 32" in row else "",
+    "agreed %": number("agreed", ".1f"), "MACs": number("share", ".2f"), "top-1 %": cell, "change": signed,
+    "time, batch 1": number("time 1", ".2f"), "batch 32": number("time 32", ".2f"),
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,7 @@ class Backbone:
     source: str  # for spot.load
     weights: Path | None = None  # of the timm ViT it is based on
     device: Any = "cpu"
-
-    def __post_init__(self) -> None:
-        self._made: dict[Any, SpotViT] = {}  # a family's models, by budget and image size
+    _made: dict[Any, SpotViT] = field(default_factory=dict, init=False)  # a family's models, by budget and image size
 
     @cached_property
     def loaded(self) -> Source:
@@ -87,14 +85,16 @@ class Backbone:
 
 def backbones(sources: Sequence[str], device: Any = "cpu") -> list[Backbone]:
     """Models from `NAME` or `NAME=FILE`, with the weights of the timm ViT that NAME is based on."""
-    pairs = [(given.rpartition("=")[0] or given, given.rpartition("=")[2] if "=" in given else "") for given in sources]
+    pairs = [given.partition("=")[::2] for given in sources]
     if len(set(pairs)) < len(pairs):
         raise InputError(f"each model is studied once, got {', '.join(sources)}")
     names = [_short(source) for source, _ in pairs]
     if len(set(names)) < len(names):
         names = [source for source, _ in pairs]
-    files = [Path(weights) if weights else None for _, weights in pairs]
-    return [Backbone(name, source, file, device) for name, (source, _), file in zip(names, pairs, files, strict=True)]
+    return [
+        Backbone(name, source, Path(weights) if weights else None, device)
+        for name, (source, weights) in zip(names, pairs, strict=True)
+    ]
 
 
 def budgets(cells: int) -> tuple[int, ...]:

@@ -71,26 +71,6 @@ class Cache:
         write_tensors(self.path(about), tensors, KEY, header)
 
 
-def determinants(setting: Setting, weights: str, images: str, maps: str = "") -> dict[str, Any]:
-    """Everything that determines the result of a setting, as JSON.
-
-    Args:
-        weights: `hash_model` of the setting's SpotViT.
-        images: `hash_images` of the images, and their transform.
-        maps: `hash_maps` of the saliency maps; ignored for priors that need none.
-    """
-    return {
-        "model": type(setting.model).__name__,
-        "weights": weights,
-        "placement": setting.name,
-        "tokens": setting.tokens,
-        "seed": setting.seed,
-        "places": hash_places(setting),
-        "images": images,
-        "maps": maps if setting.needs_map else "",
-    }
-
-
 @torch.no_grad()
 def hash_places(setting: Setting) -> str:
     """Hash a setting's positions: the given ones, or those on one fixed image with a fixed saliency map."""

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Generator, Tensor
 
 from paper.sources import Sources
-from spot.data.images import Images
+from spot.data.images import Images, Sample, Unread
 from spot.data.picture import open_image
 from spot.draws import generator_for
+from spot.errors import InputError
 from spot.hashes import hash_json
 from spot.models.spot_vit import SpotViT
 
@@ -32,19 +32,25 @@ class Canvas(Images):
     def __init__(self, images: Images) -> None:
         vars(self).update(vars(images))
 
-    def transformed(self, image: Image.Image, index: int) -> Tensor:
-        """The canvas (C, 2H, 2W) that contains the image."""
-        key, view = self.keys[index], self.transform(image)
+    def read(self, index: int) -> Sample | Unread:
+        """The canvas (C, 2H, 2W) that contains the image, with its label and key."""
+        sample = super().read(index)
+        if isinstance(sample, Unread):
+            return sample
+        view, label, key = sample
         draw = generator_for(1, key)
         steps = 1 + torch.randint(max(1, len(self.source) - 1), (OTHERS,), generator=draw)  # never itself
         numbers = ((self.order[index] + steps) % len(self.source)).tolist()
-        others = [self.transform(open_image(self.source[number][0])) for number in numbers]
+        try:
+            others = [self.transform(open_image(self.source[number][0])) for number in numbers]
+        except InputError as error:
+            return Unread(key, str(error))
         height, width = view.shape[-2:]
         canvas = tiled(others, 2 * height, 2 * width, draw)
         corner = box_of(key)[:2]
         top, left = (round(2 * length * at) for length, at in zip((height, width), corner, strict=True))
         canvas[:, top : top + height, left : left + width] = view
-        return canvas
+        return canvas, label, key
 
 
 class CanvasSources(Sources):

@@ -56,6 +56,7 @@ PAPER: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
         ORACLE: ((90.93, 79.73), (94.87, 87.87), (96.09, 90.76), (96.24, 91.28)),
     },
 }
+PAPER_ISOTROPIC = {backbone: lines["isotropic"][0][0] for backbone, lines in PAPER.items()}  # Acc@1 at 25 tokens
 
 
 def run(lab: Lab) -> Result:
@@ -78,7 +79,7 @@ def run(lab: Lab) -> Result:
             row |= lab.cost(backbone, even)
             rows.append(row | {"cost": 100 * row["GMACs"] / dense})
     notes = [
-        lab.differs(),
+        lab.conditions(),
         f"At {lab.sparse} tokens random placements are means over {lab.settings.seeds} seeds. “{SAME_DROPOUT}” is a "
         f"mean over {SEEDS} seeds at every budget, and other rows have one seed. salient and focus use a saliency "
         "map, and the oracle uses the label. focus is ours: isotropic, but denser where the map is high. learned is "
@@ -116,13 +117,15 @@ def measured(lab: Lab, backbone: Backbone) -> dict[tuple[str, int], Row]:
     same = lab.wanted(list(SAME)) if backbone.parent_hash != backbone.hash else ()
     chosen = lab.wanted([line for line, _ in settings], ["isotropic", FIXED] if same else ["isotropic"])
     settings = {line: own for line, own in settings.items() if line[0] in chosen}
+    for line in same:
+        for n in budgets[SAME[line]]:
+            if n < cells:
+                settings[line, n] = [lab.same_weights(backbone, each) for each in lab.seeded(SAME[line], n, SEEDS)]
     made: dict[tuple[str, int], list[Predictions]] = {}
     for knn in (True, False):
-        own = {line: each for line, each in settings.items() if (line[1] in knn_budgets(lab)) == knn}
+        votes = {(line, n): n in knn_budgets(lab) and line not in SAME for line, n in settings}
+        own = {line: each for line, each in settings.items() if votes[line] == knn}
         made |= lab.accuracies(backbone, own, knn=knn)
-    if same:
-        own = {(line, n): lab.seeded(SAME[line], n, SEEDS) for line in same for n in budgets[SAME[line]] if n < cells}
-        settings, made = settings | own, made | lab.accuracies(backbone, own, retrofitted=True)
     even = {line: FIXED if sized and line in SAME else "isotropic" for line, _ in made}
     return {
         (line, n): {"right": right, "setting": settings[line, n][0], "even": made[even[line], n][0].right}
@@ -137,7 +140,7 @@ def knn_budgets(lab: Lab) -> tuple[int, ...]:
 
 def map_note(lab: Lab) -> str:
     """A note on the cost of saliency maps."""
-    cost, name = lab.sources.maps_cost(), lab.describe()["saliency"]
+    cost, name = lab.sources.maps_cost(), lab.sources.maps_name()
     if cost is None:
         return f"salient and focus use {name}, whose cost is not known here and not included."
     dense = macs(lab.backbones[0].model, tokens=len(lab.backbones[0].model.grid()))

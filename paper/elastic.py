@@ -38,14 +38,13 @@ def run(lab: Lab) -> Result:
     rows: list[Row] = []
     for backbone in lab.backbones:
         cells = len(backbone.model.grid())
-        asked = [(name, tokens) for tokens in budgets(cells) for name in PLACEMENTS]
-        settings = {(name, tokens): [Setting(PLACEMENTS[name], tokens)] for name, tokens in asked}
-        made = lab.accuracies(backbone, settings, retrofitted=True)
-        for (name, tokens), (predictions,) in made.items():
+        asked = {(name, n): Setting(each, n) for n in budgets(cells) for name, each in PLACEMENTS.items()}
+        made = lab.accuracy(backbone, {line: lab.same_weights(backbone, each) for line, each in asked.items()})
+        for (name, tokens), predictions in made.items():
             row: Row = {"backbone": backbone.name, "placement": name, "tokens": tokens, "share": 100 * tokens / cells}
             row |= accuracy_row(predictions.right)
             if name != SPOT:
-                row |= difference(predictions.right, made[SPOT, tokens][0].right)
+                row |= difference(predictions.right, made[SPOT, tokens].right)
             rows.append(row)
     paper = [
         paper_row("MAE-IN1k", placement=name, tokens=tokens, share=100 * tokens / 196, top1=value)
@@ -53,7 +52,7 @@ def run(lab: Lab) -> Result:
         for tokens, value in zip(budgets(196), values, strict=True)
     ]
     notes = [
-        lab.differs(searched=False),
+        lab.conditions(searched=False),
         "All our rows have the same retrofitted weights and one seed. Elastic windows begin and end on whole pixels, "
         "are shifted by up to half a patch, and have half to twice its side, drawn for each window. These weights were "
         "not trained on such windows. The paper's ElasticViT was, and its row is as published.",

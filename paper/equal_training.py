@@ -20,7 +20,7 @@ import spot
 from paper.backbone import shrinkable
 from paper.program import SET_ASIDE, program
 from paper.statistics import accuracy_row, difference
-from paper.study import signed
+from paper.study import page, signed
 from spot import report
 from spot.data.images import data_for
 from spot.data.loader import loader
@@ -165,10 +165,10 @@ def main(weights: Path, train: Path, val: Path, runs: Path = Path("runs/equal"),
     settings: dict[str, Any] = {"model": NAME, "recipe": ["distil-sizes", *STEPS]}
     settings["images"] = len(found[FIRST][BUDGETS[0], False][1])
     settings["models"] = {NAME: {"source": NAME, "weights": hash_file(base)}}
-    name, page = ("equal-merging", MERGED_PAGE) if merged else ("equal-training", PAGE)
+    name, text = ("equal-merging", MERGED_PAGE) if merged else ("equal-training", PAGE)
     report.show(rows, f"{name}: top-1, %")
     write_json(OUT / f"{name}.json", {"rows": rows, "settings": settings})
-    write_text(OUT / f"{name}.md", page.format(table=report.markdown(rows), changes=", ".join(STEPS), **settings))
+    write_text(OUT / f"{name}.md", page(text.format(changes=", ".join(STEPS), **settings), report.markdown(rows)))
 
 
 def measured(variant: str, base: Path, train: Path, val: Path, runs: Path, merged: bool) -> Measured:
@@ -214,6 +214,7 @@ def merged_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
     rows = []
     for tokens, merged, variant in product(BUDGETS, (False, True), found):
         setting, right = found[variant][tokens, merged]
+        windows = found[FIRST][tokens, merged][1]
         model: Any = model_of(setting)
         blocks = enumerate(model.schedule() if merged else ())
         rows.append(
@@ -225,9 +226,7 @@ def merged_rows(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
                 "GMACs": f"{macs(model) / 1e9:.3f}",
                 "top-1": f"{accuracy_row(right)['top1']:.1f}",
                 "gain of merging": signed(difference(found[variant][tokens, False][1], right)) if merged else "–",
-                "smaller image − windows": "–"
-                if variant == FIRST
-                else signed(difference(found[FIRST][tokens, merged][1], right)),
+                "smaller image − windows": "–" if variant == FIRST else signed(difference(windows, right)),
             }
         )
     return rows
@@ -238,18 +237,14 @@ PAGE = """# Equal training
 Written by `python -m paper.equal_training`. Every row is {model}, trained with {recipe[0]} ({changes}): the same
 teacher, images, views, losses, rates and number of steps. Rows differ only in the student's input. Each is measured
 with the input it was trained on, at the same multiply-adds (for ToMe where merging can reach them), on {images} images
-that were not used to choose anything. Differences are paired, with 95 % intervals.
-
-{table}"""
+that were not used to choose anything. Differences are paired, with 95 % intervals."""
 MERGED_PAGE = """# Equal training, then merging
 
 Written by `python -m paper.equal_training --merged`. Every row is {model}, trained with {recipe[0]} ({changes}): the
 same teacher, images, views, losses, rates and number of steps for windows and for a smaller image. Each is measured
 with the input it was trained on, and with more tokens, of which similar ones are merged, at the same multiply-adds.
 *merged in blocks* is the number of merged tokens by block, counted from 0. Merging was not trained. The {images} images
-were not used to choose anything. Differences are paired, with 95 % intervals.
-
-{table}"""
+were not used to choose anything. Differences are paired, with 95 % intervals."""
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paper.program import program, shipped_retrofits
 from paper.provenance import comment
+from paper.study import page
 from spot import report
 from spot.evaluation.accuracy import Setting, evaluate
 from spot.models.family import DEFAULT_TOKENS
@@ -28,9 +29,9 @@ def main(weights: Path, val: Path, out: Path) -> None:
             cells = {f"{row['tokens']} tokens": row["top1"] for row in table if row["placement"] == each}
             rows.append({"model": alias, "weights": each, **cells, "images": table[0]["images"], "hash": family.hash})
     report.show(rows, "Top-1, %")
-    words = "Top-1 in percent with isotropic tokens; hash: of the retrofit's weights. Written by "
-    files = comment({alias: alias for alias in ALIASES})
-    write_text(out, f"{words}`python -m paper.fixed_weights`.\n\n{files}\n\n{report.markdown(rows)}")
+    about = "Top-1 in percent with isotropic tokens; hash: of the retrofit's weights. Written by "
+    about += "`python -m paper.fixed_weights`."
+    write_text(out, page(about, comment({alias: alias for alias in ALIASES}), report.markdown(rows)))
 
 
 if __name__ == "__main__":

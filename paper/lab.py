@@ -1,8 +1,8 @@
 """The lab that studies use: models, images, budgets, and cached measurements per image.
 
     lab = Lab(backbones(["scenes-a", "scenes-b"]), StudySettings(), cache="studies/cache")
-    isotropic, dropped = lab.accuracy(lab.backbones[0], [Setting("isotropic", 9), Setting("patch-dropout", 9)])
-    isotropic.right                                   # (M,) bool, per image, in the order of isotropic.keys
+    made = lab.accuracy(lab.backbones[0], {"even": Setting("isotropic", 9), "random": Setting("patch-dropout", 9)})
+    made["even"].right                                # (M,) bool, per image, in the order of made["even"].keys
     placements = lab.oracle(lab.backbones[0], tokens=9)    # with their trajectories
     lab.at(lab.backbones[1], placements).right        # another model at the same positions
 
@@ -14,7 +14,6 @@ the images are divided among the processes; all get every prediction, and the fi
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,30 +21,32 @@ import torch
 from torch import Tensor
 
 from paper.backbone import Backbone, budgets
-from paper.cache import Cache, determinants
+from paper.cache import Cache, hash_places
 from paper.settings import StudySettings
 from paper.sources import Sources
 from paper.statistics import Predictions
-from paper.study import PAPER_IMAGES
 from spot.data.images import Data
 from spot.data.loader import Loader, loader
-from spot.errors import InputError
 from spot.evaluation.accuracy import Setting, evaluate, model_of, with_models
 from spot.evaluation.cost import macs
 from spot.evaluation.knn import Bank, classify, compute_banks
 from spot.models.baselines import BASELINES
+from spot.models.family import Source
+from spot.models.spot_vit import SpotViT
 from spot.models.wrappers import TokenModel
 from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
 from spot.placement.oracle import PRESETS, SearchSettings
-from spot.placement.priors import LEARNED, PRIORS, resolve_prior
+from spot.placement.priors import LEARNED, resolve_prior
 from spot.placement.saliency import map_path
 from spot.processes import this_process
 from spot.store import as_json, decode_names, encode_names
 
+PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
 AT_ONCE = 12  # the largest number of placements measured in one pass over the images
 MEMORY = 2e9  # bytes of features at a time
 Tensors = dict[str, Tensor]
+Pair = tuple[Setting, Setting | None]  # what is measured, and the placement of the bank's images for its kNN votes
 T = TypeVar("T")
 
 
@@ -55,8 +56,6 @@ class Lab:
     def __init__(
         self, backbones: Sequence[Backbone], settings: StudySettings | None = None, *, cache: str | Path
     ) -> None:
-        if not backbones:
-            raise InputError("a study needs at least one model")
         self.backbones, self.settings = list(backbones), settings or StudySettings()
         self.sources, self.cache, self.state = Sources(self.settings), Cache(cache), this_process()
         self._macs: dict[Any, int] = {}
@@ -98,7 +97,7 @@ class Lab:
             "processes": self.state.num_processes,
         }
 
-    def differs(self, *, searched: bool = True) -> str:
+    def conditions(self, *, searched: bool = True) -> str:
         """A sentence on how the conditions of the paper's numbers and ours differ."""
         kind = "scenes" if self.settings.scenes else "images"
         first = self.backbones[0].model
@@ -121,18 +120,19 @@ class Lab:
         count = (self.settings.seeds if seeds is None else seeds) if random else 1
         return [Setting(placement, tokens, seed) for seed in range(count)]
 
-    def candidate(self, backbone: Backbone, setting: Setting, *, retrofitted: bool = False) -> Setting:
-        """The setting with its model, which a study may have built itself.
+    def candidate(self, backbone: Backbone, setting: Setting) -> Setting:
+        """The setting with its model. Without one it gets the backbone or, for a baseline, the plain ViT if known."""
+        source: Source = backbone.loaded
+        if setting.model is None:
+            baseline = setting.placement in BASELINES
+            source = backbone.parent or source if baseline else backbone.at(setting.tokens)
+        return with_models(source, [setting])[0]
 
-        A baseline has the plain ViT's weights if they are known, or with `retrofitted` the backbone's.
-        """
-        name = setting.placement
-        if setting.model is not None:
-            return with_models(backbone.loaded, [setting])[0]
-        if not isinstance(name, str) or name not in (*PRIORS, LEARNED, *BASELINES):
-            raise InputError(f"studies name their placements: a prior or one of {', '.join(BASELINES)}, got {name!r}")
-        plain = backbone.loaded if retrofitted or backbone.parent is None else backbone.parent
-        return with_models(plain if name in BASELINES else backbone.at(setting.tokens), [setting])[0]
+    def same_weights(self, backbone: Backbone, setting: Setting) -> Setting:
+        """A baseline's setting with a model that has the backbone's weights, not the plain ViT's."""
+        candidate = with_models(backbone.loaded, [setting])[0]
+        model_of(candidate).to(backbone.device)
+        return candidate
 
     def model(self, backbone: Backbone, setting: Setting) -> TokenModel:
         """The model of a setting, called `model(images)`, for timing."""
@@ -155,23 +155,23 @@ class Lab:
 
     # Cached measurements
 
-    def accuracy(
-        self, backbone: Backbone, settings: Sequence[Setting], *, knn: bool = False, retrofitted: bool = False
-    ) -> list[Predictions]:
-        """Predictions of a backbone for all images with each placement, in one pass over the images.
+    def accuracy(self, backbone: Backbone, settings: Mapping[T, Setting], *, knn: bool = False) -> dict[T, Predictions]:
+        """Predictions of a backbone for all images with each setting, in one pass over the images.
 
         A setting's placement is the name of a prior or of a baseline in BASELINES, see `candidate`. With `knn`, there
         are kNN predictions too if there is a bank (and, for priors that use maps, maps of its images).
         """
-        candidates = [self.candidate(backbone, setting, retrofitted=retrofitted) for setting in settings]
-        return self._predictions(backbone, [(each, each if knn else None) for each in candidates])
+        candidates = [self.candidate(backbone, setting) for setting in settings.values()]
+        made = self._predictions(backbone, [(each, each if knn else None) for each in candidates])
+        return dict(zip(settings, made, strict=True))
 
     def accuracies(
-        self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], **options: bool
+        self, backbone: Backbone, settings: Mapping[T, Sequence[Setting]], *, knn: bool = False
     ) -> dict[T, list[Predictions]]:
-        """The same for lists of settings by name, such as a placement's seeds."""
-        made = iter(self.accuracy(backbone, [each for own in settings.values() for each in own], **options))
-        return {name: list(islice(made, len(own))) for name, own in settings.items()}
+        """The same for lists of settings, such as a placement's seeds."""
+        each = {(name, number): setting for name, own in settings.items() for number, setting in enumerate(own)}
+        made = self.accuracy(backbone, each, knn=knn)
+        return {name: [made[name, number] for number in range(len(own))] for name, own in settings.items()}
 
     def at(self, backbone: Backbone, placements: Placements, *, bank: Setting | None = None) -> Predictions:
         """Predictions of a backbone at given positions.
@@ -214,65 +214,55 @@ class Lab:
 
     def remember(self, about: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
         """Any other measurement: read from the cache, or computed (by every process) and stored."""
-        return self._remember_all([about], lambda _: [compute()])[0]
+        return self._remember_all([(about, None)], lambda _: [compute()])[0]
 
     def _remember_all(
-        self, abouts: Sequence[Mapping[str, Any]], compute: Callable[[list[int]], list[Tensors]], at_once: int = AT_ONCE
+        self,
+        wanted: Sequence[tuple[Mapping[str, Any], T]],
+        compute: Callable[[list[T]], list[Tensors]],
+        at_once: int = 1,
     ) -> list[Tensors]:
-        """Measurements from the cache; `compute` makes those with the given indices, `at_once` at a time."""
-        abouts = [as_json(about) for about in abouts]
+        """Measurements from the cache: their descriptions, and what `compute` makes them of, `at_once` at a time."""
+        abouts = [as_json(about) for about, _ in wanted]
         found = {index: entry for index, about in enumerate(abouts) if (entry := self.cache.get(about)) is not None}
         self.state.wait_for_everyone()  # before the first process writes entries that others look for
-        missing = [index for index in range(len(abouts)) if index not in found]
+        missing = [index for index in range(len(wanted)) if index not in found]
         for group in (missing[first : first + at_once] for first in range(0, len(missing), at_once)):
-            for index, entry in zip(group, compute(group), strict=True):
+            for index, entry in zip(group, compute([wanted[index][1] for index in group]), strict=True):
                 found[index] = entry
                 if self.main:
                     self.cache.put(abouts[index], entry)
             self.state.wait_for_everyone()
-        return [found[index] for index in range(len(abouts))]
+        return [found[index] for index in range(len(wanted))]
 
-    def about(self, backbone: Backbone, candidate: Setting, *, oracle: bool = False) -> dict[str, Any]:
+    def about(
+        self, backbone: Backbone, candidate: Setting, bank: Setting | None = None, *, oracle: bool = False
+    ) -> dict[str, Any]:
         """Everything that determines a measurement, with the backbone's name for the file name."""
         images = self.sources.images_hash(backbone.model, oracle=oracle)
         name = backbone.name.replace("/", "-")
-        return {"kind": "predictions", "name": name, **self._determinants(backbone, candidate, images)}
-
-    def _predictions(
-        self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], *, oracle: bool = False
-    ) -> list[Predictions]:
-        """Predictions of candidates and, for those with a bank's placement, kNN predictions."""
-        pairs = [(each, bank if bank is not None and self._can_vote(backbone, bank) else None) for each, bank in pairs]
-        model, made = backbone.model, dict[int, Tensors]()
-        for knn in (False, True):  # features are needed only for kNN
-            rows = [index for index, (_, bank) in enumerate(pairs) if (bank is not None) == knn]
-            if not rows:
-                continue
-            # In groups, so that features fit into memory and an interruption loses little work.
-            count = max(len(self.sources.images(model)), len(self.sources.bank(model)) if knn else 0)
-            at_once = max(1, min(AT_ONCE, int(MEMORY / (4 * count * model.embed_dim))))
-            chosen = [pairs[row] for row in rows]
-            abouts = [self._about_pair(backbone, pair, oracle) for pair in chosen]
-            compute = partial(self._measured, backbone, chosen, oracle)
-            made |= zip(rows, self._remember_all(abouts, compute, at_once), strict=True)
-        found = [made[index] for index in range(len(pairs))]
-        return [Predictions(decode_names(each["keys"]), each["ranks"] == 0, each.get("knn")) for each in found]
-
-    def _about_pair(self, backbone: Backbone, pair: tuple[Setting, Setting | None], oracle: bool) -> dict[str, Any]:
-        candidate, bank = pair
-        about = self.about(backbone, candidate, oracle=oracle)
+        about = {"kind": "predictions", "name": name, **self._determinants(backbone, candidate, images)}
         if bank is None:
             return about
         images = self.sources.images_hash(backbone.model, bank=True)
         return {**about, "kind": "knn", "bank": self._determinants(backbone, bank, images)}
 
-    def _measured(
-        self, backbone: Backbone, pairs: Sequence[tuple[Setting, Setting | None]], oracle: bool, rows: Sequence[int]
-    ) -> list[Tensors]:
-        """Outcomes of some candidates, in one pass over the images; all of them have kNN predictions or none."""
-        model = backbone.model
-        candidates = [pairs[row][0] for row in rows]
-        banks = self._banks(backbone, [bank for _, bank in (pairs[row] for row in rows) if bank is not None])
+    def _predictions(self, backbone: Backbone, pairs: Sequence[Pair], *, oracle: bool = False) -> list[Predictions]:
+        """Predictions of candidates and, for those with a bank's placement, kNN predictions."""
+        pairs = [(each, bank if bank is not None and self._can_vote(backbone, bank) else None) for each, bank in pairs]
+        model, voting = backbone.model, any(bank is not None for _, bank in pairs)
+        # In groups, so that features fit into memory and an interruption loses little work.
+        count = max(len(self.sources.images(model)), len(self.sources.bank(model)) if voting else 0)
+        at_once = max(1, min(AT_ONCE, int(MEMORY / (4 * count * model.embed_dim))))
+        wanted = [(self.about(backbone, *pair, oracle=oracle), pair) for pair in pairs]
+        found = self._remember_all(wanted, partial(self._measured, backbone, oracle), at_once)
+        return [Predictions(decode_names(each["keys"]), each["ranks"] == 0, each.get("knn")) for each in found]
+
+    def _measured(self, backbone: Backbone, oracle: bool, pairs: Sequence[Pair]) -> list[Tensors]:
+        """Outcomes of candidates, in one pass over the images and, for kNN, one over the bank's images."""
+        model, candidates = backbone.model, [candidate for candidate, _ in pairs]
+        voters = {index: bank for index, (_, bank) in enumerate(pairs) if bank is not None}
+        banks = dict(zip(voters, self._banks(model, list(voters.values())), strict=True)) if voters else {}
         made = evaluate(
             model,
             self._batches(self.sources.images(model, oracle=oracle)),
@@ -280,29 +270,21 @@ class Lab:
             saliency=self.sources.saliency(model) if any(each.needs_map for each in candidates) else None,
             features=bool(banks),
             shown=self.main,
-            title=f"{backbone.name}, {len(rows)} placement{'s' if len(rows) > 1 else ''}",
+            title=f"{backbone.name}, {len(pairs)} placement{'s' if len(pairs) > 1 else ''}",
         )
         keys, ranks, losses = encode_names(made.keys), made.ranks.to(torch.int32), made.losses.float()
-        entries = [{"keys": keys, "ranks": ranks[index], "losses": losses[index]} for index in range(len(rows))]
-        if banks:
-            for entry, features, bank in zip(entries, made.features, banks, strict=True):
-                entry["knn"] = classify(features.to(self.state.device), bank)[:, 0].cpu() == made.labels
+        entries = [{"keys": keys, "ranks": ranks[index], "losses": losses[index]} for index in range(len(pairs))]
+        for index, bank in banks.items():
+            answers = classify(made.features[index].to(self.state.device), bank)
+            entries[index]["knn"] = answers[:, 0].cpu() == made.labels
         return entries
 
-    def _banks(self, backbone: Backbone, voters: Sequence[Setting]) -> list[Bank]:
-        """kNN banks with these placements, cached. Missing ones are computed in one pass over the bank's images."""
-        model = backbone.model
-
-        def compute(rows: list[int]) -> list[Tensors]:
-            some = [voters[row] for row in rows]
-            maps = any(each.needs_map for each in some)
-            saliency = self.sources.saliency(model, str(self.settings.bank)) if maps else None
-            batches = self._batches(self.sources.bank(model))
-            return [each._asdict() for each in compute_banks(model, batches, some, saliency=saliency, shown=self.main)]
-
-        images = self.sources.images_hash(model, bank=True) if voters else ""
-        abouts = [{"kind": "banks", **self._determinants(backbone, voter, images)} for voter in voters]
-        return [Bank(**bank) for bank in self._remember_all(abouts, compute)]
+    def _banks(self, model: SpotViT, voters: Sequence[Setting]) -> list[Bank]:
+        """kNN banks with these placements, in one pass over the bank's images."""
+        maps = any(each.needs_map for each in voters)
+        saliency = self.sources.saliency(model, str(self.settings.bank)) if maps else None
+        batches = self._batches(self.sources.bank(model))
+        return compute_banks(model, batches, voters, saliency=saliency, shown=self.main)
 
     def _batches(self, images: Data) -> Loader:
         """This process's share of the batches."""
@@ -311,10 +293,18 @@ class Lab:
         return loader(images, given.batch_size, given.workers, **sharing)
 
     def _determinants(self, backbone: Backbone, candidate: Setting, images: str) -> dict[str, Any]:
-        vits = [each.vit for each in (model_of(candidate).spot_vit, backbone.parent) if each is not None]
-        own = len({id(vit) for vit in vits}) == len(vits)  # not the parent's weights
-        maps = self.sources.maps_hash() if candidate.needs_map else ""
-        return determinants(candidate, backbone.hash if own else backbone.parent_hash, images, maps)
+        """Everything that determines the result of a setting on images with this hash, as JSON."""
+        plain = backbone.parent is not None and model_of(candidate).spot_vit.vit is backbone.parent.vit
+        return {
+            "model": type(candidate.model).__name__,
+            "weights": backbone.parent_hash if plain else backbone.hash,
+            "placement": candidate.name,
+            "tokens": candidate.tokens,
+            "seed": candidate.seed,
+            "places": hash_places(candidate),
+            "images": images,
+            "maps": self.sources.maps_hash() if candidate.needs_map else "",
+        }
 
     def _can_vote(self, backbone: Backbone, bank: Setting) -> bool:
         """Whether there is a bank and, if this placement uses maps, maps of the bank's images."""

@@ -14,6 +14,7 @@ import torch
 import spot
 from paper.program import divergence, images_set_aside, program, shipped_retrofits
 from paper.provenance import comment
+from paper.study import page
 from spot import report
 from spot.data.loader import loader
 from spot.models.family import at_budget, dense_model
@@ -70,7 +71,7 @@ def main(weights: Path, train: Path, out: Path) -> None:
     report.show(rows, "Merging schedules")
     about = f"{len(labels)} images: those set aside, and their mirror images. "
     about += "Written by `python -m paper.merging_schedules`."
-    write_text(out, f"{about}\n\n{comment({alias: alias for alias in ALIASES})}\n\n{report.markdown(rows)}")
+    write_text(out, page(about, comment({alias: alias for alias in ALIASES}), report.markdown(rows)))
 
 
 def words(blocks: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from paper.sources import scene_masks
 from paper.statistics import accuracy_row, difference
 from paper.study import Result, Row, Study, Table, cell, figure, signed
 from spot.data.difficulty import difficulty_of
-from spot.evaluation.accuracy import Setting, model_of, with_models
+from spot.evaluation.accuracy import Setting, model_of
 from spot.evaluation.cost import macs
 from spot.models.baselines import BASELINES
 from spot.models.spot_vit import SpotViT
@@ -76,7 +76,7 @@ def run(lab: Lab) -> Result:
 def measured(lab: Lab, backbone: Backbone, size: int, tokens: int) -> list[Row]:
     """The rows of one image size and budget."""
     made = candidates(lab, backbone, size, tokens)
-    outcomes = dict(zip(made, lab.accuracy(backbone, list(made.values())), strict=True))
+    outcomes = lab.accuracy(backbone, made)
     costs = {name: cost(candidate, size) for name, candidate in made.items()}
     rows: list[Row] = []
     for name, outcome in outcomes.items():
@@ -107,7 +107,7 @@ def candidates(lab: Lab, backbone: Backbone, size: int, tokens: int) -> dict[str
     keys = lab.sources.images(model).keys
     placed = told(model, boxes(keys, lab.settings.data), size, tokens)
     compared[TOLD] = Setting(Placements(list(keys), placed), name=TOLD, model=model)
-    return dict(zip(compared, with_models(model, list(compared.values())), strict=True))
+    return {name: lab.candidate(backbone, setting) for name, setting in compared.items()}
 
 
 def spectral(policy: Policy, model: SpotViT) -> Callable[..., Tensor]:

@@ -15,7 +15,7 @@ from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
 from paper.statistics import Predictions, accuracy_row, difference, predicted
-from paper.study import Result, Row, Study, Table, cell, figure, p_value, paper_row, signed
+from paper.study import Result, Row, Study, Table, cell, figure, number, paper_row, signed
 from paper.trial_search import jittered, trial_search, whole_pixels
 from spot.data.loader import loader
 from spot.evaluation.accuracy import Setting
@@ -50,7 +50,7 @@ def run(lab: Lab) -> Result:
                 {**about, "steps": preset.steps, "lr": preset.lr, **row} for row in searched(lab, backbone, preset)
             ]
     notes = [
-        lab.differs(),
+        lab.conditions(),
         "moved is the mean distance of tokens from their searched positions. gain over grid is relative to the row "
         f"“{GRID}” of the same search, and for “{FREE_TRIALS}” to “{TRIALS}”, on the same images. p: McNemar's exact "
         "test.",
@@ -122,15 +122,14 @@ def distance(first: Tensor, second: Tensor, size: tuple[int, int]) -> float:
 TABLE: Table = {
     "backbone": "backbone", "tokens": "tokens", "placement": "placement",
     "steps × lr": lambda row: f"{row['steps']} × {row['lr']:g}" if "lr" in row else "",
-    "moved, px": lambda row: f"{row['moved']:.1f}" if "moved" in row else "",
-    "top-1 %": cell, "gain over grid": signed, "p": p_value, "images": "images",
+    "moved, px": number("moved", ".1f"),
+    "top-1 %": cell, "gain over grid": signed, "p": number("p", ".2g"), "images": "images",
 }  # fmt: skip
 
 
 def bars(result: Result) -> list[Row]:
     """The shorter search of ours and of the paper's, with a bar for each way of moving its positions."""
-    rows = [row for row in [*result.rows, *result.paper] if row.get("steps", 5) == PRESETS["paper"].steps]
-    return [{**row, "where": row["placement"]} for row in rows]
+    return [row for row in [*result.rows, *result.paper] if row.get("steps", 5) == PRESETS["paper"].steps]
 
 
 STUDY = Study(
@@ -138,7 +137,7 @@ STUDY = Study(
     "Is the grid a limitation: how much accuracy do searched positions lose on the grid, and how much after any move?",
     run,
     figure(
-        grouped_bars, bars, group="backbone", bar="where", value="top1",
+        grouped_bars, bars, group="backbone", bar="placement", value="top1",
         label="top-1 accuracy, %", title="Searched positions (5 steps at 0.003), moved to the grid and in other ways",
     ),
     TABLE,

@@ -25,7 +25,6 @@ def grouped_bars(
     panel: str | None = None,
     label: str = "",
     title: str = "",
-    digits: int = 1,
 ) -> Figure:
     """A bar per row, side by side in groups.
 
@@ -35,7 +34,6 @@ def grouped_bars(
         value: the column with its height; low and high are the ends of its interval.
         panel: a column with one panel for each value, one above the other.
         label: of the vertical axis.
-        digits: number of decimals on the bars.
     """
     rows = [row for row in rows if row.get(value) is not None]
     if not rows:
@@ -59,7 +57,7 @@ def grouped_bars(
                     ends = [0.0, height, *(float(row[end]) for end in (low, high) if row.get(end) is not None)]
                     end, off, side = (min(ends), -3, "top") if height < 0 else (max(ends), 3, "bottom")
                     about = {"textcoords": "offset points", "ha": "center", "va": side, "size": 7}
-                    axes.annotate(f"{height:.{digits}f}", (place, end), (0, off), **about)
+                    axes.annotate(f"{height:.1f}", (place, end), (0, off), **about)
         axes.axhline(0, color="0.3", linewidth=0.8)
         axes.set_xlim(-0.55, len(groups) - 0.45)
         axes.margins(y=0.12)

@@ -4,7 +4,7 @@ from paper.backbone import Backbone
 from paper.lab import Lab
 from paper.plots import grouped_bars
 from paper.statistics import NO_KNN, accuracy_row, difference, over_seeds, predicted, stacked
-from paper.study import Result, Row, Study, cell, each_value, figure, gmacs, paper_row, signed
+from paper.study import Result, Row, Study, cell, each_value, figure, number, paper_row, signed
 from spot.placement.priors import LEARNED, SOFTNESS
 
 CENTER, OWN_CENTER = "center-authors", "center"  # the paper's, and ours, which approaches isotropic at a full budget
@@ -62,7 +62,7 @@ def run(lab: Lab) -> Result:
             row |= {f"oracle_{name}": searched[name] for name in ("low", "high", "images")}
             rows.append({**row, "oracle": searched["oracle"], **difference(before.right, after.right)})
     notes = [
-        lab.differs(),
+        lab.conditions(),
         "The paper's six priors and ours: center, and focus, which is isotropic but denser where the map is high. "
         f"{CENTER_NOTE} salient-distinct draws cells of the ViT's grid without replacement, salient-soft draws from "
         f"the map to the power of {1 / SOFTNESS:g}. Their gain over salient shows how much its overlapping tokens "
@@ -89,6 +89,12 @@ def paper_rows() -> list[Row]:
         for backbone, lines in PAPER.items()
         for prior, (knn, std, top1, gain) in lines.items()
     ]
+
+
+def gmacs(row: Row) -> str:
+    """The cost of a prediction with its saliency map in billions of multiply-adds, or the known part of it."""
+    unknown = row.get("maps", 0) is None
+    return number("GMACs", ".3g")(row) + (" + a map" if unknown else "")
 
 
 def deviation(row: Row) -> str:

@@ -27,6 +27,12 @@ def file_hashes(source: str | Path) -> dict[str, str]:
     return {part: hash_tensors(tensors) for part, tensors in parts.items() if tensors}
 
 
+def hashes_with_base(source: str | Path) -> dict[str, str]:
+    """The same, and "base" of the ViT that a retrofit is based on."""
+    path = find(source)
+    return file_hashes(source) | ({"base": read_delta(path)[1]["hash"]} if is_delta(path) else {})
+
+
 def sentence(settings: Mapping[str, Any]) -> str:
     """A sentence on a result's model files and command, for the end of its page."""
     models = [
@@ -40,9 +46,9 @@ def sentence(settings: Mapping[str, Any]) -> str:
 
 
 def comment(models: Mapping[str, str | Path]) -> str:
-    """The comment above a table that names these models' files; base is the ViT that a retrofit is based on."""
-    parts = []
-    for name, source in models.items():
-        known = file_hashes(source) | ({"base": read_delta(find(source))[1]["hash"]} if is_delta(find(source)) else {})
-        parts.append(" ".join([name, *(word for pair in known.items() for word in pair)]))
+    """The comment above a table that names these models' files."""
+    parts = [
+        " ".join([name, *(word for pair in hashes_with_base(source).items() for word in pair)])
+        for name, source in models.items()
+    ]
     return f"<!-- of: {', '.join(parts)} -->"

@@ -85,7 +85,7 @@ def write(study: Study, result: Result, out: Path) -> None:
     figure = study.draw(result)
     for ending in ("png", "pdf"):
         save(figure, out / f"{study.name}.{ending}")
-    write_text(out / f"{study.name}.md", study.markdown(result, f"{study.name}.png"))
+    write_text(out / f"{study.name}.md", study.markdown(result))
     study.show(result)
     report.say(f"Everything is in {out / study.name}.json, the page in .md, the figure in .png and .pdf.")
 

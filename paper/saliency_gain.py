@@ -8,17 +8,16 @@ preference is the excess over this control. The ratio of the mean scores of all 
 sensitive to edges.
 """
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from paper.backbone import Backbone
-from paper.lab import Lab
+from paper.lab import PAPER_IMAGES, Lab
 from paper.plots import grouped_bars
 from paper.statistics import mean
-from paper.study import PAPER_IMAGES, Result, Row, Study, Table, by_budget, each_value, figure, p_value, signed
+from paper.study import Result, Row, Study, Table, by_budget, each_value, figure, number, signed
 from spot.data.loader import loader
 from spot.hashes import hash_tensors
 from spot.placement.files import Placements
@@ -40,9 +39,9 @@ def run(lab: Lab) -> Result:
     """RSG of the isotropic searches, per backbone and budget, in percent."""
     rows: list[Row] = []
     for backbone in lab.backbones:
-        searched = {tokens: lab.oracle(backbone, tokens=tokens) for tokens in lab.tokens}
-        for tokens, own in measured(lab, backbone, searched).items():
-            gains = {name: 100 * values for name, values in own.items()}
+        for tokens in lab.tokens:
+            made = measured(lab, backbone, lab.oracle(backbone, tokens=tokens))
+            gains = {name: 100 * values for name, values in made.items()}
             row: Row = {"backbone": backbone.name, "tokens": tokens}
             for name, values in (
                 ("rsg", gains["token"]),
@@ -54,9 +53,9 @@ def run(lab: Lab) -> Result:
                 row[name] = known["mean"]
                 row |= {f"{name}_{key}": known[key] for key in ("low", "high", "median", "p", "images")}
             rows.append(row)
-    source = "the scenes' own masks" if lab.settings.scenes else f"{lab.describe()['saliency']}"
+    source = "the scenes' own masks" if lab.settings.scenes else lab.sources.maps_name()
     notes = [
-        lab.differs(),
+        lab.conditions(),
         f"Saliency: {source}; the paper's is CLIPSeg's. Windows are as large as the model's patches.",
         "RSG (relative saliency gain) is the mean over tokens, as in the paper. Tokens that start with a saliency "
         f"below {NEAR_ZERO} have none and are left out. control: each image's tokens move as another image's did. "
@@ -66,49 +65,39 @@ def run(lab: Lab) -> Result:
     return Result(rows, paper_rows(), notes)
 
 
-def measured(lab: Lab, backbone: Backbone, searched: Mapping[int, Placements]) -> dict[int, dict[str, Tensor]]:
-    """Gains (M,) per image by budget, in the placements' order, and the control's: `token` is the mean over tokens,
-    `image` the gain of their mean score, in which all tokens count. One pass over the images, as maps may be slow."""
-    model = backbone.model
-    ends = {tokens: placements.trajectory[:, [0, -1], :, :2] for tokens, placements in searched.items()}
+def measured(lab: Lab, backbone: Backbone, searched: Placements) -> dict[str, Tensor]:
+    """Gains (M,) per image, in the placements' order, and the control's: `token` is the mean over tokens, `image` the
+    gain of their mean score, in which all tokens count."""
+    model, ends = backbone.model, searched.trajectory[:, [0, -1], :, :2]
     source, size = lab.sources.saliency(model), model.patch_size
-    about = {"kind": "saliency-gain", "name": backbone.name.replace("/", "-"), "window": size}
-    about["positions"] = [
-        hash_tensors({"ends": ends[tokens], "keys": encode_names(placements.keys)})
-        for tokens, placements in searched.items()
-    ]
+    about = {
+        "kind": "saliency-gain",
+        "name": backbone.name.replace("/", "-"),
+        "tokens": searched.tokens,
+        "window": size,
+    }
+    about["positions"] = hash_tensors({"ends": ends, "keys": encode_names(searched.keys)})
     about |= {"images": lab.sources.images_hash(model, oracle=True), "maps": lab.sources.maps_hash()}
 
     def compute() -> dict[str, Tensor]:
-        parts: dict[str, list[Tensor]] = {}
+        made: dict[str, Tensor] = {}
         images = lab.sources.images(model, oracle=True)
         for batch in loader(images, lab.settings.batch_size, lab.settings.workers):
             maps = source(batch.images, batch.keys)
-            low, high = omega(batch.images)
-            for tokens, placements in searched.items():
-                rows = placements.rows(batch.keys)
-                start, end = ends[tokens][rows].unbind(1)
-                other = ends[tokens][(rows + 1) % len(ends[tokens])]  # the next image's movement
-                moved = (start + other[:, 1] - other[:, 0]).clamp(low, high)
-                before = score(maps, start, size)
-                for suffix, there in (("", end), ("_control", moved)):
-                    after = score(maps, there, size)
-                    gains = {"token": relative_gain(before, after).nanmean(1)}
-                    gains["image"] = relative_gain(before.mean(1), after.mean(1))
-                    for per, gain in gains.items():
-                        parts.setdefault(f"{tokens} {per}{suffix}", []).append(gain)
-                parts.setdefault(f"{tokens} rows", []).append(rows)
-        return {name: torch.cat(values) for name, values in parts.items()}
+            rows = searched.rows(batch.keys)
+            start, end = ends[rows].unbind(1)
+            other = ends[(rows + 1) % len(ends)]  # the next image's movement
+            moved = (start + other[:, 1] - other[:, 0]).clamp(*omega(batch.images))
+            before = score(maps, start, size)
+            for suffix, there in (("", end), ("_control", moved)):
+                after = score(maps, there, size)
+                gains = {"token": relative_gain(before, after).nanmean(1)}
+                gains["image"] = relative_gain(before.mean(1), after.mean(1))
+                for name, gain in gains.items():
+                    made.setdefault(name + suffix, torch.full((len(ends),), torch.nan))[rows] = gain
+        return made
 
-    made = lab.remember(about, compute)
-    return {
-        tokens: {
-            name.partition(" ")[2]: values[made[f"{tokens} rows"].argsort()]
-            for name, values in made.items()
-            if name.startswith(f"{tokens} ") and not name.endswith("rows")
-        }
-        for tokens in searched
-    }
+    return lab.remember(about, compute)
 
 
 def score(maps: Tensor, positions: Tensor, size: int = 16) -> Tensor:
@@ -138,7 +127,7 @@ def paper_rows() -> list[Row]:
 TABLE: Table = {
     "backbone": "backbone", "tokens": "tokens",
     **{f"{what} %": partial(signed, value=name, digits=2) for name, what in QUANTITIES.items()},
-    "p": lambda row: p_value(row, "excess_p"), "images": "rsg_images",
+    "p": number("excess_p", ".2g"), "images": "rsg_images",
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ We have not run it at that scale. --rehearse runs every step on ViT-B reduced to
 weights, on 40 random images, and writes the same tables.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -103,8 +103,9 @@ class Setup:
 
     def options(self, run: str) -> TrainOptions:
         """Options of a training run."""
-        how: dict[str, Any] = {"accumulate": self.accumulate, "workers": self.workers}
-        return TrainOptions(data=self.data, out=self.out / run, val=self.data, **how)
+        return TrainOptions(
+            data=self.data, out=self.out / run, val=self.data, accumulate=self.accumulate, workers=self.workers
+        )
 
 
 @dataclass(frozen=True)
@@ -271,20 +272,6 @@ def random_weights(folder: Path) -> None:
 # The program
 
 
-def plan(listed: Sequence[Step], out: Path) -> list[dict[str, Any]]:
-    """A row for each step: its cost on 8 GPUs, and whether it is done."""
-    return [
-        {
-            "step": step.name,
-            "does": step.description,
-            f"hours on {GPUS} GPUs": f"{step.hours:.1f}",
-            "GB a GPU": round(step.memory),
-            "done": "yes" if (out / step.output).is_file() else "",
-        }
-        for step in listed
-    ]
-
-
 def scale_up(
     out: Path = Path("runs/paper"),
     data: str = "imagenet",
@@ -318,7 +305,17 @@ def scale_up(
             f"Hours are estimates: arithmetic at {FLOPS / 1e12:g} TFLOP/s or reading {READ} images/s for each GPU, "
             "whichever is longer. `spot retrofit … --dry-run` times a few steps on your machine."
         )
-        report.show(plan(listed, out), "The paper at its own scale", caption=caption)
+        plan = [
+            {
+                "step": step.name,
+                "does": step.description,
+                f"hours on {GPUS} GPUs": f"{step.hours:.1f}",
+                "GB a GPU": round(step.memory),
+                "done": "yes" if (out / step.output).is_file() else "",
+            }
+            for step in listed
+        ]
+        report.show(plan, "The paper at its own scale", caption=caption)
     if plan_only:
         return
     setup = rehearsal(out) if rehearse else Setup(data, weights, out, accumulate, workers)

@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from spot.data.difficulty import difficulty_of
+from spot.data.loader import available_workers
 from spot.errors import InputError
 
 SCENES = "scenes"
@@ -49,8 +50,6 @@ class StudySettings:
     """processes that read images; by default the number of free cores, at most 8"""
 
     def __post_init__(self) -> None:
-        from spot.data.loader import available_workers  # here, so that the help does not import torch
-
         if self.seeds < 1:
             raise InputError(f"at least one seed is needed, got {self.seeds}")
         for name in ("limit", "oracle_limit", "bank_limit"):

@@ -13,8 +13,8 @@ There are three kinds of rows. *frozen*: a linear head on features of the retrof
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,6 +51,7 @@ from spot.training.glimpses import Glimpses, color_jitter, train_classifier
 MARGIN, PATCH = 1.25, 16
 ALL = 4250  # patches of a picture
 KIND = "spot_signs"
+PLACES = (1, 3, 6)  # of a finder, that are classified
 MAP_SIDE = 64.0  # pixels: the side of a glimpse on the peak of a saliency map, which gives no sizes
 
 
@@ -63,10 +64,11 @@ class Street:
     places: dict[str, Tensor]  # by key: (n, 4), y, x and size in pixels, weight
     cache: Path
     saliency: OnnxSaliency
-    others: Tensor = field(init=False)  # (M, 3): locations of all training signs, in pixels
 
-    def __post_init__(self) -> None:
-        self.others = torch.cat([self.places[key][:, :3] for key in self.train.keys])
+    @cached_property
+    def others(self) -> Tensor:
+        """Locations (M, 3) of all training signs: y, x and size in pixels."""
+        return torch.cat([self.places[key][:, :3] for key in self.train.keys])
 
     def on_sign(self, key: str, pixels: Tensor) -> Tensor:
         """The glimpse (1, 1, 3) on the largest sign; without signs, at the place and size of another picture's sign."""
@@ -154,6 +156,7 @@ def shrunk_size(images: Tensor, width: int) -> tuple[int, int]:
 
 
 def shrink(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images (B, 3, H, W) resized to this size with antialiasing."""
     return F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
 
 
@@ -162,8 +165,7 @@ def cut(pixels: Tensor, glimpse: Tensor, samples: int) -> Tensor:
     height, width = pixels.shape[1:]
     y, x, side = glimpse[0, 0].tolist()
     top, left, side = whole_square(y * height, x * width, side, (height, width))
-    part = normal(pixels[:, top : top + side, left : left + side])
-    return F.interpolate(part, (samples, samples), mode="bilinear", antialias=True, align_corners=False)
+    return shrink(normal(pixels[:, top : top + side, left : left + side]), (samples, samples))
 
 
 INPUTS: dict[str, tuple[int, Callable[..., Input]]] = {  # number of tokens, and the input
@@ -240,8 +242,8 @@ def with_head(street: Street, name: str, model: SpotViT) -> Tensor:
 class Shrunk(Glimpses):
     """Random shrunk views of whole pictures for `train_classifier`, in place of glimpses."""
 
-    def __init__(self, pictures: LargePictures, width: int, seed: int = 0) -> None:
-        self.pictures, self.width, self.seed = pictures, width, seed
+    def __init__(self, pictures: LargePictures, width: int) -> None:
+        self.pictures, self.width, self.seed = pictures, width, 0
         self.small: dict[int, Tensor] = {}
 
     def batch(self, rows: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -277,8 +279,9 @@ def fine_tuned(street: Street, source: Any, width: int) -> tuple[SpotViT, Tensor
 # Models with a finder
 
 
-def with_finder(street: Street, model: SpotViT, name: str, most: int = 6) -> dict[str, Tensor]:
+def with_finder(street: Street, model: SpotViT, name: str) -> dict[str, Tensor]:
     """Places with scores (M, 6, 4) in val, and logits (M, 6, classes) of tokens and crops there, and of the box."""
+    most = max(PLACES)
     several, side = Glimpsed(model, most), round(model.tokens**0.5) * PATCH
 
     @torch.no_grad()
@@ -347,7 +350,7 @@ def main(
     pixels = val.pixels(0)  # of the picture that costs are measured with
     predicted: dict[str, Tensor] = {}
     rows: list[Row] = []
-    looks: dict[str, Row] = {}
+    other_costs: dict[str, Row] = {}
 
     def add(training: str, name: str, tokens: int, logits: Tensor, price: Row) -> None:
         predicted[f"{training}: {name}"] = answer = logits.argmax(1)
@@ -358,7 +361,7 @@ def main(
         model.reset_classifier(len(train.classes))
         price: Row = cost(partial(feature, street, name, model, val, 0), 3 if tokens > 1000 else 15)
         if tokens == ALL:
-            looks["all 4,250 patches"] = price
+            other_costs["all 4,250 patches"] = price
         price["GMACs"] += (map_macs(str(u2netp)) or 0) / 1e9 if read is u2net else 0
         add("frozen", name, tokens, with_head(street, name, model), price)
     for width in WIDTHS:
@@ -374,7 +377,7 @@ def main(
         side = round(each**0.5) * PATCH
         found[file] = model, with_finder(street, model, file)
         made = found[file][1]
-        for count in (1, 3, 6):
+        for count in PLACES:
             several = Glimpsed(model, count)
             name = f"{count} place{'s' * (count > 1)} of {each} tokens"
             price = cost(partial(several, normal(pixels)))
@@ -384,11 +387,11 @@ def main(
         several = Glimpsed(model, 1)
         for seen, name in (("told", f"{TOLD}: {each} tokens"), ("told crops", f"{TOLD}: cut out, {each} tokens")):
             add(training, name, each, several.picture_logits(made[seen]), {})
-        looks[f"the finder alone, {training}"] = cost(partial(several.finder.find, normal(pixels), 3))
+        other_costs[f"the finder alone, {training}"] = cost(partial(several.finder.find, normal(pixels), 3))
     base = predicted.get("finder from labels: 3 places of 16 tokens")
     for row, answer in zip(rows, predicted.values(), strict=True):
         row |= {} if base is None else difference(answer == truth, base == truth)
-    write_page(rows, looks, street, found, predicted, out)
+    write_page(rows, other_costs, street, found, predicted, out)
 
 
 if __name__ == "__main__":

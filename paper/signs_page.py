@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from paper.provenance import file_hashes, sentence
-from paper.study import Table, cell, formatted, signed
+from paper.study import Table, cell, formatted, number, page, signed
 from spot import report
 from spot.models.glimpsed import Glimpsed
 from spot.models.spot_vit import SpotViT
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paper.signs import Street
 
 Rows = Sequence[dict[str, Any]]
+QUESTION = "Where are 49 tokens worth most in a street of 1360 × 800 pixels? The paper has no such table."
 TOLD = "told the box"  # the beginning of the names of inputs that know the sign
 COLOURS = {
     "frozen": "#888888",
@@ -34,15 +35,15 @@ COLOURS = {
 }
 TABLE: Table = {
     "training": "training", "input": "input", "tokens": "tokens", "top-1, %": cell,
-    "GMACs": lambda row: f"{row['GMACs']:.2f}" if "GMACs" in row else "",
-    "ms": lambda row: f"{row['ms']:.0f}" if "ms" in row else "",
+    "GMACs": number("GMACs", ".2f"),
+    "ms": number("ms", ".0f"),
     "3 × 16 tokens, from labels, minus this row": signed,
 }  # fmt: skip
 
 
 def write_page(
     rows: Rows,
-    looks: Mapping[str, Mapping[str, float]],
+    other_costs: Mapping[str, Mapping[str, float]],
     street: "Street",
     models: Mapping[str, tuple[SpotViT, dict[str, Tensor]]],
     predicted: Mapping[str, Tensor],
@@ -56,24 +57,20 @@ def write_page(
     write_json(out / "signs.json", {"settings": settings, **written})
     table = formatted(rows, TABLE)
     always = max(val.labels.count(kind) for kind in set(val.labels)) / len(val)
-    finder = "".join(f"- {name}: {each['GMACs']:.2f} GMACs, {each['ms']:.0f} ms.\n" for name, each in looks.items())
-    text = (
-        "# signs\n\nWhere are 49 tokens worth most in a street of 1360 × 800 pixels? The paper has no such table.\n\n"
-        f"{report.markdown(table)}\n"
-        f"- {len(val)} photographs with 95 % intervals. Always answering the most frequent class has {always:.1%}.\n"
-        f"- frozen: a linear head on features of the retrofitted ViT-Ti, fitted on {len(street.train)} pictures.\n"
-        "- fine-tuned: the whole ViT-Ti on shrunk pictures, with the steps, batches and rates of the finder's rows.\n"
-        "- finder from boxes, finder from labels: models of `spot learn --look glimpses` with and without `--boxes`.\n"
-        "- one stage: the same models without the finder's second stage (`--glimpses.candidates 0`).\n"
-        f"- {TOLD}: on the largest sign, which no method knows. A street without signs has its glimpse at the place "
-        "and size of another picture's sign.\n"
-        "- GMACs and ms: one picture in memory, batch 1, processor time of one thread, with finder or saliency map.\n"
-        f"{finder}\n"
-        "![accuracy against cost](signs.png)\n\n"
-        + "".join(f"![hits and misses, {name}]({name}.png)\n\n" for name in models)
-        + f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings)}\n"
-    )
-    write_text(out / "signs.md", text)
+    notes = [
+        f"{len(val)} photographs with 95 % intervals. Always answering the most frequent class has {always:.1%}.",
+        f"frozen: a linear head on features of the retrofitted ViT-Ti, fitted on {len(street.train)} pictures.",
+        "fine-tuned: the whole ViT-Ti on shrunk pictures, with the steps, batches and rates of the finder's rows.",
+        "finder from boxes, finder from labels: models of `spot learn --look glimpses` with and without `--boxes`.",
+        "one stage: the same models without the finder's second stage (`--glimpses.candidates 0`).",
+        f"{TOLD}: on the largest sign, which no method knows. A street without signs has its glimpse at the place "
+        "and size of another picture's sign.",
+        "GMACs and ms: one picture in memory, batch 1, processor time of one thread, with finder or saliency map.",
+        *(f"{name}: {each['GMACs']:.2f} GMACs, {each['ms']:.0f} ms." for name, each in other_costs.items()),
+    ]
+    shown = ["![accuracy against cost](signs.png)", *(f"![hits and misses, {name}]({name}.png)" for name in models)]
+    source = f"Data: GTSDB, Houben et al., IJCNN 2013. {sentence(settings)}"
+    write_text(out / "signs.md", page("# signs", QUESTION, report.markdown(table), notes, *shown, source))
     report.show(table, "signs")
     save(against_cost(rows), out / "signs.png")
     for name, (model, made) in models.items():
@@ -106,15 +103,15 @@ def against_cost(rows: Rows) -> Figure:
     return figure
 
 
-def pictures(street: "Street", model: SpotViT, made: Mapping[str, Tensor], count: int = 8) -> Figure:
-    """Streets with the classified places and the tokens' input: hits, then misses."""
+def pictures(street: "Street", model: SpotViT, made: Mapping[str, Tensor]) -> Figure:
+    """Streets with the classified places and the tokens' input: four hits, then four misses."""
     val, number = street.val, 3 if model.tokens < 25 else 1
     several = Glimpsed(model, number)
     predicted = several.picture_logits(made["tokens"][:, :number]).argmax(1)
     truth = torch.tensor(val.labels)
     signs = truth != (-1 if several.none is None else several.none)
     hits, misses = ((predicted == truth) & signs).nonzero()[:, 0], ((predicted != truth) & signs).nonzero()[:, 0]
-    half = count // 2
+    half = 4
     chosen = [index for part in (hits, misses) for index in part[:: max(1, len(part) // half)][:half].tolist()]
     figure = PlainFigure(12, 7.2, dpi=110)
     cells = figure.subplots(half, 4, width_ratios=[5, 1, 5, 1])

@@ -6,28 +6,21 @@ the paper: its search is not timed. SPoT's rows also have the FLOPs of reading w
 (appendix C); `python -m benchmarks overhead` measures the time.
 """
 
+from paper import classification
 from paper.backbone import shrinkable, vit_b16
 from paper.lab import Lab
 from paper.statistics import accuracy_row, difference, predicted
-from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed, with_counts
-from paper.timing import COLUMNS, timed, timing_note, timing_settings
+from paper.study import Result, Row, Study, Table, cell, figure, number, paper_row, signed, with_counts
+from paper.timing import COLUMNS, timed, timing_method, timing_note
 from spot.evaluation.accuracy import Setting
 from spot.evaluation.cost import flops
 from spot.plots.accuracy import accuracy
 
-VIT, SPOT, ORACLE = "ViT, patch dropout", "SPoT", "SPoT-ON (oracle)"
-SMALL, SAME_SMALL = "ViT, smaller image", "smaller image, SPoT's weights"
+VIT, SPOT, ORACLE = classification.DROPOUT, "SPoT", "SPoT-ON (oracle)"
+SMALL, SAME_SMALL = classification.SMALLER, classification.SAME_SMALLER
 
 # Tokens (this table of the paper has 50 instead of 49) → thousands of images per second of ViT and of SPoT.
 SPEED = {25: (34.81, 34.78), 50: (20.41, 20.39), 100: (10.77, 10.75), 196: (3.29, 3.25)}
-# The paper's figure at these budgets; its SPoT is the best of all backbones and priors.
-ACCURACY = {
-    ("CLS-IN21k", VIT): (24.72, 56.29, 78.75, 85.11),
-    ("CLS-IN1k", VIT): (9.24, 41.05, 71.22, 79.14),
-    ("MAE-IN1k", VIT): (55.43, 70.69, 79.53, 83.60),
-    ("best", SPOT): (62.83, 76.84, 82.76, 85.15),
-    ("best", ORACLE): (90.93, 94.87, 96.09, 96.24),
-}
 WEAKER = ("paper: CLS-IN21k", "paper: CLS-IN1k")
 
 
@@ -41,15 +34,13 @@ def run(lab: Lab) -> Result:
         settings = {(VIT, n): Setting("patch-dropout", n) for n in budgets}
         settings |= {(SMALL, n): Setting("resize", n) for n in few}
         settings |= {(SPOT, n): Setting("isotropic", n) for n in budgets}
-        made = lab.accuracies(backbone, {line: [setting] for line, setting in settings.items()})
         once = {(VIT, cells): Setting("plain", cells)}  # with all patches PatchDropout is the plain ViT
         once |= {line: setting for line, setting in settings.items() if line not in once}
         speeds = timed(lab, {f"{method} {n}": lab.model(backbone, setting) for (method, n), setting in once.items()})
         if backbone.parent is not None and backbone.parent_hash != backbone.hash:  # same speed as with plain weights
-            smaller = {(SAME_SMALL, n): [Setting("resize", n)] for n in few}
-            made |= lab.accuracies(backbone, smaller, retrofitted=True)
+            settings |= {(SAME_SMALL, n): lab.same_weights(backbone, settings[SMALL, n]) for n in few}
             speeds |= {f"{SAME_SMALL} {n}": speeds[f"{SMALL} {n}"] for n in few}
-        right = {line: predictions.right for line, (predictions,) in made.items()}
+        right = {line: predictions.right for line, predictions in lab.accuracy(backbone, settings).items()}
         for n in budgets:
             about: Row = {"backbone": backbone.name, "tokens": n}
             for method in (VIT, SMALL, SAME_SMALL, SPOT):
@@ -66,7 +57,7 @@ def run(lab: Lab) -> Result:
             row = {**about, "method": ORACLE, **speeds[f"{SPOT} {n}"], **accuracy_row(end.right)}
             rows.append(row | difference(start.right, end.right))
     notes = [
-        lab.differs(),
+        lab.conditions(),
         timing_note(lab),
         "The difference is the line minus SPoT, on the same images. The oracle knows the label, and its search is not "
         "timed: it shows what better placing could give.",
@@ -81,7 +72,7 @@ def run(lab: Lab) -> Result:
     absent = [backbone.name for backbone in lab.backbones if backbone.parent is None]
     if absent:
         notes.append(f"The plain ViT is not there for {', '.join(absent)}: SPoT's weights get the patches instead.")
-    return Result(rows, paper_rows(), notes, timing_settings(lab))
+    return Result(rows, paper_rows(), notes, {"timing": timing_method(lab)})
 
 
 def reading(tokens: int, total: int, size: int = 16) -> Row:
@@ -91,10 +82,26 @@ def reading(tokens: int, total: int, size: int = 16) -> Row:
     return {"FLOPs": total, "formula": formula, "formula_share": 100 * formula / total}
 
 
+def paper_accuracies() -> dict[tuple[str, str], list[float]]:
+    """The paper's figure has accuracies of its table tab:imgcls: those of each plain ViT, and the best of all backbones
+    and priors without a saliency map, as they are and searched."""
+    lines = {
+        (backbone, line): [top1 for top1, _ in values]
+        for backbone, own in classification.PAPER.items()
+        for line, values in own.items()
+    }
+    placed = [values for (_, line), values in lines.items() if line not in (VIT, classification.ORACLE, "salient")]
+    searched = [values for (_, line), values in lines.items() if line == classification.ORACLE]
+    best = {("best", SPOT): placed, ("best", ORACLE): searched}
+    return {line: values for line, values in lines.items() if line[1] == VIT} | {
+        method: [max(column) for column in zip(*own, strict=True)] for method, own in best.items()
+    }
+
+
 def paper_rows() -> list[Row]:
     """The paper's lines; SPoT rows have the formula (185,600 for 25 tokens in print) relative to ViT-B/16's FLOPs."""
     rows: list[Row] = []
-    for (backbone, method), values in ACCURACY.items():
+    for (backbone, method), values in paper_accuracies().items():
         for (tokens, speeds), top1 in zip(SPEED.items(), values, strict=True):
             speed = speeds[method != VIT]
             row = {"images/s": 1000 * speed, "speed-up": speed / SPEED[196][0]}
@@ -104,7 +111,7 @@ def paper_rows() -> list[Row]:
 
 
 TABLE: Table = {
-    "backbone": "backbone", "method": "method", "tokens": "tokens", "images/s": lambda row: f"{row['images/s']:,.0f}",
+    "backbone": "backbone", "method": "method", "tokens": "tokens", "images/s": number("images/s", ",.0f"),
     **COLUMNS, "top-1 %": cell, "minus SPoT": signed, "images": "images",
     "reading, FLOPs": lambda row: f"{row['formula']:,} ({row['formula_share']:.2g} %)" if "formula" in row else "",
 }  # fmt: skip

@@ -91,7 +91,8 @@ def difference(first: Tensor, second: Tensor, name: str = "delta") -> dict[str, 
     if len(first) == len(second) == 1:
         gained, lost = int((change > 0).sum()), int((change < 0).sum())
         low, high = _agresti_min(gained, lost, count)
-        p = mcnemar(gained, lost)
+        # McNemar's test: were changed pairs as likely to be gained as lost?
+        p = stats.binomtest(gained, gained + lost).pvalue if gained != lost else 1.0
     else:
         half = CONFIDENCE * (change.std() / math.sqrt(count)).item()
         low, high = delta - half, delta + half
@@ -113,11 +114,6 @@ def mean(values: Tensor) -> dict[str, float | int]:
     low, high = torch.stack(draws).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     middle = {"mean": known.mean().item(), "median": known.median().item(), "low": low, "high": high}
     return {**middle, "p": wilcoxon(known), "images": count, "left_out": len(values) - count}
-
-
-def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p under the hypothesis that changed pairs were as likely to be gained as lost."""
-    return stats.binomtest(gained, gained + lost).pvalue if gained != lost else 1.0
 
 
 def wilcoxon(values: Tensor) -> float:

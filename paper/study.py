@@ -17,17 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.figure import Figure
 
+from paper.lab import PAPER_IMAGES, Lab
 from paper.provenance import sentence
 from spot import report
 from spot.errors import InputError, unknown
 from spot.store import read_json, write_text
-
-if TYPE_CHECKING:
-    from paper.lab import Lab
 
 STUDIES = (
     "off-grid", "priors", "saliency-gain", "transfer", "classification", "robustness", "tome", "elastic",
@@ -36,7 +34,6 @@ STUDIES = (
 
 Row = dict[str, Any]
 Table = Mapping[str, str | Callable[[Row], Any]]  # column → name in the rows, or a function of a row
-PAPER_IMAGES = 50_000  # ImageNet's validation images, on which the paper's numbers were measured
 
 
 @dataclass
@@ -79,7 +76,7 @@ class Study:
     name: str
     paper: str  # the label of its table or figure in the paper's source
     question: str
-    run: "Callable[[Lab], Result]"
+    run: Callable[[Lab], Result]
     draw: Callable[[Result], Figure]
     table: Callable[[Result], list[Row]] | Table
 
@@ -89,12 +86,11 @@ class Study:
             return self.table(result)
         return formatted([*result.rows, *result.paper], self.table)
 
-    def markdown(self, result: Result, picture: str = "") -> str:
+    def markdown(self, result: Result) -> str:
         """A page: the question, the table, the notes, the figure."""
         asked = f"{self.question} (the paper's `{self.paper}`)"
-        shown = [f"![{self.name}]({picture})"] if picture else []
-        table = report.markdown(self.lines(result))
-        return page(f"# {self.name}", asked, table, result.notes, *shown, sentence(result.settings))
+        table, figure = report.markdown(self.lines(result)), f"![{self.name}]({self.name}.png)"
+        return page(f"# {self.name}", asked, table, result.notes, figure, sentence(result.settings))
 
     def show(self, result: Result) -> None:
         """Show the page in the terminal."""
@@ -124,7 +120,7 @@ def find_study(name: str) -> Study:
 
 def figure(
     plot: Callable[..., Figure],
-    rows: "Callable[[Result], Sequence[Row]] | None" = None,
+    rows: Callable[[Result], Sequence[Row]] | None = None,
     *,
     title: str = "",
     **options: Any,
@@ -180,17 +176,9 @@ def signed(row: Row, value: str = "delta", digits: int = 1) -> str:
     return _with_interval(row, (value, f"{value}_low", f"{value}_high"), f"+.{digits}f", " to ")
 
 
-def gmacs(row: Row) -> str:
-    """The cost of a prediction with its saliency map in billions of multiply-adds, or the known part of it."""
-    if "GMACs" not in row:
-        return ""
-    unknown = row.get("maps", 0) is None
-    return f"{row['GMACs']:.3g}" + (" + a map" if unknown else "")
-
-
-def p_value(row: Row, name: str = "p") -> str:
-    """A test's p with two digits, or an empty string."""
-    return f"{row[name]:.2g}" if name in row else ""
+def number(name: str, form: str) -> Callable[[Row], str]:
+    """A column with a number of the rows in this format, as in number("p", ".2g"); empty where a row has none."""
+    return lambda row: format(row[name], form) if name in row else ""
 
 
 def _with_interval(row: Row, names: Sequence[str], form: str, between: str) -> str:

@@ -13,15 +13,15 @@ from accelerate.utils import broadcast_object_list
 from scipy.stats import binom
 
 from paper.lab import Lab
-from paper.study import Row
+from paper.study import Row, Table
 from spot import report
 from spot.evaluation.cost import image_shape, macs
 from spot.evaluation.throughput import Clock, cpu_threads, interleaved
 from spot.models.wrappers import TokenModel
 
 ROUNDS, WARM_UP = 11, 2
-BATCH = {"cpu": 32}  # images per batch; other devices need larger batches to be busy
-DEFAULT_BATCH = 256
+BATCH = {"cpu": 32}  # images per batch; other devices need LARGE_BATCH to be busy
+LARGE_BATCH = 256
 
 
 def timed(lab: Lab, models: Mapping[str, TokenModel]) -> dict[str, Row]:
@@ -68,7 +68,7 @@ def in_first_process(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
     """The result of call(clock, batch) in the first process; the others wait, so that they do not disturb it."""
     result: list[Any] = [None]
     if lab.main:
-        given = timing_settings(lab)["timing"]
+        given = timing_method(lab)
         with cpu_threads(given["threads"]):
             result = [call(given["clock"], given["batch"])]
     if lab.state.num_processes > 1:
@@ -76,17 +76,17 @@ def in_first_process(lab: Lab, call: Callable[[Clock, int], Any]) -> Any:
     return result[0]
 
 
-def timing_settings(lab: Lab) -> dict[str, Any]:
-    """The timing method, for a result's settings."""
+def timing_method(lab: Lab) -> dict[str, Any]:
+    """How times are measured, for a result's settings."""
     device = lab.state.device.type
     threads, clock = (1, "processor") if device == "cpu" else (None, "wall")
-    batch = BATCH.get(device, DEFAULT_BATCH)
-    return {"timing": {"device": device, "threads": threads, "clock": clock, "batch": batch, "rounds": ROUNDS}}
+    batch = BATCH.get(device, LARGE_BATCH)
+    return {"device": device, "threads": threads, "clock": clock, "batch": batch, "rounds": ROUNDS}
 
 
 def timing_note(lab: Lab) -> str:
     """The same as a sentence."""
-    given = timing_settings(lab)["timing"]
+    given = timing_method(lab)
     clock = "processor time of one thread" if given["clock"] == "processor" else f"the clock, on {given['device']}"
     return (
         f"Speed-ups are medians over {ROUNDS} rounds in turns in one run, batches of {given['batch']} and of 1, by "
@@ -107,9 +107,8 @@ def single_cell(row: Row) -> str:
     return f"{row['single']:.2f}× ({row['single_low']:.2f}–{row['single_high']:.2f})" if "single" in row else ""
 
 
-def macs_cell(row: Row) -> str:
-    return f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else ""
-
-
-# The columns of a study's table.
-COLUMNS = {"speed-up": speed_cell, "batch 1": single_cell, "by MACs": macs_cell}
+COLUMNS: Table = {
+    "speed-up": speed_cell,
+    "batch 1": single_cell,
+    "by MACs": lambda row: f"{row['MAC ratio']:.2f}×" if "MAC ratio" in row else "",
+}

@@ -7,13 +7,11 @@ can reach them: with the published schedule and a better one, with plain and wit
 also compared with a smaller image of as many patches, and with ToMe at its published speed-up.
 """
 
-from torch import Tensor
-
 from paper.backbone import Backbone, shrinkable, vit_b16_macs
 from paper.lab import Lab
 from paper.statistics import accuracy_row, difference
 from paper.study import Result, Row, Study, Table, cell, figure, paper_row, signed
-from paper.timing import COLUMNS, timed, timing_note, timing_settings
+from paper.timing import COLUMNS, timed, timing_method, timing_note
 from spot.errors import InputError
 from spot.evaluation.accuracy import Setting
 from spot.models.baselines import TOME_FLOOR
@@ -49,7 +47,7 @@ def run(lab: Lab) -> Result:
             raise InputError(f"tome compares budgets below the grid's {cells} tokens, got {lab.tokens}")
         rows += compared(lab, backbone, budgets, notes)
     notes = [
-        lab.differs(searched=False),
+        lab.conditions(searched=False),
         timing_note(lab),
         "Speed-up and MAC ratio are relative to the dense ViT, the drop to the method's own dense accuracy on the same "
         "images. The paper's SPoT is relative to SPoT's own dense model, its ToMe rows are ToMe's published figures: "
@@ -65,7 +63,7 @@ def run(lab: Lab) -> Result:
         "retrofitted weights; none were trained to.",
         *dict.fromkeys(notes),
     ]
-    return Result(rows, paper_rows(), notes, timing_settings(lab))
+    return Result(rows, paper_rows(), notes, {"timing": timing_method(lab)})
 
 
 def paper_rows() -> list[Row]:
@@ -100,11 +98,10 @@ def compared(lab: Lab, backbone: Backbone, budgets: list[int], notes: list[str])
             lines[method + suffix, f"as {tokens} tokens"] = Setting(name, tokens)
     if most is not None:
         lines[MERGED, MOST] = Setting("tome-cost", most)
-    right: dict[tuple[str, str], Tensor] = {}
-    for suffix in weights:  # one pass over the images each
-        own = {line: [each] for line, each in lines.items() if line[0].endswith(SAME) == bool(suffix)}
-        made = lab.accuracies(backbone, own, retrofitted=bool(suffix))
-        right |= {line: predictions.right for line, (predictions,) in made.items()}
+    settings = {
+        line: lab.same_weights(backbone, each) if line[0].endswith(SAME) else each for line, each in lines.items()
+    }
+    right = {line: predictions.right for line, predictions in lab.accuracy(backbone, settings).items()}
     # The speed does not depend on the weights, so each method is timed once.
     models = {" ".join(line): lab.model(backbone, each) for line, each in lines.items() if not line[0].endswith(SAME)}
     speeds = timed(lab, models)

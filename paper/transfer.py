@@ -7,22 +7,23 @@ isotropic tokens moved equally far in random directions, and positions searched 
 import torch
 
 from paper.backbone import Backbone
-from paper.lab import Lab
+from paper.classification import PAPER_ISOTROPIC
+from paper.lab import PAPER_IMAGES, Lab
 from paper.plots import grouped_bars
 from paper.statistics import accuracy_row, difference, predicted
-from paper.study import PAPER_IMAGES, Result, Row, Study, Table, cell, figure, p_value, signed
+from paper.study import Result, Row, Study, Table, cell, figure, number, signed
 from spot.errors import InputError
 from spot.placement.files import Placements
 from spot.placement.oracle import moved_at_random
 
-# Source, target, the target's own accuracy with isotropic tokens, and with the source's positions.
+# Source, target, and the target's accuracy with the source's positions.
 PAPER = (
-    ("CLS-IN1k", "CLS-IN21k", 46.85, 54.06),
-    ("MAE-IN1k", "CLS-IN21k", 46.85, 56.71),
-    ("CLS-IN21k", "CLS-IN1k", 33.52, 37.91),
-    ("MAE-IN1k", "CLS-IN1k", 33.52, 39.19),
-    ("CLS-IN21k", "MAE-IN1k", 61.72, 68.50),
-    ("CLS-IN1k", "MAE-IN1k", 61.72, 67.81),
+    ("CLS-IN1k", "CLS-IN21k", 54.06),
+    ("MAE-IN1k", "CLS-IN21k", 56.71),
+    ("CLS-IN21k", "CLS-IN1k", 37.91),
+    ("MAE-IN1k", "CLS-IN1k", 39.19),
+    ("CLS-IN21k", "MAE-IN1k", 68.50),
+    ("CLS-IN1k", "MAE-IN1k", 67.81),
 )
 CONTROLS = ("jittered", "another")
 
@@ -45,7 +46,7 @@ def run(lab: Lab) -> Result:
             row |= accuracy_row(right["transfer"], "transfer") | difference(original.right, right["transfer"])
             rows.append(row | difference(right["another"], right["transfer"], "excess"))
     notes = [
-        lab.differs(),
+        lab.conditions(),
         "Δ: the target's accuracy with the source's positions minus its accuracy with isotropic tokens, on the same "
         "images. p: McNemar's exact test. own: with positions found by the target itself.",
         "Controls. jittered: isotropic tokens moved in random directions, by the same distance as in the source's "
@@ -69,16 +70,16 @@ def placed(lab: Lab, source: Backbone) -> dict[str, Placements]:
 
 def paper_rows() -> list[Row]:
     return [
-        {"source": f"paper: {source}", "target": f"paper: {target}", "tokens": 25, "original": original}
-        | {"transfer": moved, "delta": round(moved - original, 2), "images": PAPER_IMAGES}
-        for source, target, original, moved in PAPER
+        {"source": f"paper: {source}", "target": f"paper: {target}", "tokens": 25, "original": PAPER_ISOTROPIC[target]}
+        | {"transfer": moved, "delta": round(moved - PAPER_ISOTROPIC[target], 2), "images": PAPER_IMAGES}
+        for source, target, moved in PAPER
     ]
 
 
 TABLE: Table = {
     "source → target": lambda row: f"{row['source']} → {row['target'].removeprefix('paper: ')}",
     "tokens": "tokens", "original %": "original", "transfer %": lambda row: cell(row, "transfer"), "Δ": signed,
-    "p": p_value, "jittered %": "jittered", "another image's %": "another",
+    "p": number("p", ".2g"), "jittered %": "jittered", "another image's %": "another",
     "excess": lambda row: signed(row, "excess"), "own %": "own", "images": "images",
 }  # fmt: skip
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from spot.errors import InputError
 from spot.placement.oracle import Model, SearchResult, descent, frozen, snapped
 from spot.placement.priors import draw_rows
 
@@ -42,8 +41,6 @@ def trial_search(
         on_grid: only centres of cells, and no two tokens move into the same cell.
         keys: names of the images; each image's moves then depend only on its name.
     """
-    if passes < 1:
-        raise InputError(f"a search by trials takes at least 1 forward pass, got {passes}")
     size = (images.shape[-2], images.shape[-1])
     reach = REACH * positions.new_tensor(size) / positions.new_tensor(grid)  # in pixels
 

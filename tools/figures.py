@@ -24,8 +24,8 @@ from torch import Tensor
 import spot
 from paper.program import program
 from spot import report
-from spot.data.classes import class_names
 from spot.data.picture import evaluation_transform, open_image
+from spot.evaluation.photos import names_of, short
 from spot.models.family import Source, at_budget
 from spot.models.glimpsed import Glimpsed
 from spot.placement.glimpses import cut_out
@@ -81,9 +81,9 @@ def opened(model: spot.SpotViT, file: Path) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def best(model: spot.SpotViT, images: Tensor, positions: Tensor, count: int = 1) -> list[tuple[str, float]]:
     """The most probable classes, in percent."""
-    names = class_names(model) or [f"class {index}" for index in range(model.num_classes)]
+    names = names_of(model)
     values, indices = model(images, positions)[0].softmax(0).topk(count)
-    return [(names[i].split(",")[0], 100 * p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
+    return [(short(names[i]), 100 * p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
 
 
 def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
@@ -121,9 +121,7 @@ def photograph(vit: spot.SpotViT, model: spot.SpotViT, file: Path) -> Figure:
 
 def gallery(vit: spot.SpotViT, model: spot.SpotViT, files: Sequence[Path]) -> Figure:
     """Placements of every prior with their predictions, then the moves of searches."""
-    pictures, windows, answers = [], [], []
-    moved, paths, masks, changes = [], [], [], []
-    harmed, away, falls = [], [], []
+    placed, moved, harmed = [], [], []
     spectral = resolve_saliency("spectral", model)
     for file in files:
         images, picture = opened(model, file)
@@ -134,30 +132,27 @@ def gallery(vit: spot.SpotViT, model: spot.SpotViT, files: Sequence[Path]) -> Fi
         mask = spectral(images, [file.name])[0]
         for prior in PRIORS:
             positions = model.place(images, tokens=TOKENS, prior=prior, keys=[file.name])
-            pictures.append(picture)
-            windows.append(positions)
-            answers.append("{}: {} {:.0f} %".format(prior, *best(model, images, positions)[0]))
+            placed.append((picture, positions, "{}: {} {:.0f} %".format(prior, *best(model, images, positions)[0])))
         for prior in ("isotropic", "center", "salient", "focus"):
             start = model.place(images, tokens=TOKENS, prior=prior, keys=[file.name])
             result = spot.search(model, images, None, start, objective="agree", steps=STEPS, lr=LR, dense=dense_logits)
             step = int(result.best_step)
             chance = 100 * result.logits[0].softmax(-1)[:, target]
-            moved.append(picture)
-            masks.append(mask)
-            paths.append(result.trajectory[0, : step + 1])
-            changes.append(f"from {prior}: {goal} {chance[0]:.0f} → {chance[step]:.0f} % (all: {dense:.0f} %)")
+            change = f"from {prior}: {goal} {chance[0]:.0f} → {chance[step]:.0f} % (all: {dense:.0f} %)"
+            moved.append((picture, result.trajectory[0, : step + 1], change, mask))
         start = model.place(images, tokens=TOKENS, prior="isotropic")
         result = spot.search(model, images, torch.tensor([target]), start, objective="ascent", steps=STEPS, lr=LR)
         chance = 100 * result.logits[0].softmax(-1)[:, target]
-        harmed.append(picture)
-        away.append(result.trajectory[0])
-        falls.append(f"{goal} {chance[0]:.0f} → {chance[-1]:.0f} %")
+        harmed.append((picture, result.trajectory[0], f"{goal} {chance[0]:.0f} → {chance[-1]:.0f} %"))
+    pictures, windows, answers = zip(*placed, strict=True)
     title = f"Where priors place {TOKENS} tokens, and the retrofitted ViT's answer"
     places = Gallery(pictures, windows, captions=answers, window=model.patch_size, columns=len(PRIORS), title=title)
+    pictures, paths, changes, masks = zip(*moved, strict=True)
     title = f"Moved by gradient towards the prediction of all {len(model.grid())} tokens, over a saliency map"
-    ways = Gallery(moved, paths, masks=masks, captions=changes, columns=4, title=title)
+    ways = Gallery(pictures, paths, masks=masks, captions=changes, columns=4, title=title)
+    pictures, paths, falls = zip(*harmed, strict=True)
     title = "Moved adversarially, to make that class less probable"
-    worse = Gallery(harmed, away, captions=falls, adversarial=True, columns=4, title=title)
+    worse = Gallery(pictures, paths, captions=falls, adversarial=True, columns=4, title=title)
     return gallery_figure([places, ways, worse], width=15)
 
 
@@ -212,7 +207,7 @@ def draw_street(model: spot.SpotViT, photo: Path, study: dict[str, Any]) -> Figu
     samples = round(several.tokens_per_glimpse**0.5) * model.patch_size  # a side of an inset
     glimpses = several.finder.find(images, several.glimpses).glimpses
     logits = several.glimpse_logits(images, glimpses)
-    names = model.class_names or [f"class {index}" for index in range(model.num_classes)]
+    names = names_of(model)
     figure = PlainFigure(13, 5.6, dpi=110)
     wide, narrow = figure.subfigures(1, 2, width_ratios=[2.5, 1])
     axes = wide.subplots()

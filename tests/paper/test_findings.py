@@ -54,11 +54,7 @@ def turn(results, study, name):
     changed = copy.deepcopy(results)
     for row in changed[study].rows:
         if name in row:
-            row[name], row[f"{name}_low"], row[f"{name}_high"] = (
-                -row[name],
-                -row[f"{name}_high"],
-                -row[f"{name}_low"],
-            )
+            row |= around(name, -row[name], row[name] - row[f"{name}_low"])
     return changed
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from paper.provenance import comment, file_hashes
-from spot.models.family import is_delta, read_delta
-from spot.models.shipped import ALIASES, built_in, find
+from paper import findings
+from paper.provenance import comment, file_hashes, hashes_with_base
+from paper.study import STUDIES, Result, find_study
+from spot.models.shipped import ALIASES, built_in
 from spot.store import read_tensors, write_tensors
 from tests.conftest import make_nano
 
@@ -36,7 +37,7 @@ def unproven(text):
     for named in NAMED.finditer(text):
         for model in named[1].split(","):
             name, *pairs = model.split()
-            ships = file_hashes(name) | ({"base": read_delta(find(name))[1]["hash"]} if is_delta(find(name)) else {})
+            ships = hashes_with_base(name)
             for part, given in zip(pairs[::2], pairs[1::2], strict=True):
                 if ships.get(part) != given:
                     yield f"a table is of {name}'s {part} {given}; what ships has {ships.get(part)}"
@@ -65,16 +66,21 @@ def test_every_result_is_of_the_model_files_that_ship(path):
     several = [settings] if "models" in settings else [each for each in settings.values() if isinstance(each, dict)]
     named = [each for each in several if each.get("models")]
     assert named, f"{path} does not say which model files it is of"
+    text = path.with_suffix(".md").read_text()
     for each in named:
         assert all("source" in about for about in each["models"].values())
         assert list(stale(each, content["rows"])) == []
+        assert path.stem == "findings" or all(about.get("file", "") in text for about in each["models"].values())
 
 
-@pytest.mark.parametrize("path", [path for path in PAGES if path.stem != "findings"], ids=lambda path: path.stem)
-def test_a_page_says_which_files_it_is_of(path):
-    models = json.loads(path.read_text())["settings"]["models"]
-    text = path.with_suffix(".md").read_text()
-    assert all(about["file"] in text for about in models.values() if "file" in about)
+@pytest.mark.parametrize("path", [path for path in PAGES if path.stem in STUDIES], ids=lambda path: path.stem)
+def test_a_studys_page_is_made_from_its_result(path):
+    assert find_study(path.stem).markdown(Result.load(path)) == path.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize("folder", ["imagenet", "scenes"])
+def test_the_page_of_findings_is_made_from_the_results_beside_it(folder):
+    assert findings.markdown(findings.read(RESULTS / folder)) == (RESULTS / folder / "findings.md").read_text()
 
 
 DOCUMENTS = [

@@ -53,5 +53,3 @@ def test_the_rehearsals_files_are_read_as_the_published_ones_are(tmp_path):
     assert (tuned.vit.global_pool, tuned.num_classes) == ("avg", 1000)
     kind = KINDS["CLS-IN1k"]
     assert spot.load(kind.model, weights=setup.file(kind.model), depth=2).num_classes == 1000
-    with pytest.raises(InputError):
-        spot.load(kind.model, weights=setup.file(kind.model))  # 12 blocks are not in it

@@ -21,10 +21,7 @@ def test_the_score_is_the_covered_share_of_the_window(half):
     # Windows of 8 pixels: all left, all right, centred on the edge, two pixels into the right half, beyond it.
     positions = places((16, 4), (16, 24), (16, 16), (16, 18), (16, 40))
     torch.testing.assert_close(score(half, positions, 8), torch.tensor([[0, 1, 0.5, 0.75, 1]]))
-
-
-def test_a_window_between_pixels_is_scored_between_them(half):
-    # Its column of samples nearest the edge stands half on 0 and half on 1: 3.5 of 8 columns are covered.
+    # Between pixels, the column of samples nearest the edge stands half on 0 and half on 1: 3.5 of 8 are covered.
     torch.testing.assert_close(score(half, places((16, 15.5)), 8), torch.tensor([[3.5 / 8]]))
 
 

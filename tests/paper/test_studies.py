@@ -9,9 +9,10 @@ import torch
 from paper import classification, off_grid, priors, robustness, saliency_gain, transfer
 from paper.saliency_gain import score
 from paper.statistics import predicted
-from paper.study import STUDIES, Result, cell, find_study, signed, with_counts
+from paper.study import STUDIES, Result, find_study, with_counts
 from spot.errors import InputError
 from spot.evaluation.cost import macs
+from spot.placement.files import Placements
 from tests.conftest import random_policy
 
 ELSEWHERE = ("needle", "anytime", "retrofit")  # studies with a test file of their own, and the logs of training
@@ -27,7 +28,7 @@ def test_a_study_is_written_and_redrawn_from_its_file(name, lab, tmp_path):
     again = Result.load(tmp_path / "a.json")
     assert (again.rows, again.paper, again.notes) == (result.rows, result.paper, result.notes)
     assert study.draw(again).axes
-    page = study.markdown(again, "a.png")
+    page = study.markdown(again)
     assert "paper" in page and "50,000" in page
     for row in again.rows:  # every accuracy has its interval and its number of images
         if "top1" in row:
@@ -104,7 +105,7 @@ def test_the_papers_slips_are_named_with_the_right_figures():
 def test_saliency_gain_is_that_of_the_positions_scores(lab):
     backbone = lab.backbones[0]
     found = lab.oracle(backbone, tokens=4)
-    gains = saliency_gain.measured(lab, backbone, {4: found})[4]
+    gains = saliency_gain.measured(lab, backbone, found)
     data = lab.sources.images(backbone.model, oracle=True)
     for number in (0, 7, 29):
         image, _, key = data[data.keys.index(found.keys[number])]
@@ -116,13 +117,11 @@ def test_saliency_gain_is_that_of_the_positions_scores(lab):
 
 def test_the_control_of_the_saliency_gain_moves_as_another_image(lab):
     """With the same movement in every image, the control is the search itself, up to the image's edge."""
-    from spot.placement.files import Placements
-
     backbone = lab.backbones[0]
     keys = lab.sources.images(backbone.model, oracle=True).keys
     start = 0.3 + 0.4 * torch.rand(len(keys), 4, 2, generator=torch.Generator().manual_seed(0))
     moved = Placements(list(keys), torch.stack([start, start + torch.tensor([0.05, -0.1])], 1))
-    gains = saliency_gain.measured(lab, backbone, {4: moved})[4]
+    gains = saliency_gain.measured(lab, backbone, moved)
     torch.testing.assert_close(gains["token"], gains["token_control"], rtol=1e-3, atol=1e-4)
 
 
@@ -164,12 +163,6 @@ def test_a_result_with_other_fields_or_a_damaged_one_is_refused(tmp_path):
             Result.load(path)
     with pytest.raises(InputError, match="no result"):
         Result.load(tmp_path / "none.json")
-
-
-def test_cells_show_numbers_with_their_intervals():
-    assert cell({"top1": 44.05, "low": 41.0, "high": 47.25}) == "44.0 (41.0–47.2)"
-    assert cell({"top1": None}) == "–" and cell({"top1": 3.0}) == "3.0"
-    assert signed({"delta": -3.21, "delta_low": -4.0, "delta_high": 1.0}) == "-3.2 (-4.0 to +1.0)"
 
 
 def test_a_line_on_fewer_images_says_on_how_many_it_is():

@@ -6,8 +6,6 @@ from torch import nn
 from paper import timing
 from paper.timing import median_interval, timed
 from spot.evaluation import throughput
-from spot.models.baselines import PatchDropout
-from spot.models.tome import ToMe
 from spot.models.wrappers import PlainViT
 from tests.conftest import make_nano
 
@@ -34,20 +32,6 @@ def test_a_slow_spell_of_the_machine_does_not_change_the_ratio(make_lab, monkeyp
     assert rows["slow"]["speed-up"] == 1.0
     assert rows["fast"]["speed-up"] == rows["fast"]["single"] == pytest.approx(3.0)
     assert rows["fast"]["images/s"] == pytest.approx(4 / 5)  # the median round took five seconds
-
-
-def test_rows_carry_cost_beside_speed(make_lab, monkeypatch):
-    monkeypatch.setattr(timing, "ROUNDS", 2)
-    monkeypatch.setattr(timing, "BATCH", {"cpu": 3})
-    model = make_nano()
-    models = {"vit": PlainViT(model), "dropped": PatchDropout(model, 4), "merged": ToMe(model, 4)}
-    rows = timed(make_lab(["one"]), models)
-    assert [*rows] == [*models] and all(row["batch"] == 3 for row in rows.values())
-    assert rows["vit"]["MAC ratio"] == rows["vit"]["speed-up"] == rows["vit"]["single"] == 1.0
-    assert all(row["speed_low"] <= row["speed-up"] <= row["speed_high"] for row in rows.values())
-    assert all(row["single_low"] <= row["single"] <= row["single_high"] for row in rows.values())
-    assert rows["dropped"]["MAC ratio"] == pytest.approx(rows["vit"]["GMACs"] / rows["dropped"]["GMACs"])
-    assert rows["dropped"]["MAC ratio"] > 3 and rows["dropped"]["images/s"] > 0
 
 
 def test_the_interval_of_the_median_holds_what_a_table_of_the_sign_test_says():
