@@ -45,7 +45,7 @@ def one_sentence(program: str) -> Iterator[None]:
         print(f"{program}: {sentence}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        print(f"{program}: {str(stop) or 'stopped; what was finished is kept'}", file=sys.stderr)
+        print(f"{program}: {str(stop) or 'stopped; finished work is kept'}", file=sys.stderr)
         sys.exit(130)
 
 

@@ -49,16 +49,16 @@ def run_demo(name: str, budgets: Sequence[int], count: int, out: Path) -> None:
             {"placement": placement, **{f"{budget} tokens": top1.get((placement, budget)) for budget in budgets}}
             for placement in (DROPOUT, *PRIORS, ORACLE)
         ],
-        f"Top-1 accuracy, %, of {name} on {count} scenes it has never seen",
+        f"Top-1 accuracy, %, of {name} on {count} unseen scenes",
         digits=1,
         caption=f"{DROPOUT}: the ViT on a random part of its grid. salient: tokens drawn from the object's mask. "
-        "focus: even coverage drawn towards it. "
-        f"{ORACLE}: isotropic tokens after five steps of search with the label: what placement could give.",
+        "focus: even coverage, denser on the object. "
+        f"{ORACLE}: isotropic tokens after five steps of gradient search with the label.",
     )
     draw_gallery(model, scenes, searches[sorted(budgets)[min(1, len(budgets) - 1)]], out / "placements.png")
     gmacs = {budget: macs(model.at(tokens=budget, prior="isotropic")) / 1e9 for budget in budgets}
     costs = [{**row, "gmacs": gmacs[row["tokens"]]} for row in rows]
-    save(accuracy(costs, title=f"{name}: what accuracy costs"), out / "accuracy.png")
+    save(accuracy(costs, title=f"{name}: accuracy against cost"), out / "accuracy.png")
     score = {placement: top1[placement, min(budgets)] for placement in (*PRIORS, ORACLE)}
     best = max(("isotropic", "center"), key=score.__getitem__)
     report.say(

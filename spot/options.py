@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 from spot.errors import InputError, unknown
 
 T = TypeVar("T")
-EXPLAINED = arg(help_behavior_hint="")  # --help adds no "(default: None)", because the text says what happens
+EXPLAINED = arg(help_behavior_hint="")  # --help adds no "(default: None)", because the text describes it
 Maybe = Annotated[T | None, EXPLAINED]
 Several = Annotated[tuple[T, ...], EXPLAINED]
 Flat = arg(name="")  # the fields of a dataclass as options without a prefix

@@ -100,7 +100,7 @@ def disk_errors(path: str | Path) -> Iterator[None]:
         if number is None and not full:
             raise
         reason = "the disk is full" if full else os.strerror(number)  # type: ignore[arg-type]
-        sentence = f"cannot write {path}: {reason}; what was finished stays, and the same command goes on"
+        sentence = f"cannot write {path}: {reason}; finished work is kept, and the same command resumes"
         raise InputError(sentence) from error
 
 

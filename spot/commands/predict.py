@@ -51,7 +51,7 @@ def predict(
     if runtime == "onnx":
         for name, value in {"weights": weights, "cascade": cascade, "out": out, **placement}.items():
             if value not in (None, False):
-                raise InputError(f"--{name} goes with --runtime torch; a file has what it was exported with")
+                raise InputError(f"--{name} goes with --runtime torch; an exported file has its own settings")
         predict_exported(images, model, top, skip_unreadable, csv, json)
         return
     options.check_prior(prior)

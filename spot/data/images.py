@@ -86,7 +86,7 @@ class Images(Dataset[Sample | None]):
     def note_unread(self, unread: Unread) -> None:
         """Add an unreadable image to `skipped`, or raise InputError."""
         if not self.skip:
-            raise InputError(f"{unread.reason} ({unread.key}); skip=True (--skip-unreadable) goes on without it")
+            raise InputError(f"{unread.reason} ({unread.key}); skip=True (--skip-unreadable) continues without it")
         if unread.key not in self.skipped:
             self.skipped.append(unread.key)
 

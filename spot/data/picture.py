@@ -70,7 +70,7 @@ def open_photos(
             image = transform(open_image(path))
         except InputError as error:
             if not skip:
-                hint = "; skip=True (--skip-unreadable) goes on without it" if len(paths) > 1 else ""
+                hint = "; skip=True (--skip-unreadable) continues without it" if len(paths) > 1 else ""
                 raise InputError(f"{error}{hint}") from None
             from spot import report  # imports rich, which exported files run without
 

@@ -37,7 +37,7 @@ class Exported:
         self.session = onnx_session(path, threads)
         entries = self.session.get_modelmeta().custom_metadata_map
         if KEY not in entries:
-            raise InputError(f"{path} was not written by spot export, and says nothing of its input; export it again")
+            raise InputError(f"{path} was not written by spot export, and does not describe its input; export it again")
         self.path = Path(path)
         self.about: dict[str, Any] = json.loads(entries[KEY])
         self.takes_positions = len(self.session.get_inputs()) > 1

@@ -113,7 +113,7 @@ class Worker:
             job.answer({"error": str(error)})
         except Exception as error:
             logging.getLogger("spot.play").exception("a request failed")
-            job.answer({"error": f"this did not work ({type(error).__name__}: {error}); the terminal says more"})
+            job.answer({"error": f"this did not work ({type(error).__name__}: {error}); the terminal shows more"})
         finally:
             with self._changed:
                 if self._running.get(key) is job:

@@ -104,7 +104,9 @@ def check_inputs(images: Tensor, positions: Tensor, size: int) -> None:
     if positions.shape[0] != images.shape[0]:  # not len(): it would fix the batch when traced
         raise InputError(f"positions are for {len(positions)} images, but there are {len(images)}; pass one each")
     if positions.dtype not in (torch.float32, torch.float64):
-        raise InputError(f"positions must be float32, got {positions.dtype}; coarser types cannot tell subpixels apart")
+        raise InputError(
+            f"positions must be float32, got {positions.dtype}; coarser types cannot represent subpixel positions"
+        )
     if positions.device != images.device:
         raise InputError(f"positions are on {positions.device}, images on {images.device}; move one to the other")
     if size < 1:

@@ -49,7 +49,7 @@ class RunFolder:
             if not isinstance(there, dict):
                 raise InputError(f"{file} is damaged: it has no settings; choose another --out")
             refuse_difference(
-                f"the run in {self.path}", there, self.settings, "choose another --out, or ask for the same"
+                f"the run in {self.path}", there, self.settings, "choose another --out, or the same settings"
             )
         elif self.path.exists() and (not self.path.is_dir() or not all(map(is_leftover, self.path.iterdir()))):
             raise InputError(f"{self.path} holds something that is not a training run; choose another --out")

@@ -115,7 +115,7 @@ def test_what_cannot_be_read_stops_the_run_or_is_named_and_left_out(model, tmp_p
     file = picture(tmp_path / "all" / "good.png")
     (tmp_path / "all" / "bad.png").write_text("no")
     given = ["predict", tmp_path / "all", "--model", model]
-    assert "bad.png is not an image; skip=True (--skip-unreadable) goes on without it" in refused(*given)
+    assert "bad.png is not an image; skip=True (--skip-unreadable) continues without it" in refused(*given)
     rows, _ = results(*given, "--skip-unreadable")
     assert "bad.png" in capsys.readouterr().err
     assert {row["image"] for row in rows} == {str(file)}

@@ -96,7 +96,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_finished_work_stays(given, tmp
 
     with monkeypatch.context() as full:
         full.setattr(cache, "write_tensors", fills_up)
-        assert "the disk is full; what was finished stays" in refused(capsys, "robustness", *given)
+        assert "the disk is full; finished work is kept" in refused(capsys, "robustness", *given)
     assert len(list((tmp_path / "out" / "cache" / "predictions").glob("*.safetensors"))) == 2
     main(["robustness", *given])
     assert (tmp_path / "out" / "robustness.json").is_file()
