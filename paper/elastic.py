@@ -78,7 +78,7 @@ STUDY = Study(
     run,
     figure(
         accuracy, line="placement", across="share", panel="backbone", log=False,
-        across_label="tokens, % of the grid", title="SPoT beside elastic windows, from a fifth of the tokens to all",
+        across_label="tokens, % of the grid", title="SPoT and elastic windows, from a fifth of the tokens to all",
     ),
     table,
 )  # fmt: skip

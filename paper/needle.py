@@ -174,7 +174,7 @@ def points(result: Result) -> list[Row]:
 
 def draw(result: Result) -> Figure:
     """One model against image size and against cost; several models each in a panel against cost."""
-    title = "A small thing in a large picture, {tokens} tokens or the dense grid"
+    title = "A small object in a large picture: {tokens} tokens, and the dense grid"
     if len({row["backbone"] for row in result.rows}) == 1:
         return figure(accuracy, points, title=title)(result)
     cost = {"across": "gmacs", "value": "top1", "across_label": "multiply-adds per image, in billions", "log": False}

@@ -105,7 +105,7 @@ STUDY = Study(
     figure(
         grouped_bars, partial(with_counts, line="placement"), group="backbone", bar="placement", value="top1",
         label="top-1 accuracy, %",
-        title="Harmful priors and adversarial searches, beside isotropic tokens",
+        title="Harmful priors and adversarial searches, with isotropic tokens as reference",
     ),
     table,
 )  # fmt: skip

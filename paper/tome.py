@@ -155,7 +155,7 @@ STUDY = Study(
     figure(
         accuracy, points, line="method", across="speed-up", value="delta", panel="backbone", log=False,
         across_label="speed-up over the dense ViT", label="change in top-1, percentage points",
-        title="What speed costs: SPoT and ToMe",
+        title="Speed and accuracy of SPoT and ToMe",
     ),
     TABLE,
 )  # fmt: skip

@@ -79,7 +79,11 @@ def accuracy(
             axes.set_xscale("log")
             _ticks(axes, part, costs if stacked else [cost], {row[cost] for row in rows})
         axes.set_title(heading, fontsize=10)
-        axes.set_xlabel(across_label or "\n".join(COSTS.get(name, name) for name in (costs if stacked else [cost])))
+        text = across_label or "\n".join(COSTS.get(name, name) for name in (costs if stacked else [cost]))
+        if panel is None:
+            axes.set_xlabel(text)
+        else:  # one for all panels
+            figure.supxlabel(text, fontsize="medium")
     at_fewest = {str(row[line]): row[value] for row in sorted(rows, key=lambda row: -row[costs[0]])}
     legend(figure, [handles[name] for name in sorted(handles, key=lambda name: -at_fewest[name])])
     return figure
