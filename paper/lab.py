@@ -12,6 +12,7 @@ and features are compared with a kNN bank and freed, group by group. Under `acce
 the images are divided among the processes; all get every prediction, and the first one writes.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -284,7 +285,7 @@ class Lab:
         maps = any(each.needs_map for each in voters)
         saliency = self.sources.saliency(model, str(self.settings.bank)) if maps else None
         batches = self._batches(self.sources.bank(model))
-        return compute_banks(model, batches, voters, saliency=saliency, shown=self.main)
+        return list(compute_banks(model, batches, voters, memory=math.inf, saliency=saliency, shown=self.main))
 
     def _batches(self, images: Data) -> Loader:
         """This process's share of the batches."""

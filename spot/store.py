@@ -53,10 +53,11 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     followed, "-" is standard output, and pipes and devices are written to directly. The temporary name keeps the
     suffix, because matplotlib and others choose the format by it.
     """
-    # /dev/stdout may be an open regular file, which must not be replaced.
     standard = str(path) in ("-", "/dev/stdout")
+    # An open file under /dev or /proc, such as /dev/stderr, may be a regular one, which must not be replaced.
+    opened = Path(os.path.abspath(path)).parts[1:2] in (("dev",), ("proc",))
     with disk_errors(path):
-        if standard or (Path(path).exists() and not Path(path).is_file()):
+        if standard or (Path(path).exists() and (opened or not Path(path).is_file())):
             with tempfile.TemporaryDirectory() as folder:
                 temporary = Path(folder) / f"out{Path(path).suffix}"
                 yield temporary
@@ -127,7 +128,8 @@ def locked(path: str | Path, what: str = "") -> Iterator[None]:
     The operating system releases the lock when the process ends. The lock is a hidden file in the same folder.
     """
     path = Path(os.path.realpath(path))
-    lock = path / f"{HIDDEN}lock" if path.is_dir() else path.with_name(f"{HIDDEN}{path.name[:50]}.lock")
+    name = f"{path.name[:50]}-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]}.lock"  # at most 255 bytes
+    lock = path / f"{HIDDEN}lock" if path.is_dir() else path.with_name(HIDDEN + name)
     with disk_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         handle = _hold(lock)
@@ -207,8 +209,14 @@ def write_tensors(
     from safetensors.torch import save
 
     metadata = {kind: json.dumps(about, sort_keys=True), **others}
-    # Copies, because safetensors refuses tied weights: tensors that share memory.
-    content = save({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}, metadata)
+    stored: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        part = tensor.detach().contiguous()
+        start = part.untyped_storage().data_ptr()
+        stored[name] = part.clone() if start in memory else part  # safetensors refuses tensors that share memory
+        memory.add(start)
+    content = save(stored, metadata)
     start = 8 + int.from_bytes(content[:8], "little")
     entries, data = json.loads(content[8:start]), memoryview(content)[start:]
     entries["__metadata__"][CHECKSUM] = _checksum(entries, [data])

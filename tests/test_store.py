@@ -316,3 +316,17 @@ def test_the_first_difference_is_named():
         refuse_difference("x", {"a": {"b": 1}}, {"a": {"b": 2}, "c": 3}, "choose another")
     with pytest.raises(InputError, match=r"c=None, now c=3"):
         refuse_difference("x", {"a": 1}, {"a": 1, "c": 3})
+
+
+def test_locks_of_long_names_that_begin_alike_are_different(tmp_path):
+    name = "placements-of-vit_tiny_patch16_224-augreg_in21k_ft_in1k-seed-{}.safetensors"
+    with locked(tmp_path / name.format(0)), locked(tmp_path / name.format(1)):
+        assert len(names(tmp_path)) == 2
+    assert not names(tmp_path)
+
+
+def test_an_open_file_of_the_process_is_added_to(tmp_path):
+    (tmp_path / "log.txt").write_text("old\n")
+    with (tmp_path / "log.txt").open("a") as log:
+        write_json(f"/dev/fd/{log.fileno()}", [1])
+    assert (tmp_path / "log.txt").read_text() == "old\n[\n  1\n]\n"

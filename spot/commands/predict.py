@@ -50,7 +50,7 @@ def predict(
     }  # fmt: skip
     if runtime == "onnx":
         for name, value in {"weights": weights, "cascade": cascade, "out": out, **placement}.items():
-            if value not in (None, False):
+            if value is not None and value is not False:
                 raise InputError(f"--{name} goes with --runtime torch; an exported file has its own settings")
         predict_exported(images, model, top, skip_unreadable, csv, json)
         return
@@ -93,7 +93,7 @@ def predict_exported(
         model, images = images[0], images[1:]
     exported, table = ExportedCascade(model) if Path(model).is_dir() else Exported(model), []
     for path, rows in predict_photos(exported, photo_files(images), top=top, skip=skip):
-        report.show(rows, str(path), digits=1)
+        report.show([{**row, "probability": f"{row['probability']:.1f} %"} for row in rows], str(path))
         table += [{"image": str(path), **row} for row in rows]
     report.save_csv(csv, table)
     report.save_json(json, table, {"model": model, "runtime": "onnx", "model_hash": exported.about["model_hash"]})

@@ -223,6 +223,10 @@ def evaluate(
     check_kind("model", model, SpotViT, Family)
     check_kind("data", data, Loader, str, Path)
     check_kind("settings", settings, list, tuple)
+    if not settings:
+        raise InputError("at least one setting is needed, got none")
+    for setting in settings:
+        check_kind("a setting", setting, Setting, str)
     bound = with_models(model, settings)
     models = [model_of(setting) for setting in bound]
     some = models[0].spot_vit if isinstance(model, Family) else model

@@ -5,8 +5,9 @@ compared.rows            # a row per placement and budget, percentages with 95 %
 compared.evaluation      # the results of each image
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +103,18 @@ def compare(source: Source, data: str | Path, cascade: Cascade | None = None, **
         reading["batch_size"], first_image = 1, images[0]
         shape = None if first_image is None else tuple(first_image[0].shape)
     batches, shown = loader(images, **reading), state.is_main_process
-    banks: list[Bank] = []
+    banks: Iterable[Bank] = ()
     if chosen.knn is not None and chosen.knn.suffix == ".safetensors":
-        banks = [read_bank(chosen.knn, [model_of(each).spot_vit for each in settings], images.classes)] * len(settings)
+        bank = read_bank(chosen.knn, [model_of(each).spot_vit for each in settings], images.classes)
+        check_k(bank, chosen.k)
+        banks = [bank] * len(settings)
     elif chosen.knn is not None:
         bank_maps = maps_for(model, priors or [model.prior], chosen.saliency, chosen.knn)
         labelled = open_bank(model, chosen.knn, None if classified else images.classes, chosen.skip_unreadable)
-        banks = compute_banks(model, loader(labelled, **reading), settings, saliency=bank_maps, shown=shown)
-    if banks:
-        check_k(banks[0], chosen.k)
+        computed = compute_banks(model, loader(labelled, **reading), settings, saliency=bank_maps, shown=shown)
+        first_bank = next(computed)  # before the evaluation, to refuse bad input early
+        check_k(first_bank, chosen.k)
+        banks = chain([first_bank], computed)
     made = evaluate(model, batches, settings, saliency=maps, features=bool(banks), accuracy=classified, shown=shown)
     votes = knn_rows(made, banks, k=chosen.k, device=state.device) if banks else [{}] * len(settings)
     rows = []

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spot.data.images import Data
 from spot.evaluation.accuracy import features_and_head
-from spot.hashes import hash_model
+from spot.hashes import hash_model, hash_tensors
 from spot.models.spot_vit import SpotViT
 from spot.placement.dataset_search import fill_placements
 from spot.placement.files import Placements
@@ -36,7 +36,9 @@ def embed(model: SpotViT, data: Data, path: str | Path, *, seed: int = 0, **opti
         options: batch_size and workers, as for `spot.placement.dataset_search.search_dataset`.
     """
     about: dict[str, Any] = {"model": model.name, "model_hash": hash_model(model)}
-    about |= {"prior": resolve_prior(model.prior).name, "tokens": model.tokens, "scale": model.scale}
+    prior = resolve_prior(model.prior)
+    about |= {"prior": prior.name, "tokens": model.tokens, "scale": model.scale}
+    about |= {"policy": hash_tensors(model.policy.state_dict())} if prior.learned and model.policy is not None else {}
     about = as_json({**about, "seed": seed, "classes": list(data.classes)})
 
     @torch.no_grad()

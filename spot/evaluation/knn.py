@@ -3,14 +3,14 @@
 A bank contains the features of labelled images. An image's k most similar entries vote for their class with weight
 exp(similarity / temperature). Features are the classifier's input, timm's forward_head(…, pre_logits=True).
 
-    banks = compute_banks(model, batches, settings)               # in memory, one for each setting
+    banks = compute_banks(model, batches, settings)               # one for each setting, as many at a time as fit
     bank = read_bank("features.safetensors", [model], classes)    # a file of `spot embed`, mapped into memory
     rows = knn_rows(evaluate(model, data, settings, features=True), banks)
 
-The bank is compared in chunks, so that 1.28 million × 768 numbers need not fit into memory.
+A bank is compared in chunks, so that a file of 1.28 million × 768 numbers need not fit into memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from spot.data.loader import Loader
 from spot.errors import InputError
-from spot.evaluation.accuracy import Evaluation, Setting, evaluate
+from spot.evaluation.accuracy import Evaluation, Setting, evaluate, model_of, with_models
 from spot.hashes import hash_model
 from spot.models.family import Source
 from spot.models.spot_vit import SpotViT
@@ -30,6 +30,7 @@ from spot.store import refuse_difference
 K, TEMPERATURE = 20, 0.07
 CHUNK = 65_536  # entries of the bank at a time: 200 MB of features at D = 768
 ROWS = 256  # images at a time: 64 MB of similarities to a chunk
+MEMORY = 8e9  # bytes of the banks that are computed at a time
 
 
 class Bank(NamedTuple):
@@ -39,17 +40,28 @@ class Bank(NamedTuple):
     labels: Tensor  # (M,) int64
 
 
-def compute_banks(source: Source, batches: Loader, settings: Sequence[Setting], **options: Any) -> list[Bank]:
-    """Compute a bank for each setting in one pass over labelled images, in all processes together.
+def compute_banks(
+    source: Source, batches: Loader, settings: Sequence[Setting], *, memory: float = MEMORY, **options: Any
+) -> Iterator[Bank]:
+    """Yield a bank for each setting, computed by all processes together.
+
+    A pass over the labelled images computes as many banks as fit into `memory` bytes, and the next pass begins when
+    they have been used.
 
     options: arguments of `evaluate`, such as saliency.
     """
     if any(isinstance(setting.placement, Placements) for setting in settings):
         raise InputError("placements are for the images evaluated, not for the bank's; give a file of spot embed")
-    made = evaluate(source, batches, settings, features=True, accuracy=False, title="bank", **options)
-    if bool((made.labels < 0).any()):
-        raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
-    return [Bank(features, made.labels) for features in made.features]
+    bound = with_models(source, settings)
+    size = 4 * len(batches.data) * model_of(bound[0]).spot_vit.embed_dim
+    at_once = max(1, int(min(memory / max(1, size), len(bound))))
+    for start in range(0, len(bound), at_once):
+        group = bound[start : start + at_once]
+        made = evaluate(source, batches, group, features=True, accuracy=False, title="bank", **options)
+        if bool((made.labels < 0).any()):
+            raise InputError("a kNN bank needs labels: a folder with one sub-folder per class")
+        while made.features:
+            yield Bank(made.features.pop(0), made.labels)
 
 
 def read_bank(path: str | Path, models: Sequence[SpotViT], classes: Sequence[str]) -> Bank:
@@ -57,9 +69,11 @@ def read_bank(path: str | Path, models: Sequence[SpotViT], classes: Sequence[str
     made = Placements.load(path)
     if not {"features", "labels"} <= set(made.values):
         raise InputError(f"{path} has no features and labels; write them with spot embed")
-    there = {"model_hash": made.metadata.get("model_hash")}
     for model in models:
-        refuse_difference(str(path), there, {"model_hash": hash_model(model)}, "embed the images with this model")
+        here = {"tokens": model.tokens, "model_hash": hash_model(model)}  # a family's weights depend on the tokens
+        if made.metadata.get("model_hash") != here["model_hash"]:
+            there = {name: made.metadata.get(name) for name in here}
+            refuse_difference(str(path), there, here, "embed the images with this model")
     features, labels = made.values["features"], made.values["labels"]
     if int(labels.min()) < 0:
         raise InputError(f"{path} has images without labels; embed a folder with one sub-folder per class")
@@ -106,7 +120,7 @@ def nearest(features: Tensor, bank: Bank, k: int, chunk: int = CHUNK) -> Iterato
 
 
 def knn_rows(
-    evaluation: Evaluation, banks: Sequence[Bank], *, k: int = K, device: torch.device | str = "cpu"
+    evaluation: Evaluation, banks: Iterable[Bank], *, k: int = K, device: torch.device | str = "cpu"
 ) -> list[dict[str, Any]]:
     """kNN accuracy in percent for each row of `evaluation.rows()`: mean and standard deviation over seeds.
 

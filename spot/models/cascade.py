@@ -21,15 +21,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spot.errors import InputError
+from spot.errors import InputError, check_kind
 from spot.models.family import Source, at_budget, dense_model, hash_weights
-from spot.models.loading import load_source
+from spot.models.loading import is_timm, load_source, unknown_model
 from spot.models.shipped import CASCADE, find
 from spot.models.spot_vit import SpotViT
 from spot.models.tome import ToMe
-from spot.models.wrappers import PlainViT, TokenModel
+from spot.models.wrappers import PlainViT, TokenModel, Wrapper
 from spot.placement.priors import check_images
 from spot.store import read_json, write_json
+from spot.tokens.tokenizer import Tokenizer
 
 FORMAT = 2
 
@@ -110,6 +111,8 @@ class Cascade(nn.Module):
         if path.suffix != ".json":
             file = find(name)
             path = file.with_suffix(CASCADE)
+            if not file.exists() and not is_timm(str(name)):
+                raise unknown_model(str(name))
             if not file.is_file() or not path.is_file():
                 raise InputError(
                     f"{name} has no calibrated cascade; make one with spot calibrate, and give its .json file"
@@ -143,6 +146,7 @@ class Cascade(nn.Module):
         until: the confidence at which an image stops at any stage, instead of the calibrated thresholds.
         """
         check_images(images)
+        check_kind("until", until, float, int, type(None))
         if until is not None and not 0 < until <= 1:
             raise InputError(f"until is a confidence, above 0 and at most 1, got {until}")
         return self._steps(images, until)
@@ -172,7 +176,9 @@ def stage_model(model: SpotViT, stage: Stage, *, grid: bool) -> TokenModel:
     """The model of a stage: with token merging if the stage has any; without, on the grid the plain ViT."""
     if any(stage.merged):
         return ToMe(model, stage.merged, own_placement=not grid)
-    return PlainViT(model) if grid else model
+    if not grid:
+        return model
+    return PlainViT(model) if type(model.tokenizer) is Tokenizer else Wrapper(model)
 
 
 def predict_stage(model: TokenModel, images: Tensor, last: bool) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,7 @@ def untrained(name: str, options: dict[str, Any]) -> SpotViT:
     if path.exists():
         _, config = read_saved(path)
         return build({**config, "options": {**config["options"], **options}})
-    if is_timm(name):
+    if is_timm(name) and ":" not in name:  # whose configuration would be downloaded
         return adapt(name.removeprefix("timm/"), **options)
     raise unknown_model(name)
 

@@ -17,7 +17,7 @@ from spot import report
 from spot.data.images import Data
 from spot.data.loader import Loader
 from spot.errors import InputError
-from spot.hashes import hash_model
+from spot.hashes import hash_model, hash_tensors
 from spot.placement.files import Placements, PlacementWriter
 from spot.placement.oracle import SearchSettings, search
 from spot.placement.priors import resolve_prior
@@ -82,6 +82,7 @@ def search_dataset(
             "seed": seed,
             "objective": _name(objective),
             "keep": keep,
+            **({"policy": hash_tensors(model.policy.state_dict())} if prior.learned else {}),
             "settings": settings.as_json(),
         }
     )

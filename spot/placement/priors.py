@@ -25,6 +25,7 @@ from torch.quasirandom import SobolEngine
 
 from spot.draws import generator_for
 from spot.errors import InputError, check_kind, unknown
+from spot.tokens.positions import check_positions
 
 GAUSSIAN_WIDTH = 1 / math.pi  # standard deviation of the gaussian prior, as a fraction of each side
 CENTER_WIDTH = 0.3  # width of the center prior's pull towards the middle, as a fraction of each side
@@ -231,6 +232,8 @@ class Prior:
         if not isinstance(positions, Tensor) or positions.ndim != 3 or positions.shape[1] != tokens:
             got = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
             raise InputError(f"the prior {self.name} must give positions ({len(images)}, {tokens}, 2), got {got}")
+        if PRIORS.get(self.name) is not self:  # a user's function, or a policy
+            check_positions(positions)
         return positions
 
 

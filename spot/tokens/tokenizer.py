@@ -39,8 +39,8 @@ class Tokenizer(nn.Module):
         """
         projection, kernels = patch_embed.proj, None
         size = projection.kernel_size[0]
+        check_inputs(images, positions, size)  # before `can_cache`, which reads the values
         if self.can_cache(images, positions):
-            check_inputs(images, positions, size)
             values = positions[0].contiguous().numpy().tobytes()
             read, kernels = cached_placement(values, positions.shape[-1], tuple(images.shape[-2:]), size, self.kernels)
             pixels = read(images).flatten(2)

@@ -19,6 +19,9 @@ from spot.tokens.positions import COLUMNS
 from spot.tokens.pyramid import can_read, levels_needed, pyramid, scaled_reader
 
 
+MAX_SIZE = 10_000  # samples along each side of a window
+
+
 def windows(images: Tensor, positions: Tensor, size: int) -> Tensor:
     """Read a K × K window of every image (B, C, H, W) at every position → (B, N, C, K, K).
 
@@ -109,8 +112,8 @@ def check_inputs(images: Tensor, positions: Tensor, size: int) -> None:
         )
     if positions.device != images.device:
         raise InputError(f"positions are on {positions.device}, images on {images.device}; move one to the other")
-    if size < 1:
-        raise InputError(f"size must be at least 1 sample, got {size}")
+    if not 1 <= size <= MAX_SIZE:
+        raise InputError(f"size must be at least 1 sample and at most {MAX_SIZE}, got {size}")
 
 
 def _split(start: Tensor, length: int, size: int) -> tuple[Tensor, Tensor]:

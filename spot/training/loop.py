@@ -239,10 +239,17 @@ class Trainer:
     def restore(self) -> None:
         """Resume from the folder's newest checkpoint, if it has one."""
         state = self.folder.load()
-        if state is not None:
+        if state is None:
+            return
+        try:
             for name, part in self.stateful().items():
                 part.load_state_dict(state[name])
             self.progress = Progress(**state["progress"])
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"the newest checkpoint in {self.folder.path} is not one of this run ({reason}); delete it"
+            ) from error
 
 
 def prepare(objective: Objective, recipe: Recipe) -> None:

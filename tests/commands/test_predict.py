@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import spot
+from spot.commands.predict import predict as predict_verb
 from spot.data.folders import photo_files
 from spot.data.picture import evaluation_transform
 from spot.errors import InputError
@@ -154,3 +155,9 @@ def test_tokens_on_a_whole_image_are_where_the_same_fractions_say(nano, tmp_path
     if prior == "isotropic":  # the same even spacing in pixels either way: more columns than rows
         columns, rows = (len(made.positions[:, axis].unique()) for axis in (1, 0))
         assert columns > rows
+
+
+@pytest.mark.parametrize("option", [{"tokens": 0}, {"tokens": 9}, {"until": 0.0}, {"fit": "whole"}, {"merge": True}])
+def test_an_exported_file_takes_no_options_of_the_model(option):
+    with pytest.raises(InputError, match=f"--{next(iter(option))} goes with --runtime torch"):
+        predict_verb(("x.png",), model="no.onnx", runtime="onnx", **option)

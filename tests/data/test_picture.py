@@ -10,7 +10,7 @@ from timm.data import create_transform
 from timm.data.transforms import ResizeKeepRatio
 from torchvision.transforms import CenterCrop
 
-from spot.data.picture import evaluation_transform, open_image, resize_and_crop
+from spot.data.picture import evaluation_transform, open_image, open_photos, resize_and_crop
 from spot.errors import InputError
 from tests.data.files import BLUE, GREEN, RED, cut_short, png_of
 
@@ -137,3 +137,17 @@ def test_pixels_are_those_of_timms_transforms(shape):
     assert torch.equal(evaluation_transform({**config, "input_size": (3, 224, 224)})(image), square(image))
     wide = CenterCrop((32, 48))(ResizeKeepRatio((int(32 / 0.875), int(48 / 0.875)), interpolation="bicubic")(image))
     assert resize_and_crop(image, (32, 48)).tobytes() == wide.tobytes()
+
+
+@pytest.mark.parametrize("fit", ["whole", "squash"])
+def test_a_line_of_pixels_is_cropped_before_it_is_resized(fit):
+    config = {"input_size": (3, 32, 32), "mean": (0,) * 3, "std": (1,) * 3}
+    image = Image.new("RGB", (20000, 4), (255, 0, 0))
+    image.paste((0, 255, 0), (9968, 0, 10032, 4))  # the middle, 16 times as long as high
+    assert evaluation_transform(config, fit=fit)(image)[1].min() > 0.5
+
+
+def test_photographs_none_of_which_can_be_read_are_refused(tmp_path):
+    (tmp_path / "a.png").write_text("no image")
+    with pytest.raises(InputError, match="none of the files"):
+        list(open_photos([tmp_path / "a.png"], lambda image: image, skip=True))

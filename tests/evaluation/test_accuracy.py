@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import spot
 from spot.data.images import open_data
@@ -284,3 +285,38 @@ def test_only_seeds_are_pooled(nano, data):
     made = evaluate(nano, batches, settings)
     assert made.groups() == [[0, 1], [2], [3], [4], [5], [6, 7]]
     assert [row["seeds"] for row in made.rows()] == [2, 1, 1, 1, 1, 2]
+
+
+@torch.no_grad()
+def test_features_are_in_the_order_of_the_keys(data, nano):
+    data.keep([3, 0, 5, 1])
+    found = evaluate(nano, loader(data, 3), [Setting("isotropic", 4)], features=True)
+    images = {key: image[None] for image, _, key in data}
+    for key, features in zip(found.keys, found.features[0], strict=True):
+        tokens = nano.forward_features(images[key], nano.place(images[key], tokens=4, prior="isotropic"))
+        torch.testing.assert_close(features, nano.forward_head(tokens, pre_logits=True)[0])
+
+
+@torch.no_grad()
+def test_merged_tokens_are_pooled_by_their_sizes(folder):
+    model = make_nano(global_pool="avg").eval()
+    tome = ToMe(model, 2)
+    data = open_data(folder, transform=model.transform(), limit=4)
+    found = evaluate(model, loader(data), [Setting(model=tome)])
+    logits = {key: tome(image[None]) for image, _, key in data}
+    for key, label, loss in zip(found.keys, found.labels, found.losses[0], strict=True):
+        assert loss.item() == pytest.approx(F.cross_entropy(logits[key], label[None]).item(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [([], "at least one setting"), ([("isotropic", 9)], "a setting must be"), (["centre"], "'centre'")],
+)
+def test_senseless_settings_get_a_sentence(data, nano, settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        evaluate(nano, loader(data), settings)
+
+
+def test_a_prior_does_not_go_with_a_baseline_that_places_its_own_tokens(nano):
+    with pytest.raises(InputError, match="places tokens in its own way"):
+        with_models(nano, [Setting("isotropic", 5, model=PatchDropout(nano, 5))])

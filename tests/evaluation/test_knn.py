@@ -102,9 +102,9 @@ def test_a_bank_holds_the_models_features_and_so_does_a_file_of_spot_embed(nano,
 def test_data_that_makes_no_bank_is_refused(nano, images, tmp_path):
     unlabelled = open_data(tmp_path / "images" / "0", transform=nano.transform())
     with pytest.raises(InputError, match="needs labels"):
-        compute_banks(nano, loader(unlabelled), [Setting("center", 4)])
+        next(compute_banks(nano, loader(unlabelled), [Setting("center", 4)]))
     with pytest.raises(InputError, match="give a file of spot embed"):
-        compute_banks(nano, loader(images()), [Setting(Placements(["a"], torch.rand(1, 4, 2)))])
+        next(compute_banks(nano, loader(images()), [Setting(Placements(["a"], torch.rand(1, 4, 2)))]))
 
 
 def test_a_file_of_other_features_is_refused(nano, images, tmp_path):
@@ -142,3 +142,13 @@ def test_images_are_their_own_nearest_neighbours_and_seeds_give_a_mean_and_a_dev
 def test_a_bank_of_scenes_has_50000_of_the_million():
     keys = open_bank(spot.load("scenes-a"), Path("scenes"), None, False).keys
     assert len(keys) == 50_000 and keys[-1] == "train/00049999"
+
+
+def test_banks_that_do_not_fit_into_memory_together_are_computed_one_after_the_other(nano, images):
+    settings = [Setting("uniform", 4, seed) for seed in (0, 1, 2)]
+    together = list(compute_banks(nano, loader(images(), 4), settings))
+    size = 4 * len(images()) * nano.embed_dim
+    for memory in (1, size, 2 * size):
+        some = compute_banks(nano, loader(images(), 4), settings, memory=memory)
+        for bank, expected in zip(some, together, strict=True):
+            assert torch.equal(bank.features, expected.features) and torch.equal(bank.labels, expected.labels)

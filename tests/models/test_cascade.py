@@ -24,6 +24,7 @@ from spot.evaluation.early_exit import (
 from spot.models.cascade import Cascade, Stage
 from spot.models.tome import ToMe
 from spot.models.tome_schedule import blocks_macs
+from tests.models.test_checkpoints import authors_state
 
 
 @pytest.fixture(scope="module")
@@ -258,3 +259,14 @@ def test_bad_input_is_one_sentence(model, cascade, images, batches, tmp_path):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(InputError, match=sentence):
             Cascade.load(tmp_path / "bad.json", model)
+
+
+def test_a_cascade_of_the_authors_checkpoint_has_its_own_grid_last(tmp_path):
+    torch.save(authors_state(side=16), tmp_path / "authors.pth")
+    authors = spot.load(tmp_path / "authors.pth", tokens=16)
+    images = torch.randn(2, 3, *authors.img_size)
+    cells = len(authors.grid())
+    *_, step = Cascade(authors, [Stage(16, 1, threshold=1.0), Stage(cells, 2)])(images)
+    assert step.tokens.tolist() == [16 + cells] * 2
+    expected = authors(images, authors.grid(images)).log_softmax(1)
+    torch.testing.assert_close(step.logits.softmax(1), expected.softmax(1), atol=1e-5, rtol=1e-4)

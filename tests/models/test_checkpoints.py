@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import spot
 from spot.errors import InputError
 from spot.hashes import hash_model
-from spot.models.checkpoints import load_authors, save_model
+from spot.models.checkpoints import build, load_authors, model_config, save_model, with_options
 from tests.conftest import VIT_TINY, make_nano
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -257,3 +257,27 @@ def test_missing_files_and_unknown_names_are_named(nano, tmp_path):
     nano.prior = lambda images, tokens, generator: None
     with pytest.raises(InputError, match="function cannot be saved"):
         nano.save_pretrained(tmp_path / "x")
+
+
+def test_other_options_keep_the_classes_names_and_the_hash_of_the_weights():
+    model = make_nano()
+    model.class_names = names = [str(index) for index in range(10)]
+    model.weights_hash = "0123"  # by which policies and cascades know a family's weights
+    assert with_options(model, {"img_size": 64}).class_names == names
+    other = with_options(model, {"num_classes": 4})
+    assert other.class_names is None and other.weights_hash == "0123"
+    model.reset_classifier(10)
+    assert model.class_names == names
+    model.reset_classifier(4)
+    assert model.class_names is None
+
+
+def test_random_weights_of_a_hub_model_are_refused_without_a_request(monkeypatch):
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", None)
+    with pytest.raises(InputError, match="there is no model 'hf-hub:timm/vit_tiny_patch16_224'"):
+        spot.load("hf-hub:timm/vit_tiny_patch16_224", pretrained=False)
+
+
+def test_a_configuration_with_a_model_from_elsewhere_is_refused():
+    with pytest.raises(InputError, match="refused"):
+        build({**model_config(make_nano()), "model": "local-dir:x"})

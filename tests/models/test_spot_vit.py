@@ -15,6 +15,7 @@ from spot.placement.priors import focus
 from spot.placement.saliency import spectral_residual
 from spot.tokens import positions as positions_module
 from spot.tokens.positions import check_positions
+from tests.conftest import make_nano
 
 MODELS = [
     "vit_tiny_patch16_224",
@@ -334,3 +335,18 @@ def test_under_bfloat16_autocast_it_is_as_near_to_float32_as_timms_model(vit_tin
         logits = vit_tiny(images, grid), vit_tiny.vit(images)
     ours, theirs = ((each.float() - exact).square().mean().sqrt() for each in logits)
     assert ours < 1.2 * theirs  # 1.02 on photographs, and 1.43 where autocast rounds the position embedding
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("shape", [(), (2,), (5, 2), (2, 5), (2, 5, 4), (1, 5, 2)])
+def test_positions_of_another_shape_are_refused_in_one_sentence(shape, gradients):
+    """Without gradients the cache of placements reads them first."""
+    with torch.set_grad_enabled(gradients), pytest.raises(InputError, match="positions"):
+        make_nano()(torch.randn(2, 3, 32, 32), torch.rand(shape))
+
+
+def test_a_cast_model_keeps_the_position_kernels_in_float32():
+    model = make_nano()
+    before = model.tokenizer.kernels.inverse.clone()
+    model.bfloat16()
+    assert torch.equal(model.tokenizer.kernels.inverse, before) and before.dtype == torch.float32

@@ -260,3 +260,8 @@ def test_another_budget_is_another_model(vit):
         Merging(vit, 0)
     with pytest.raises(InputError, match="no learned prior"):
         spot.BASELINES["merged-learned"].build(vit, 16)(torch.rand(1, 3, 112, 112))
+
+
+def test_positions_given_to_tome_are_checked():
+    with pytest.raises(InputError, match="finite"):
+        ToMe(make_nano(), 1)(torch.randn(1, 3, 32, 32), torch.full((1, 9, 2), torch.nan))

@@ -131,3 +131,8 @@ def test_a_small_run_on_scenes_has_intervals_and_begins_with_the_grid_model(tmp_
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert retrofit.run(lab).rows == result.rows  # from the folder, without training again
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files
+
+
+def test_the_papers_lines_of_speed_are_those_of_its_figure():
+    assert speed.paper_accuracies()["best", speed.SPOT] == [62.83, 76.84, 82.76, 85.15]
+    assert speed.paper_accuracies()["best", speed.ORACLE] == [90.93, 94.87, 96.09, 96.24]

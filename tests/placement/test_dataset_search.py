@@ -8,6 +8,7 @@ from spot.placement import dataset_search
 from spot.placement.dataset_search import search_dataset
 from spot.placement.files import Placements
 from spot.placement.oracle import entropy, search, wrong_labels
+from spot.placement.policy import Policy
 from spot.placement.priors import uniform
 from tests.conftest import make_nano
 
@@ -185,3 +186,36 @@ def test_two_processes_write_the_file_that_one_writes(tmp_path, monkeypatch):
 def test_bad_options_are_refused(tmp_path, options, message):
     with pytest.raises(InputError, match=message):
         search_dataset(nano(), Pictures(1), tmp_path / "p.safetensors", **options)
+
+
+def test_two_searches_do_not_write_one_file_at_a_time(tmp_path):
+    path = tmp_path / "found.safetensors"
+
+    class Meanwhile(Pictures):
+        def __getitem__(self, index):
+            with pytest.raises(InputError, match="is being written"):
+                search_dataset(nano(), Pictures(4), path, steps=2, seed=1)
+            return super().__getitem__(index)
+
+    assert search_dataset(nano(), Meanwhile(4), path, steps=1).images == 4
+
+
+def test_wrong_labels_depend_on_the_seed(tmp_path):
+    targets = [
+        search_dataset(
+            nano(prior="isotropic"), Pictures(12), tmp_path / f"{seed}.safetensors", objective="obfuscate", steps=1,
+            seed=seed,
+        ).placements.values["targets"]
+        for seed in (0, 1)
+    ]  # fmt: skip
+    assert not torch.equal(*targets)
+
+
+def test_placements_from_another_policy_are_refused(tmp_path):
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        models.append(nano().at(prior=Policy(8)))
+    search_dataset(models[0], Pictures(2), tmp_path / "found.safetensors", steps=1)
+    with pytest.raises(InputError, match="policy"):
+        search_dataset(models[1], Pictures(4), tmp_path / "found.safetensors", steps=1)

@@ -10,7 +10,7 @@ import spot
 from spot.errors import InputError
 from spot.evaluation.cost import macs
 from spot.models.family import hash_weights
-from spot.placement.policy import KEY, Policy, upsampling
+from spot.placement.policy import KEY, Policy, read_policy_file, upsampling
 from spot.placement.priors import equal_shares, focus, isotropic
 from spot.store import read_tensors, write_tensors
 from tests.conftest import random_policy
@@ -157,3 +157,12 @@ def test_bad_input_is_one_sentence(model, images, tmp_path):
         write_tensors(tmp_path / "old.safetensors", state, KEY, {**about, **change})
         with pytest.raises(InputError, match=r"its kind of policy was removed in version 0.3; train it again"):
             spot.load_policy(tmp_path / "old.safetensors", model)
+
+
+def test_policies_of_0_2_have_no_patch_size_and_take_the_models(tmp_path):
+    policy = Policy(8)
+    about = {"format": 1, **policy.describe()}
+    del about["patch_size"]
+    write_tensors(tmp_path / "old.safetensors", policy.look.state_dict(), KEY, about)
+    read = read_policy_file(tmp_path / "old.safetensors", 8)
+    assert read.patch_size == 8 and not any(parameter.requires_grad for parameter in read.parameters())

@@ -249,3 +249,12 @@ def test_priors_draw_in_proportion_to_the_map_to_its_fourth_root_or_to_the_rest(
     maps[:, :, 16:] = 0.8
     drawn = PRIORS[name](torch.zeros(2000, 3, 32, 32), 1, seeded(), maps=maps, cells=16)[..., 1]
     assert (drawn > 0.5).float().mean().item() == pytest.approx(share, abs=0.04)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_positions_of_a_users_function_must_be_finite(value):
+    def nowhere(images, tokens, generator=None):
+        return torch.full((len(images), tokens, 2), value)
+
+    with pytest.raises(InputError, match="positions must be finite"):
+        resolve_prior(nowhere)(torch.zeros(2, 3, 8, 8), 4)

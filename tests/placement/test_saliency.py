@@ -16,6 +16,7 @@ from spot.placement.saliency import (
     map_macs,
     method_and_prompt,
     open_saliency,
+    read_map,
     record_method,
     resolve_saliency,
     rgb,
@@ -251,3 +252,19 @@ def test_a_folder_of_maps_remembers_what_one_cost(tmp_path):
     assert map_macs(tmp_path) is None
     record_method(tmp_path, "spectral")
     assert map_macs(tmp_path) == map_macs("spectral")
+
+
+def test_a_map_of_a_rotated_photograph_has_its_upright_size(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=exif)
+    (tmp_path / "maps").mkdir()
+    Image.new("L", (6, 8)).save(tmp_path / "maps" / "a.png")
+    assert read_map(tmp_path / "maps", "a.jpg", tmp_path).size == (6, 8)
+
+
+def test_an_empty_batch_needs_no_map():
+    def fails(images):
+        raise AssertionError
+
+    assert resolve_saliency(fails, MODEL)(torch.zeros(0, 3, 8, 8)).shape == (0, 8, 8)

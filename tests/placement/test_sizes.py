@@ -8,7 +8,7 @@ import torch
 from spot.errors import InputError
 from spot.placement.files import Placements
 from spot.placement.oracle import search
-from spot.placement.sizes import auto_scale, check_scale, sized, tiling_scale
+from spot.placement.sizes import SCALE_STEP, auto_scale, check_scale, sized, tiling_scale, variable_limits
 from tests.conftest import make_nano
 
 
@@ -82,3 +82,8 @@ def test_placements_keep_scales_and_regions_in_a_file(tmp_path, columns):
         Placements(["a", "b"], trajectory - 2)
     with pytest.raises(InputError, match="do not go into one file"):
         Placements.merge([Placements(["a"], trajectory[:1]), Placements(["b"], trajectory[1:, ..., :2])])
+
+
+def test_a_search_may_halve_scales_below_a_half():
+    low, _ = variable_limits(torch.zeros(2), torch.ones(2), torch.tensor([[[0.5, 0.5, 0.3]]]), 4.0)
+    assert (low[2] * SCALE_STEP).exp() == pytest.approx(0.15)

@@ -179,3 +179,37 @@ def test_memory_does_not_grow_with_steps(data, tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     small_run("distil", data, tmp_path / "long", {"checkpoint_minutes": 60.0}, epochs=12.0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # kB, over 45 steps
+
+
+def test_the_average_follows_the_weights_from_the_first_steps(data, tmp_path):
+    trained = small_run("distil", data, tmp_path / "run", ema=0.9999)
+    assert (trained.vit.blocks[0].attn.qkv.weight - make_nano().vit.blocks[0].attn.qkv.weight).abs().max() > 1e-3
+
+
+def test_gradients_are_clipped(data, tmp_path):
+    changes = {"optimizer": "adamw", "ema": 0.0, "weight_decay": 0.0, "blend": 1.0}
+    moved = {}
+    for clip in (None, 1e-9):
+        trained = small_run("distil", data, tmp_path / str(clip), clip_grad=clip, **changes)
+        start = make_nano().vit.blocks[0].attn.qkv.weight
+        moved[clip] = (trained.vit.blocks[0].attn.qkv.weight - start).abs().max()
+    assert moved[1e-9] < 0.5 * moved[None]
+
+
+def test_the_logged_loss_does_not_depend_on_accumulation_and_a_run_keeps_its_own(data, tmp_path):
+    changes, logs = {"mix_share": 0.0, "epochs": 1.0, "drop_path": 0.0}, []
+    for count in (1, 4):
+        out = tmp_path / str(count)
+        small_run("distil", data, out, {"accumulate": count}, **changes)
+        logs.append([float(row["loss"]) for row in csv.DictReader((out / "log.csv").open())])
+    assert logs[1] == pytest.approx(logs[0], rel=1e-3)
+    with pytest.raises(InputError, match="accumulate"):
+        small_run("distil", data, tmp_path / "1", {"accumulate": 2}, **changes)
+
+
+def test_a_checkpoint_of_another_run_is_named(data, tmp_path, monkeypatch):
+    with interrupted_after(2, monkeypatch):
+        small_run("distil", data, tmp_path / "run")
+    torch.save({"progress": {}}, tmp_path / "run" / "checkpoints" / "00000003.pt")
+    with pytest.raises(InputError, match=r"newest checkpoint in .*run is not one of this run .* delete it"):
+        small_run("distil", data, tmp_path / "run")
