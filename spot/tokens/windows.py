@@ -18,7 +18,6 @@ from spot.errors import InputError, check_kind
 from spot.tokens.positions import COLUMNS
 from spot.tokens.pyramid import can_read, levels_needed, pyramid, scaled_reader
 
-
 MAX_SIZE = 10_000  # samples along each side of a window
 
 

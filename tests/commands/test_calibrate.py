@@ -57,3 +57,12 @@ def test_predict_exits_early(folder, results):
 def test_bad_input_is_one_sentence(folder, monkeypatch, refused, words, sentence):
     monkeypatch.chdir(folder)
     assert sentence in refused(*words)
+
+
+def test_only_names_the_images_to_calibrate_on(folder, tmp_path):
+    for number in range(4):
+        to_pil_image(Scenes("test", 4)[number][0]).save(tmp_path / f"{number}.png")
+    (tmp_path / "some.txt").write_text("1.png\n3.png\n")
+    words = ["--workers", 0, "--agree", 0.5, "--tokens", 9, "--no-merge", "--only", tmp_path / "some.txt"]
+    command("calibrate", folder / "model", "--data", tmp_path, *words, "--out", tmp_path / C)
+    assert json.loads((tmp_path / C).read_text())["made"]["images"] == 2

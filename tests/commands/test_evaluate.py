@@ -150,3 +150,11 @@ def test_an_unreadable_image_stops_the_run_or_is_counted(evaluated, model, image
     rows, settings = evaluated("--tokens", 4, "--skip-unreadable")
     assert rows[0]["images"] == 20 and settings["skipped"] == ["3/99.png"]
     assert "1 could not be read" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_cost_of_a_map_is_counted(evaluated, monkeypatch):
+    rows, _ = evaluated("--prior", "isotropic", "focus", "--tokens", "4")
+    monkeypatch.setattr("spot.evaluation.compare.map_macs", lambda source: 10**9)
+    dearer, _ = evaluated("--prior", "isotropic", "focus", "--tokens", "4")
+    assert dearer[0]["gmacs"] == rows[0]["gmacs"]
+    assert dearer[1]["gmacs"] > rows[1]["gmacs"] + 0.9

@@ -1,5 +1,7 @@
 """Features of a data set: the model's own, in order, refused under other settings. tests/faults kills and resumes."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from PIL import Image
@@ -10,6 +12,7 @@ from spot.data.images import data_for
 from spot.errors import InputError
 from spot.evaluation.features import embed
 from spot.placement.files import Placements
+from spot.placement.policy import Policy
 from tests.conftest import make_nano
 
 
@@ -55,3 +58,16 @@ def test_bad_input_is_one_sentence(tmp_path, capsys):
     embed(model.at(tokens=4), data, tmp_path / "f.safetensors")
     with pytest.raises(InputError, match="tokens=4, now tokens=5"):
         embed(model.at(tokens=5), data, tmp_path / "f.safetensors")
+
+
+def test_features_of_another_seed_or_policy_do_not_go_into_one_file(tmp_path):
+    data = data_for(make_nano(img_size=64), "scenes", limit=4)
+    model = make_nano(img_size=64).at(tokens=5, prior="uniform")
+    embed(model, data, tmp_path / "f.safetensors", seed=0)
+    with pytest.raises(InputError, match="seed=0, now seed=1"):
+        embed(model, data, tmp_path / "f.safetensors", seed=1)
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        placed = model.at(prior=Policy(8))
+        with pytest.raises(InputError, match="policy=") if seed else nullcontext():
+            embed(placed, data, tmp_path / "learned.safetensors")
