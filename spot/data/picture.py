@@ -111,13 +111,19 @@ def evaluation_transform(
     fit: "crop" is the paper's evaluation: bicubic, the short side to 256 for a model of 224 × 224, then the central
         square. "squash" resizes both sides to the model's size. "whole" keeps the whole image and its shape, resized to
         the model's number of pixels. "full" keeps every pixel, for a model that finds places in large pictures.
+
+    A model of one channel gets grey levels.
     """
-    from torchvision.transforms import Compose, Normalize, ToTensor
+    from torchvision.transforms import Compose, Grayscale, Normalize, ToTensor
 
     if fit not in get_args(Fit):
         raise unknown("fit", fit, get_args(Fit))
     fitted = partial(fit_image, size=size or data_config["input_size"][-2:], fit=fit)
-    return Compose([fitted, ToTensor(), Normalize(data_config["mean"], data_config["std"])])
+    mean, std, channels = data_config["mean"], data_config["std"], data_config["input_size"][0]
+    if channels == 1:  # grey levels, with the mean of the colours' statistics
+        mean, std = ([sum(values) / len(values)] for values in (mean, std))
+        return Compose([fitted, Grayscale(), ToTensor(), Normalize(mean, std)])
+    return Compose([fitted, ToTensor(), Normalize(mean, std)])
 
 
 def fit_image(image: Image.Image, size: Sequence[int], fit: Fit) -> Image.Image:

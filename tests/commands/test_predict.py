@@ -16,6 +16,7 @@ from spot.errors import InputError
 from spot.evaluation.photos import predict
 from spot.models.tome import Merging
 from tests.commands.conftest import command
+from tests.conftest import make_nano
 from tests.data.files import picture
 
 
@@ -161,3 +162,14 @@ def test_tokens_on_a_whole_image_are_where_the_same_fractions_say(nano, tmp_path
 def test_an_exported_file_takes_no_options_of_the_model(option):
     with pytest.raises(InputError, match=f"--{next(iter(option))} goes with --runtime torch"):
         predict_verb(("x.png",), model="no.onnx", runtime="onnx", **option)
+
+
+def test_a_model_of_one_channel_classifies_photographs_in_grey(tmp_path, results):
+    make_nano(in_chans=1).save_pretrained(tmp_path / "grey")
+    file = picture(tmp_path / "x.png")
+    rows, _ = results("predict", file, "--model", tmp_path / "grey", "--tokens", 4, "--top", 1)
+    model = spot.load(tmp_path / "grey")
+    image = Image.open(file).convert("L")
+    assert model.transform()(image).shape == model.transform()(image.convert("RGB")).shape == (1, 32, 32)
+    logits = model(model.transform()(image)[None], tokens=4)
+    assert rows[0]["index"] == int(logits.argmax())
