@@ -12,12 +12,10 @@ if TYPE_CHECKING:  # importing torch takes a second, too long for a command's --
 
 def hash_tensors(tensors: Mapping[str, "Tensor"], *others: Any) -> str:
     """Hash the names, shapes, types and values of tensors, and `others` (as JSON)."""
-    import torch
-
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor_bytes(tensor))
     if others:
         digest.update(json.dumps(others, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]
@@ -45,3 +43,10 @@ def hash_file(path: str | Path) -> str:
 def hash_json(data: Any) -> str:
     """Hash JSON data. The order of keys has no effect."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def tensor_bytes(tensor: "Tensor") -> Any:
+    """A tensor's memory as an array of bytes; a contiguous tensor on the CPU is not copied."""
+    import torch
+
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

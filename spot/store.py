@@ -25,10 +25,12 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spot.errors import InputError
+from spot.hashes import tensor_bytes
 
 try:
     import fcntl
@@ -204,26 +206,33 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file whose header contains `about` as JSON under `kind`, and the entries `others`.
 
-    Equal content gives equal bytes: safetensors orders these entries randomly, so the header is written again, sorted.
+    Equal content gives equal bytes, and nothing is copied. The writer of safetensors orders header entries randomly,
+    and leaves files of its own behind when it is killed.
     """
-    from safetensors.torch import save
-
-    metadata = {kind: json.dumps(about, sort_keys=True), **others}
-    stored: dict[str, Tensor] = {}
-    memory: set[int] = set()
-    for name, tensor in tensors.items():
-        part = tensor.detach().contiguous()
-        start = part.untyped_storage().data_ptr()
-        stored[name] = part.clone() if start in memory else part  # safetensors refuses tensors that share memory
-        memory.add(start)
-    content = save(stored, metadata)
-    start = 8 + int.from_bytes(content[:8], "little")
-    entries, data = json.loads(content[8:start]), memoryview(content)[start:]
-    entries["__metadata__"][CHECKSUM] = _checksum(entries, [data])
+    content = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
+    # Sorted by element size, largest first, which aligns every tensor; then by name.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    entries: dict[str, Any] = {"__metadata__": {kind: json.dumps(about, sort_keys=True), **others}}
+    end = 0
+    for name in order:
+        start, end = end, end + content[name].nbytes
+        shape, dtype = list(tensors[name].shape), _dtype_name(tensors[name].dtype)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    entries["__metadata__"][CHECKSUM] = _checksum(entries, (content[name] for name in order))
     header = _dumped(entries)
     header += b" " * (-len(header) % 8)  # aligns the data
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        file.writelines([len(header).to_bytes(8, "little"), header, data])
+        file.writelines([len(header).to_bytes(8, "little"), header, *(content[name] for name in order)])
+
+
+@cache
+def _dtype_name(dtype: Any) -> str:
+    """The name of a dtype in safetensors files: F32, BF16, I64."""
+    import torch
+    from safetensors.torch import save
+
+    empty = save({"x": torch.empty(0, dtype=dtype)})
+    return str(json.loads(empty[8:])["x"]["dtype"])
 
 
 def read_tensors(
