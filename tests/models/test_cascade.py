@@ -270,3 +270,12 @@ def test_a_cascade_of_the_authors_checkpoint_has_its_own_grid_last(tmp_path):
     assert step.tokens.tolist() == [16 + cells] * 2
     expected = authors(images, authors.grid(images)).log_softmax(1)
     torch.testing.assert_close(step.logits.softmax(1), expected.softmax(1), atol=1e-5, rtol=1e-4)
+
+
+def test_a_misspelt_model_and_a_confidence_that_is_no_number_get_a_sentence(cascade, images):
+    with pytest.raises(InputError, match=r"there is no model 'vit-tii'; did you mean 'vit-ti'"):
+        Cascade.load("vit-tii")
+    with pytest.raises(InputError, match="has no calibrated cascade"):
+        Cascade.load("scenes-a")
+    with pytest.raises(InputError, match="until must be float or int or None, got str"):
+        next(cascade(images, until="0.8"))
