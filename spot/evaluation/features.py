@@ -5,7 +5,7 @@ A feature depends only on the image, its key and the settings. The file is a pla
 
     values["features"]   float32 (M, D), the classifier's input
     values["labels"]     int64 (M,), -1 for images without a label
-    metadata             model, model_hash, tokens, prior, scale, seed, classes
+    metadata             model, model_hash, tokens, prior, scale, seed, classes; policy (a hash) if there is one
 
 `spot evaluate --knn FILE` reads it as a bank (spot/evaluation/knn.py).
 """
@@ -18,12 +18,10 @@ from torch import Tensor
 
 from spot.data.images import Data
 from spot.evaluation.accuracy import features_and_head
-from spot.hashes import hash_model, hash_tensors
 from spot.models.spot_vit import SpotViT
-from spot.placement.dataset_search import fill_placements
+from spot.placement.dataset_search import describe_placement, fill_placements
 from spot.placement.files import Placements
 from spot.placement.oracle import frozen
-from spot.placement.priors import resolve_prior
 from spot.store import as_json
 
 
@@ -35,11 +33,8 @@ def embed(model: SpotViT, data: Data, path: str | Path, *, seed: int = 0, **opti
         seed: seed of random priors, combined with each image's key.
         options: batch_size and workers, as for `spot.placement.dataset_search.search_dataset`.
     """
-    about: dict[str, Any] = {"model": model.name, "model_hash": hash_model(model)}
-    prior = resolve_prior(model.prior)
-    about |= {"prior": prior.name, "tokens": model.tokens, "scale": model.scale}
-    about |= {"policy": hash_tensors(model.policy.state_dict())} if prior.learned and model.policy is not None else {}
-    about = as_json({**about, "seed": seed, "classes": list(data.classes)})
+    others = {"scale": model.scale, "seed": seed, "classes": list(data.classes)}
+    about = as_json(describe_placement(model) | others)
 
     @torch.no_grad()
     def make(images: Tensor, labels: Tensor, keys: list[str]) -> Placements:

@@ -74,15 +74,11 @@ def search_dataset(
     about = as_json(
         {
             "spot": __version__,
-            "model": _name(model),
-            "model_hash": hash_model(model),
-            "tokens": model.tokens,
-            "prior": prior.name,
+            **describe_placement(model),
             "saliency": None if saliency is None else _name(saliency),
             "seed": seed,
             "objective": _name(objective),
             "keep": keep,
-            **({"policy": hash_tensors(model.policy.state_dict())} if prior.learned else {}),
             "settings": settings.as_json(),
         }
     )
@@ -110,6 +106,16 @@ def search_dataset(
         return Placements(keys, kept.cpu(), about, values)
 
     return fill_placements(make, model, data, path, about, "searching", batch_size, workers)
+
+
+def describe_placement(model: Any) -> dict[str, Any]:
+    """The model's name, weights, budget, prior and policy, which a resumed run must have too."""
+    prior = resolve_prior(model.prior)
+    about = {"model": _name(model), "model_hash": hash_model(model), "tokens": model.tokens, "prior": prior.name}
+    if prior.learned:
+        model.resolved_prior()  # refuses a model without a policy
+        about["policy"] = hash_tensors(model.policy.state_dict())
+    return about
 
 
 def fill_placements(

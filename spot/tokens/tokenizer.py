@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spot.tokens.position_embedding import GaussianKernels
 from spot.tokens.positions import in_region
 from spot.tokens.pyramid import can_read
-from spot.tokens.windows import check_inputs, window_reader, windows
+from spot.tokens.windows import check_inputs, window_reader
 
 MAX_CACHED_TOKENS = 256  # with more tokens, a cache needs more memory and saves little time
 
@@ -46,7 +46,7 @@ class Tokenizer(nn.Module):
             pixels = read(images).flatten(2)
             kernels = kernels.expand(len(images), -1, -1)  # rounds as without the cache
         else:
-            pixels = windows(images, positions, size).flatten(2)
+            pixels = window_reader(positions, images.shape[-2:], size)(images).flatten(2)
         tokens = F.linear(pixels, projection.weight.flatten(1), projection.bias)
         tokens = patch_embed.norm(tokens)
         if table is not None:

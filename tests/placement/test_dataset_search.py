@@ -219,3 +219,5 @@ def test_placements_from_another_policy_are_refused(tmp_path):
     search_dataset(models[0], Pictures(2), tmp_path / "found.safetensors", steps=1)
     with pytest.raises(InputError, match="policy"):
         search_dataset(models[1], Pictures(4), tmp_path / "found.safetensors", steps=1)
+    with pytest.raises(InputError, match="has no learned prior"):
+        search_dataset(nano(prior="learned"), Pictures(2), tmp_path / "other.safetensors", steps=1)
